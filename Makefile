@@ -22,7 +22,7 @@ demo: .venv/installed
 # The committed example run, results/example: generated where it is not whole (6 minutes on two cores; an interruption is
 # continued), then all that is made of it (1 minute): tables, traces, figures, report, and the notebook's outputs.
 EXAMPLE = results/example
-TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --format
+TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --explain --format
 PROBE = .venv/bin/mless probe $(EXAMPLE) --layers 1-4 --conditions mless,mful,random --decompose
 
 example: .venv/installed $(EXAMPLE)/run.json

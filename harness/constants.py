@@ -206,14 +206,11 @@ ROW_HEIGHT, ROW_NAMES = 0.19, 1.2
 LETTER = 0.54
 """Width of an average letter, in font sizes."""
 START_SECONDS = 60.0
-"""An engine's start, in the forecast of a run: mostly imports, and compiling."""
+"""An engine's start on a CPU, in the forecast of a run: mostly imports, and compiling."""
 CORE_SPEEDS = {True: 1e11, False: 4e10}
 """Operations a second of one core, in the same: with bf16 instructions, and in float32 without. On one core of an EPYC
 9005 that others used too, SmolLM2-135M took 7.5 s in bf16 for 48 prompts of 160 to 220 tokens with 64 new tokens each;
 most of each prompt was cached."""
-GPU_SPEEDS = {"H200": 5e14, "H100": 3e14, "A100": 2e14, "L40S": 9e13, "4090": 1e14, "L4": 3e13, "": 1e14}
-"""The same of a GPU that has this in its name, not measured: 100 for each byte a second of its memory, a third of what
-NVIDIA's data sheets allow. The last is for all others."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
 GRADED_SHARE = 0.9
@@ -227,6 +224,8 @@ SHOWN_LETTERS = 1200
 """About this many characters of a completion are shown, unless all are asked for."""
 TABLE_WIDTH = 80
 """A terminal's usual width: tables and notes are fitted to it."""
+NOTE_LINES = 4
+"""Below a table that explains no more than must be known to read it; one more says how to have all."""
 CARD_ROWS = 4
 """Comparisons that the report's card names one by one."""
 REPORT_BLOCK = 10

@@ -56,6 +56,7 @@ class Leaderboard:
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
         yardsticks: Conditions that the others are held against, with the kind of each.
         by: Columns that the rows are split by, beside model, layout and condition.
+        clusters: How many clusters the problems are in; 0 where none has a cluster.
         draws: The difference of each contrast with each draw of examples. Empty where there are no several draws.
         receipt: One entry per run: where it is from, versions, hashes, settings.
     """
@@ -72,6 +73,7 @@ class Leaderboard:
     primary: str | None
     yardsticks: Mapping[str, str]
     by: tuple[str, ...]
+    clusters: int
     draws: Sequence[Mapping[str, Any]]
     receipt: tuple[Mapping[str, Any], ...]
 
@@ -154,6 +156,7 @@ def make_leaderboard(
         primary=primary,
         yardsticks=yardsticks,
         by=tuple(by),
+        clusters=frame["cluster"].nunique() if "cluster" in frame else 0,
         draws=[] if by else [*effects_by_draw(frame, pairs)],
         receipt=tuple({"name": one.name, **one.about} for one in runs),
     )

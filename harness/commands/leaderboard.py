@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
-from harness.commands.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
+from harness.commands.options import Baseline, Explain, FormatName, Margin, Metric, RunNames, SplitBy
 
 
 def leaderboard(
@@ -14,8 +16,10 @@ def leaderboard(
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
+    explain: Explain = False,
 ) -> None:
     """Many models, one row each: the primary contrast whole, the other conditions as bare differences."""
     from harness.display.table_pages import make_leaderboard_page
 
-    typer.echo(make_leaderboard_page(runs, form=form, by=by or (), baseline=baseline, margin=margin, metric=metric))
+    facts: dict[str, Any] = {"baseline": baseline, "margin": margin, "metric": metric, "explain": explain}
+    typer.echo(make_leaderboard_page(runs, form=form, by=by or (), **facts))

@@ -43,7 +43,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
-    from harness.display.dry_run import describe_plan
+    from harness.display.dry_run import describe_plan, show_prompts
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError
     from harness.execution.run import describe_folder, execute, settle
@@ -70,7 +70,7 @@ def run(
     more = [] if wanted == 1 else [f"engines   {wanted}, in Ray actors"]
     if dry_run:
         more.append(f"folder    {describe_folder(plan, folder)}")
-        typer.echo(describe_plan(plan, more))
+        typer.echo(f"{show_prompts(plan)}\n{describe_plan(plan, more)}")
         return
     typer.echo(describe_plan(plan, more), err=True)
     show_run(execute(plan, output=folder, fork=fork, quiet=quiet, engines=engines))
@@ -82,7 +82,8 @@ def show_run(folder: Path) -> None:
     from harness.errors import ComparisonError
 
     try:
-        typer.echo(make_table([str(folder)]))
+        typer.echo(make_table([str(folder)], explain=False))
     except ComparisonError as error:  # a run without the baseline is no mistake
         typer.echo(error)
-    typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nnext    mless report {folder} -o report.html\nrun     {folder}")
+    typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nmore    mless table {folder} --explain")
+    typer.echo(f"next    mless report {folder} -o report.html\nrun     {folder}")

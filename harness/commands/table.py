@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
+from harness.commands.options import Baseline, Explain, FormatName, Margin, Metric, RunNames, SplitBy
 
 
 def table(
@@ -23,6 +23,7 @@ def table(
     reference: Annotated[
         str | None, typer.Option(metavar="NAME", help="Add published numbers: a name in results/reference, or a file.")
     ] = None,
+    explain: Explain = False,
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
     from harness.display.table_pages import make_table
@@ -38,5 +39,6 @@ def table(
             mediators=mediators,
             audit=audit,
             reference=reference,
+            explain=explain,
         )
     )

@@ -78,7 +78,7 @@ VERDICT = Column(
     "verdict",
     verdict,
     f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for "
-    f"several, lies between {MINUS}{{margin:g}} and +{{margin:g}} points, of at least {{fewest}} problems; otherwise "
+    f"several, lies between {MINUS}{{margin:g}} and +{{margin:g}} points, of at least {{fewest}}; otherwise "
     "inconclusive: the data neither show an effect nor rule one out",
     numeric=False,
     strong=True,

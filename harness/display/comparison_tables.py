@@ -70,12 +70,13 @@ def shown_rows(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
 
 def heading(board: Leaderboard) -> tuple[str, list[Column]]:
     """The title, which names what all rows share, and the columns of words for what they do not."""
-    title, differing = _share(records(board.comparison), ("model", "layout", "n", "k"))
+    clusters = 0 if board.by else board.clusters
+    title, differing = _share(records(board.comparison), ("model", "layout", "n", "k"), clusters)
     names = [name for name in ("model", "layout", *board.by, "condition", "n", "k") if name in differing]
     return title or "Differences from the baseline", [*map(word, names)]
 
 
-def _share(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, set[str]]:
+def _share(rows: Sequence[Row], names: Sequence[str], clusters: int = 0) -> tuple[str, set[str]]:
     """In words what all rows share of these fields, and the names of all other fields."""
     nouns = {"n": "problem", "k": "sample", "models": "model"}
     said, differing = [], set(rows[0]) if rows else set()
@@ -85,6 +86,7 @@ def _share(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, set[str]]:
             differing.discard(name)
         for value in values if len(values) == 1 else ():
             noun = f" {plural(nouns[name], value)}" if name in nouns else ""
+            noun += f" in {clusters} clusters" if name == "n" and clusters else ""
             said.append(f"{value}{noun}{' each' if name == 'k' else ''}")
     return ", ".join(said), differing
 
@@ -117,22 +119,23 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
         "test": " or ".join(_TESTS[name] for name in dict.fromkeys(row["test"] for row in compared)),
         "family": family,
         "margin": compared[0]["margin"],
-        "fewest": fewest_problems(compared[0]["margin"] / 100),
+        "fewest": f"{fewest_problems(compared[0]['margin'] / 100)} {'clusters' if board.clusters else 'problems'}",
         "flips": define_flips(max(row["k"] for row in compared)),
         **({} if judged else {declared.P.key: False, declared.VERDICT.key: False}),
     }
+    # what changes how verdicts must be read comes first
     remarks = [*_remark_tests(board, compared, judged)]
-    return facts, remarks if board.by else [*remarks, *_remark_draws(board), *remark_noise(board)]
+    if board.draws:
+        remarks.append("Intervals and p are for these draws of examples: others can move the differences further.")
+    return facts, remarks if board.by else [*remarks, *remark_noise(board), *_remark_draws(board)]
 
 
 def _remark_draws(board: Leaderboard) -> Iterator[str]:
-    """What each draw of examples says, and that intervals are for these."""
+    """What each draw of examples says."""
     several = len({(one["model"], one["layout"]) for one in board.draws}) > 1
     for one in board.draws:
         where = f", {one['model']}, {one['layout']}" if several else ""
         yield f"{one['contrast']} by draw{where}: {', '.join(map(signed, one['differences']))}"
-    if board.draws:
-        yield "Intervals and p are for these draws of examples: others can move the differences further."
 
 
 def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[Row]) -> Iterator[str]:
@@ -152,8 +155,9 @@ def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[
 
 
 def remark_noise(board: Leaderboard) -> Iterator[str]:
-    """The noise of A/A, rewordings that were set apart, and the positive control, by model and layout."""
-    for row in (rows := records(board.comparison)):
+    """The positive control, the noise of A/A, and rewordings that were set apart, by model and layout."""
+    rows = sorted(records(board.comparison), key=lambda row: row["verdict"] == "baseline")
+    for row in rows:
         where = ", ".join(row[key] for key in ("model", "layout"))
         if row["verdict"] == "baseline" and row["aa_difference"] is not None:
             again = f"{signed(row['aa_difference'])}, {flips(row['aa_wrong_to_right'], row['aa_right_to_wrong'])}"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, CORE_SPEEDS, GPU_SPEEDS, PLANNED_DISCORDANCE, POWER, START_SECONDS
+from harness.constants import ALPHA, CORE_SPEEDS, PLANNED_DISCORDANCE, POWER, START_SECONDS
+from harness.display.hidden_characters import visible
 from harness.display.table import Column, Table, fold, render
-from harness.engines.gpus import gpu_name
-from harness.engines.processor import computes_bf16, describe_processor
+from harness.engines.processor import computes_bf16, count_cores, describe_processor
 from harness.engines.vllm import device_type
 from harness.errors import list_first
 from harness.experiment.conditions import contrast_name, group_name
@@ -34,6 +33,39 @@ PROMPTS = tuple(
 def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     """The plan as text: requests, what they can show, time, further lines, and a table of the prompts."""
     return f"{fold([*_lines(plan), *further], hyphens=False, indent=10)}\n\n{render([_prompts(plan)])}"
+
+
+def show_prompts(plan: Plan) -> str:
+    """The first problem's whole prompt under each condition, the filler between guillemets, a long one shortened."""
+    shown = []
+    for (name, layout), (arm, *_) in _groups(plan).items():
+        prompt, text, at = arm.prompts[0], "", 0
+        for low, high in prompt.fillers:
+            words = prompt.text[low:high].split()
+            short = f"{' '.join(words[:2])} ... {words[-1]}" if len(words) > 8 else prompt.text[low:high]
+            text += f"{prompt.text[at:low]}«{short}»"
+            at = high
+        count = "?" if prompt.token_ids is None else len(prompt.token_ids)
+        heading = f"--- {name}, {layout}: {count} tokens"
+        if prompt.fillers:
+            heading += f", {_count_filler([arm])} of them for the filler"
+        shown += [heading, *visible(text + prompt.text[at:]).split("\n"), ""]
+    return fold(shown, hyphens=False, indent=0)
+
+
+def _groups(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
+    """The prompts of each condition and layout; yardsticks of a kind are together, and so are draws."""
+    together: dict[tuple[str, str], list[ConditionPrompts]] = {}
+    for arm in plan.arms.values():
+        together.setdefault((group_name(arm.condition.name), str(arm.layout)), []).append(arm)
+    return together
+
+
+def _count_filler(arms: Sequence[ConditionPrompts]) -> str:
+    """The filler's tokens, from the fewest to the most, and how many separate it where nothing else differs."""
+    fillers = sorted({prompt.filler_tokens for arm in arms for prompt in arm.prompts})
+    around = arms[0].around if arms[0].condition.filler and not arms[0].condition.factors()["words"] else 0
+    return "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))) + (f" + {around}" if around else "")
 
 
 def _lines(plan: Plan) -> Iterator[str]:
@@ -73,25 +105,21 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 def _prompts(plan: Plan) -> Table:
     """A row for each condition and layout: the filler's tokens and place, and the prompts' tokens."""
-    together: dict[tuple[str, str], list[ConditionPrompts]] = {}
-    for arm in plan.arms.values():
-        together.setdefault((group_name(arm.condition.name), str(arm.layout)), []).append(arm)
     rows = []
-    for (name, layout), arms in together.items():
+    for (name, layout), arms in _groups(plan).items():
         row = {"condition": name, "layout": layout}
-        reports = [prompt for arm in arms for prompt in arm.prompts]
         if lengths := [length for arm in arms for length in arm.lengths]:
-            low, high = reports[0].filler_span or (0, 0)
-            fillers = sorted({one.filler_tokens for one in reports})
+            low, high = arms[0].prompts[0].filler_span or (0, 0)
             row |= {
-                "filler": "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))),
+                "filler": _count_filler(arms),
                 "place": f"{low}-{high}" if high else "-",
                 "least": str(min(lengths)),
                 "median": f"{statistics.median(lengths):.0f}",
                 "most": str(max(lengths)),
             }
         rows.append({column.key: "?" for column in PROMPTS} | row)
-    return Table("Prompts: tokens of the filler and its place, tokens of the whole", rows, PROMPTS)
+    title = "Prompts: tokens of the filler + what separates it, its place, tokens of the whole"
+    return Table(title, rows, PROMPTS)
 
 
 def describe_power(config: RunConfig, problems: int) -> str:
@@ -144,7 +172,7 @@ def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> s
 
 
 def _forecast(config: RunConfig, tokens: float) -> str:
-    """How long a model takes that was never run here. Empty if its size is not known.
+    """How long a model takes on a CPU that was never run here. Empty on a GPU, and if its size is not known.
 
     Args:
         config: The run's.
@@ -152,22 +180,17 @@ def _forecast(config: RunConfig, tokens: float) -> str:
     """
     from transformers import AutoConfig
 
-    if config.model.backend != "vllm" or device_type() is None:
+    if config.model.backend != "vllm" or device_type() != "cpu":
         return ""
-    arguments, cores = config.model_arguments(), len(os.sched_getaffinity(0))
+    arguments, cores = config.model_arguments(), count_cores()
     try:
         own = AutoConfig.from_pretrained(arguments["pretrained"], revision=arguments.get("revision")).get_text_config()
         layer = own.hidden_size * (4 * own.hidden_size + 3 * own.intermediate_size)
         size = own.num_hidden_layers * layer + own.vocab_size * own.hidden_size
     except (LookupError, AttributeError, OSError, ValueError):
         return ""
-    if device_type() == "cpu":
-        name, speed = f"{cores} CPU cores", cores * CORE_SPEEDS[computes_bf16()]
-    else:
-        name = gpu_name() or "an unknown GPU"
-        speed = next(speed for part, speed in GPU_SPEEDS.items() if part in name)
-    minutes = math.ceil((START_SECONDS + 2 * size * tokens / speed) / 60)
-    return f"about {minutes} min, may be wrong by 3 times ({size / 1e6:,.0f} million parameters on {name})"
+    minutes = math.ceil((START_SECONDS + 2 * size * tokens / (cores * CORE_SPEEDS[computes_bf16()])) / 60)
+    return f"about {minutes} min, may be wrong by 3 times ({size / 1e6:,.0f} million parameters on {cores} CPU cores)"
 
 
 def _find_speeds(config: RunConfig) -> Iterator[dict[str, Any]]:

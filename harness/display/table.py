@@ -15,7 +15,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.constants import TABLE_WIDTH, Format
+from harness.constants import NOTE_LINES, TABLE_WIDTH, Format
 from harness.display.hidden_characters import visible
 from harness.display.numbers import MINUS, NONE, PASSED
 
@@ -116,21 +116,34 @@ class Table:
         legends = ((column.heading, column.legend.format_map(self.facts or {})) for column in self.columns)
         return (*(f"{heading}: {legend}." for heading, legend in legends if legend), *self.remarks)
 
+    @property
+    def first_notes(self) -> tuple[str, ...]:
+        """The notes that are to be read first, remarks before legends, in at most NOTE_LINES lines."""
+        kept, left = list[str](), NOTE_LINES
+        for note in dict.fromkeys((*self.remarks, *self.notes)):
+            lines = fold([note]).count("\n") + 1
+            if lines <= left:
+                kept.append(note)
+                left -= lines
+        return tuple(kept)
 
-def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str] = ()) -> str:
+
+def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str] = (), *, explain: bool = True) -> str:
     """Write tables one below the other, then the footer. A note that several tables share stands below the first.
 
     Args:
         tables: The tables. Control characters, which a model's label may hold, are spelt out.
         form: `text`, `markdown` or `latex`. CSV and JSON are written from data frames: see `leaderboard`.
         footer: Lines below all tables: the receipt.
+        explain: Whether plain text has all notes, or those that are to be read first.
     """
     said = set[str]()
     parts = []
     for table in tables:
         rows = [[_escape(heading, form) for heading in table.header]]
         rows += [[_cell(cell, form) for cell in cells] for cells in table.cells]
-        notes = [_escape(note, form) for note in table.notes if note not in said]
+        chosen = table.notes if explain or form != "text" else table.first_notes
+        notes = [_escape(note, form) for note in chosen if note not in said]
         said.update(table.notes)
         write = {"text": _text, "markdown": _markdown, "latex": _latex}[form]
         parts.append(write(_escape(table.title, form), rows, [column.numeric for column in table.columns], notes))

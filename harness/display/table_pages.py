@@ -36,6 +36,7 @@ def make_table(
     mediators: bool = False,
     audit: bool = False,
     reference: str | None = None,
+    explain: bool = True,
 ) -> str:
     """The page of `mless table`.
 
@@ -49,6 +50,7 @@ def make_table(
         mediators: Whether to add what else changed. A further table stands in place of the comparison in CSV.
         audit: Whether to add what other graders say.
         reference: Published numbers to add: see `read_reference`.
+        explain: Whether plain text says what every column means, or only what must be known to read the verdicts.
 
     Raises:
         ValueError: there is no such split.
@@ -85,7 +87,7 @@ def make_table(
         further["reference"] = {"name": reference, **said, "rows": records(frame), "differences": differences}
     if form == "json":
         return as_json(board, **further)
-    return as_csv(frame, board) if form == "csv" else _page(tables, form, board)
+    return as_csv(frame, board) if form == "csv" else _page(tables, form, explain, board)
 
 
 def make_leaderboard_page(
@@ -96,6 +98,7 @@ def make_leaderboard_page(
     baseline: str | None = None,
     margin: float | None = None,
     metric: str | None = None,
+    explain: bool = True,
 ) -> str:
     """The page of `mless leaderboard`: a table for each dataset's runs that can be compared.
 
@@ -121,9 +124,11 @@ def make_leaderboard_page(
         first = shown.show_leaderboard(board)
         title = f"{name}: {first.title}" if len(boards) > 1 else first.title
         tables += [replace(first, title=title), shown.show_pooled(board)]
-    return _page(tables, form, *boards)
+    return _page(tables, form, explain, *boards)
 
 
-def _page(tables: Sequence[Table | None], form: Format, *boards: Leaderboard) -> str:
-    receipts = [receipt_line(entry) for board in boards for entry in board.receipt]
-    return render([table for table in tables if table], form, receipts)
+def _page(tables: Sequence[Table | None], form: Format, explain: bool, *boards: Leaderboard) -> str:
+    below = [receipt_line(entry) for board in boards for entry in board.receipt]
+    if form == "text" and not explain:
+        below.insert(0, "What each column means, and more: --explain.")
+    return render([table for table in tables if table], form, below, explain=explain)

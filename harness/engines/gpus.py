@@ -10,11 +10,6 @@ def gpu_driver() -> str | None:
     return next((driver for (driver,) in _query("--query-gpu=driver_version", 1)), None)
 
 
-def gpu_name() -> str | None:
-    """The name of the first GPU; None as `gpu_driver`."""
-    return next((name for (name,) in _query("--query-gpu=name", 1)), None)
-
-
 def describe_gpu_processes() -> str:
     """Which processes hold GPU memory, for a message; empty if `nvidia-smi` names none.
 

@@ -21,16 +21,22 @@ def computes_bf16(flags: Path = Path("/proc/cpuinfo")) -> bool:
         return True
 
 
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def use_all_cores() -> None:
     """Let vLLM compute on every core where there are few, unless the user has said how many it keeps for itself."""
-    if len(os.sched_getaffinity(0)) <= FEW_CORES:
+    if count_cores() <= FEW_CORES:
         os.environ.setdefault(RESERVED, "0")
 
 
 def describe_processor(arguments: Mapping[str, Any]) -> str:
     """The type and the cores that vLLM will compute with, and how to choose others."""
-    use_all_cores()
     dtype = str(arguments.get("dtype") or "auto").replace("auto", "the model's own type")
     has = "has" if computes_bf16() else "has no"
-    cores = f"vLLM keeps {os.environ.get(RESERVED, 'one')} of {len(os.sched_getaffinity(0))} cores back ({RESERVED})"
-    return f"{dtype} (model.arguments.dtype; the processor {has} bf16 instructions); {cores}"
+    cores = count_cores()
+    kept = os.environ.get(RESERVED, "0" if cores <= FEW_CORES else "one")
+    chosen = f"{dtype} (model.arguments.dtype; the processor {has} bf16 instructions)"
+    return f"{chosen}; vLLM keeps {kept} of {cores} cores back ({RESERVED})"

@@ -47,6 +47,7 @@ class BuiltPrompt:
         filler_tokens: Number of tokens that lie wholly within the filler.
         straddling: Number of tokens that cover filler and other text at once.
         filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
+        fillers: The characters (start, end) of each filler in the text.
     """
 
     prompt: Prompt
@@ -57,6 +58,7 @@ class BuiltPrompt:
     filler_tokens: int = 0
     straddling: int = 0
     filler_span: tuple[int, int] | None = None
+    fillers: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def sha256(self) -> str:
@@ -80,6 +82,7 @@ class ConditionPrompts:
         violations: One sentence for each fact that does not hold. Empty if all hold, or if the tokenizer is not known.
         notes: The same of facts that this filler cannot keep.
         draw: Which draw of examples, from 1; 0 where there is one at most.
+        around: Tokens that the first prompt has more than the one without a filler, and that are not the filler's.
     """
 
     condition: Condition
@@ -88,6 +91,7 @@ class ConditionPrompts:
     violations: tuple[str, ...]
     notes: tuple[str, ...] = ()
     draw: int = 0
+    around: int = 0
 
     @property
     def lengths(self) -> list[int]:
@@ -157,8 +161,15 @@ def build_checked_prompts(
             for fault in _find_faults(f"problem {problem.id}", condition, got, without, copies)
         )
         violations, notes = (tuple(said for is_fatal, said in faults if is_fatal is fatal) for fatal in (True, False))
+        longer, shorter = (len(one[0].token_ids or ()) - one[0].filler_tokens for one in (prompts, plain))
         built = ConditionPrompts(
-            condition=condition, layout=layout, prompts=prompts, violations=violations, notes=notes, draw=number
+            condition=condition,
+            layout=layout,
+            prompts=prompts,
+            violations=violations,
+            notes=notes,
+            draw=number,
+            around=longer - shorter,
         )
         if model is not None:
             _refuse(built, model, max_gen_toks)
@@ -222,6 +233,7 @@ def measure(
         filler_tokens=len(inside),
         straddling=straddling,
         filler_span=(inside[0], inside[-1] + 1) if inside else None,
+        fillers=tuple(fillers),
     )
 
 

@@ -219,7 +219,7 @@ BASE = {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}}
         ({}, ["--set", "model.arguments.data_parallel_size=0"], "data_parallel_size is '0'"),
         ({}, ["--engines", "two"], "--engines is 'two'"),
         (BASE, ["--engines", "2"], "--engines is 2, and model.backend is 'hf'"),
-        ({"layouts": ["raw"]}, ["--set", "model.arguments.enable_thinking=true"], "sets enable_thinking of the chat"),
+        ({"layouts": ["raw"]}, ["--set", "model.arguments.enable_thinking=true"], "reads no switch 'enable_thinking'"),
         ({}, ["--set", "model.backend=vlm"], "no model.backend 'vlm'"),
         ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
         ({}, ["--set", "sampling={temperature: .inf}"], "sampling.temperature: Input should be a finite number"),
