@@ -19,12 +19,8 @@ def run(
         str | None, typer.Option(metavar="ORG/NAME", help="Run this model on MATH-500, without a config of your own.")
     ] = None,
     overrides: Overrides = None,
-    dataset: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Ask the problems of this JSONL file, or `math500`.")
-    ] = None,
-    conditions: Annotated[
-        str | None, typer.Option(metavar="wo,mless,...", help="Run only these of wo, mless, mful and random.")
-    ] = None,
+    dataset: Annotated[str | None, typer.Option(metavar="math500|FILE", help="Problems: a JSONL file.")] = None,
+    conditions: Annotated[str | None, typer.Option(metavar="wo,mless", help="Only these of the study's.")] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="The most tokens of a completion.")] = None,
     samples: Annotated[int | None, typer.Option(metavar="N", help="Ask each prompt N times.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
@@ -54,12 +50,9 @@ def run(
     if (config is None) == (model is None):
         got = "both" if config else "neither"
         raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
-    changed = {
-        "dataset": dataset if dataset in (None, "math500") else {"path": dataset},
-        "conditions": None if conditions is None else conditions.split(","),
-        "max_gen_toks": max_tokens,
-        "samples_per_problem": samples,
-    }
+    changed: dict[str, object] = {"max_gen_toks": max_tokens, "samples_per_problem": samples}
+    changed["dataset"] = dataset if dataset in (None, "math500") else {"path": dataset}
+    changed["conditions"] = conditions and conditions.replace(" ", "").split(",")
     own = [f"{key}={json.dumps(value)}" for key, value in changed.items() if value is not None] + (overrides or [])
     settings = config_of_model(str(model), own) if config is None else load_config(config, own)
     wanted = check_backend(settings, engines)

@@ -42,13 +42,8 @@ def show(
     if problem is not None:
         print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN_LETTERS)
     elif changed:
-        criterion = Criterion(
-            flip=direction,
-            baseline=baseline or read.baseline,
-            condition=condition or STUDIED,
-            subject=subject,
-            level=level,
-        )
+        against, name = baseline or read.baseline, condition or STUDIED
+        criterion = Criterion(flip=direction, baseline=against, condition=name, subject=subject, level=level)
         _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS)
     else:
         typer.echo(describe_run(read))

@@ -48,7 +48,7 @@ def show_prompts(plan: Plan) -> str:
         count = "?" if prompt.token_ids is None else len(prompt.token_ids)
         heading = f"--- {name}, {layout}: {count} tokens"
         if prompt.fillers:
-            heading += f", {_count_filler([arm])} of them for the filler"
+            heading += f", {_count_filler(plan, [arm])} of them for the filler"
         shown += [heading, *visible(text + prompt.text[at:]).split("\n"), ""]
     return fold(shown, hyphens=False, indent=0)
 
@@ -61,11 +61,14 @@ def _groups(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     return together
 
 
-def _count_filler(arms: Sequence[ConditionPrompts]) -> str:
-    """The filler's tokens, from the fewest to the most, and how many separate it where nothing else differs."""
+def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
+    """The filler's tokens, from the fewest to the most, and those around it where no more differs from `wo`."""
     fillers = sorted({prompt.filler_tokens for arm in arms for prompt in arm.prompts})
-    around = arms[0].around if arms[0].condition.filler and not arms[0].condition.factors()["words"] else 0
-    return "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))) + (f" + {around}" if around else "")
+    said, one = "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))), arms[0]
+    without = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.layout == one.layout]
+    if not (without and one.condition.filler and one.lengths) or one.condition.factors()["words"]:
+        return said
+    return f"{said} + {one.lengths[0] - without[0].lengths[0] - one.prompts[0].filler_tokens}"
 
 
 def _lines(plan: Plan) -> Iterator[str]:
@@ -111,7 +114,7 @@ def _prompts(plan: Plan) -> Table:
         if lengths := [length for arm in arms for length in arm.lengths]:
             low, high = arms[0].prompts[0].filler_span or (0, 0)
             row |= {
-                "filler": _count_filler(arms),
+                "filler": _count_filler(plan, arms),
                 "place": f"{low}-{high}" if high else "-",
                 "least": str(min(lengths)),
                 "median": f"{statistics.median(lengths):.0f}",
@@ -142,11 +145,8 @@ def describe_power(config: RunConfig, problems: int) -> str:
         effect = minimal_detectable_effect(n=problems, k=samples, discordance=PLANNED_DISCORDANCE, alpha=ALPHA / tests)
         gains.append("no gain" if math.isnan(effect) else f"{100 * effect:.1f} points")
     both = f", {gains[1]} if it moves them both ways" if len(gains) > 1 else ""
-    which = (
-        f"{contrast_name(*primary)}, the primary contrast"
-        if primary
-        else ", ".join(contrast_name(*one) for one in tested)
-    )
+    which = ", ".join(contrast_name(*one) for one in ([primary] if primary else tested))
+    which += ", the primary contrast" if primary else ""
     alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
     return (
         f"{gains[0]} if the filler moves all problems one way{both}, where samples with and without it disagree on "

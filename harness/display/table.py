@@ -119,13 +119,11 @@ class Table:
     @property
     def first_notes(self) -> tuple[str, ...]:
         """The notes that are to be read first, remarks before legends, in at most NOTE_LINES lines."""
-        kept, left = list[str](), NOTE_LINES
+        kept: tuple[str, ...] = ()
         for note in dict.fromkeys((*self.remarks, *self.notes)):
-            lines = fold([note]).count("\n") + 1
-            if lines <= left:
-                kept.append(note)
-                left -= lines
-        return tuple(kept)
+            if fold([*kept, note]).count("\n") < NOTE_LINES:
+                kept = (*kept, note)
+        return kept
 
 
 def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str] = (), *, explain: bool = True) -> str:

@@ -211,33 +211,27 @@ class RunConfig(Strict):
         layouts = self.layouts or (Layout.RAW,)
         tasks = [self.task_name("x", one.name, layout) for layout in layouts for one in self.all_conditions]
         pairs = [frozenset(pair) for pair in self.tested]
-        odd = [
-            contrast_name(*pair)
-            for pair in self.tested
-            if self.contrasts and (len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1)
-        ]
+        bad_pairs = [pair for pair in self.tested if len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1]
+        odd = ", ".join(contrast_name(*pair) for pair in bad_pairs if self.contrasts)
         known = [contrast_name(*pair) for pair in self.tested]
         own, shown = self.instruction is not None, self.demonstrations
+        listed, baseline = ", ".join(names), self.baseline_name
+        published = Layout.AS_PUBLISHED in self.layouts
         models = list(self.study.models) if self.study else []
         needs_baseline = self.baseline or self.contrasts or self.primary or self.replicates > 1 or self.prompt_null
         begun = [one.name for one in self.all_conditions if one.answer_prefix or one.placement is Placement.ANSWER]
         for bad, message in (
+            (len(set(tasks)) < len(tasks), f"conditions: names must differ, also as name_layout; got {listed}"),
             (
-                len(set(tasks)) < len(tasks),
-                f"conditions: names must differ, also as name_layout; got {', '.join(names)}",
-            ),
-            (
-                Layout.AS_PUBLISHED in self.layouts and (own or any(one.instruction for one in self.all_conditions)),
+                published and (own or any(one.instruction for one in self.all_conditions)),
                 "instruction, prompt_null: the layout as_published has the authors' own",
             ),
             (self.samples_per_problem % self.draws, f"samples_per_problem: expected a multiple of {self.draws} draws"),
-            (Layout.AS_PUBLISHED in self.layouts and shown, "demonstrations: as_published has none"),
+            (published and shown, "demonstrations: as_published has none"),
             (shown and shown.path and shown.draws > 1, "demonstrations.draws: the examples of a file are one draw"),
-            (
-                self.prompt_null and (own or self.baseline_name != BASELINE),
-                f"prompt_null rewords the standard instruction of {BASELINE}: the run has another, or another baseline",
-            ),
-            (odd, f"contrasts: expected pairs of {', '.join(names)}, each once, got {', '.join(odd)}"),
+            (self.prompt_null and own, "prompt_null rewords the standard instruction, and the run has another one"),
+            (self.prompt_null and baseline != BASELINE, f"prompt_null rewords {BASELINE}: the baseline is {baseline}"),
+            (odd, f"contrasts: expected pairs of {listed}, each once, got {odd}"),
             (
                 self.primary not in (None, *known),
                 f"primary: expected one of the contrasts {', '.join(known) or '(none)'}, got {self.primary!r}",
@@ -247,14 +241,8 @@ class RunConfig(Strict):
                 f"study.models: expected each label once, this run's {self.model.label!r} too, got {', '.join(models)}",
             ),
             (self.study and self.primary_contrast is None, "study: its primary contrasts are pooled: name `primary`"),
-            (
-                needs_baseline and self.baseline_name not in names,
-                f"contrasts, primary, replicates, prompt_null: conditions lack the baseline {self.baseline_name}",
-            ),
-            (
-                begun and self.model.templates_itself,
-                f"{', '.join(begun)} begins the answer, which a chat API does not allow",
-            ),
+            (needs_baseline and baseline not in names, f"conditions: {listed} lack the baseline {baseline}"),
+            (begun and self.model.templates_itself, f"{', '.join(begun)} begins the answer, which a chat API forbids"),
             (not self.model.name, "model.arguments: expected `pretrained`, or `model` for an API backend"),
         ):
             if bad:

@@ -82,7 +82,6 @@ class ConditionPrompts:
         violations: One sentence for each fact that does not hold. Empty if all hold, or if the tokenizer is not known.
         notes: The same of facts that this filler cannot keep.
         draw: Which draw of examples, from 1; 0 where there is one at most.
-        around: Tokens that the first prompt has more than the one without a filler, and that are not the filler's.
     """
 
     condition: Condition
@@ -91,7 +90,6 @@ class ConditionPrompts:
     violations: tuple[str, ...]
     notes: tuple[str, ...] = ()
     draw: int = 0
-    around: int = 0
 
     @property
     def lengths(self) -> list[int]:
@@ -161,15 +159,8 @@ def build_checked_prompts(
             for fault in _find_faults(f"problem {problem.id}", condition, got, without, copies)
         )
         violations, notes = (tuple(said for is_fatal, said in faults if is_fatal is fatal) for fatal in (True, False))
-        longer, shorter = (len(one[0].token_ids or ()) - one[0].filler_tokens for one in (prompts, plain))
         built = ConditionPrompts(
-            condition=condition,
-            layout=layout,
-            prompts=prompts,
-            violations=violations,
-            notes=notes,
-            draw=number,
-            around=longer - shorter,
+            condition=condition, layout=layout, prompts=prompts, violations=violations, notes=notes, draw=number
         )
         if model is not None:
             _refuse(built, model, max_gen_toks)

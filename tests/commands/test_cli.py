@@ -198,7 +198,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
     done = here(capsys, monkeypatch, "run", config(), "--dry-run", "--limit", "10")
     assert done.returncode == 0
     assert "requests  20" in done.stdout and "tokens    " in done.stdout
-    assert "mless raw 55 23-78" in " ".join(done.stdout.split())
+    assert "mless raw 55 + 3 23-78" in " ".join(done.stdout.split())
 
 
 BASE = {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}}
