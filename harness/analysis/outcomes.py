@@ -13,7 +13,6 @@ import pandas
 
 from harness.analysis.tests import Integers, by_cluster, cluster_terms, score_interval
 from harness.errors import ComparisonError, list_first
-from harness.grading import UNGRADED
 
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by, beginning with model and layout."""
@@ -159,23 +158,13 @@ def measure_accuracy(one: Outcomes) -> dict[str, Any]:
 
 
 def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Accuracy in percent with its error and interval, and counts of other verdicts, by model, layout and condition.
+    """Accuracy in percent with its error and interval, by model, layout and condition.
 
-    The columns n to accuracy_high are those of `analysis.compare`. Use it for runs that `compare` refuses: without
-    the baseline, or unfinished. Whether two conditions differ is a paired question that this table does not answer.
-    Replicates of the baseline are left out.
+    The columns n to accuracy_high are those of `analysis.compare`. Use it for runs without the baseline, which
+    `compare` refuses. Whether two conditions differ is a paired question that this table does not answer. Replicates of
+    the baseline are left out.
     """
-    first = frame[frame["replicate"] == 0]
-    rows = [{**dict(one.setting), "condition": one.condition, **measure_accuracy(one)} for one in count_outcomes(first)]
-    keys, verdict = ["model", "layout", "condition"], first["verdict"].astype(object)
-    counted = first[keys].assign(
-        correct=first["correct"].astype(int),
-        no_box=(verdict == "no_box").astype(int),
-        truncated=(verdict == "truncated").astype(int),
-        ungraded=verdict.isin(UNGRADED).astype(int),
-        math_verify=100 * first["math_verify"].astype(float),
-    )
-    arms = counted.groupby(keys, observed=True, sort=False)
-    return pandas.DataFrame(rows).merge(
-        arms.sum().assign(math_verify=arms["math_verify"].mean()).reset_index(), on=keys
+    counted = count_outcomes(frame[frame["replicate"] == 0])
+    return pandas.DataFrame(
+        [{**dict(one.setting), "condition": one.condition, **measure_accuracy(one)} for one in counted]
     )

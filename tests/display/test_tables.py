@@ -52,12 +52,11 @@ def rows(grid):
 def test_accuracies_alone_have_errors_over_problems():
     frame = evaluation({"wo": [["correct"]] * 6 + [["no_box"], ["truncated"], ["incorrect"], ["crashed"]]}).samples
     (wo,) = accuracy_table(frame).to_dict("records")
-    assert (wo["n"], wo["accuracy"], wo["correct"], wo["math_verify"]) == (10, 60.0, 6, 60.0)
+    assert (wo["n"], wo["accuracy"]) == (10, 60.0)
     assert wo["standard_error"] == pytest.approx(100 * (0.24 / 9) ** 0.5)
     compared = make_leaderboard([evaluation({"wo": frame["verdict"].map(lambda v: [v]).tolist()})]).comparison
     same = ["n", "k", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
     assert [wo[name] for name in same] == compared[same].iloc[0].tolist(), "one computation"
-    assert (wo["no_box"], wo["truncated"], wo["ungraded"]) == (1, 1, 1)
     doubled = accuracy_table(pandas.concat([frame, frame.assign(sample_index=1)]))
     assert doubled["standard_error"].tolist() == [wo["standard_error"]], "samples of a problem are averaged first"
     again = accuracy_table(pandas.concat([frame, frame.assign(replicate=1, correct=False)]))

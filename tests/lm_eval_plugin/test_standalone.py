@@ -8,7 +8,6 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from harness import resources
-from harness.errors import PromptMismatchError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION
 from harness.experiment.tokenizer import fit_filler
@@ -127,19 +126,6 @@ def test_a_model_that_refuses_a_system_turn_gets_everything_in_the_users(tmp_pat
 
     assert ask(task, template) == ask(task)  # a raw prompt has no turns, and is the same as ever
     assert ask(task)[0][0].startswith("You are an expert")
-
-
-def test_a_tokenizer_that_merges_the_filler_is_refused(tmp_path, demo_tokenizer):
-    """As our tasks refuse it: a word that `he` and its blank are no token of."""
-    demo_tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text((resources.demo_model() / "config.json").read_text())
-    file = tmp_path / "model" / "tokenizer.json"
-    content = json.loads(file.read_text())
-    content["model"]["merges"] = [pair for pair in content["model"]["merges"] if "".join(pair) not in ("he", "Ġhe")]
-    file.write_text(json.dumps(content))
-    with pytest.raises(PromptMismatchError, match=r"'mful', layout raw, .*model: the tokenizer splits the unit 'he'"):
-        write_standalone(tmp_path / "tasks", str(tmp_path / "model"))
-    assert not (tmp_path / "tasks").exists()
 
 
 @pytest.mark.parametrize(
