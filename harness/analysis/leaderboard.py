@@ -118,8 +118,8 @@ def make_leaderboard(
         frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
     contrasts, primary = _registered(runs) if baseline == usual and not by else (None, None)
     study = None if primary is None else _study(runs)
-    pairs = {str(name): (str(name), baseline) for name in frame["condition"].unique()}
-    pairs = {name: pair for name, pair in pairs.items() if name not in (baseline, *yardsticks)}
+    others = (str(name) for name in frame["condition"].unique() if name not in (baseline, *yardsticks))
+    pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
     whole = primary is not None and study is not None and not study.missing
     factors = join_factors(runs)

@@ -36,7 +36,6 @@ from harness.runs.folder import (
     changes,
     has_sample,
     next_free_folder,
-    read_config,
     read_identity,
     read_prompts,
     read_receipt,
@@ -44,7 +43,6 @@ from harness.runs.folder import (
     read_scored_by,
     read_scores,
     read_sessions,
-    read_timing,
 )
 from harness.runs.frame import read_frame
 from harness.runs.journal import clear_messages, hash_stored, write_whole
@@ -77,7 +75,7 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
     if fork and has_sample(output) and changes(output, identity, plan.prompts):
         path = next_free_folder(output, identity, plan.prompts)
     with RunFolder(path, identity, plan.prompts) as folder:
-        for text in folder.repairs:
+        for text in filter(None, (folder.journal.mended, folder.scores.mended)):
             print(f"mless: {text}", file=sys.stderr)
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -174,7 +172,8 @@ def finish(path: Path) -> None:
     from harness.lm_eval_plugin.write_lm_eval_logs import export
 
     samples = list(read_samples(path))
-    identity, config = read_identity(path), read_config(path)
+    identity, (sessions, timing) = read_identity(path), read_sessions(path)
+    config = sessions[-1]["config"]
     prompts, scores, scored_by = read_prompts(path), read_scores(path), read_scored_by(path)
     assert scored_by is not None
     with clear_messages(path):
@@ -186,10 +185,10 @@ def finish(path: Path) -> None:
             **as_json(scored_by),
             "config": config,
             "problems": len({row["doc"]["id"] for row in prompts}),
-            "timing": read_timing(path),
+            "timing": timing,
             "seed": config["seed"],
             "tasks": [],
-            "sessions": read_sessions(path),
+            "sessions": sessions,
             "versions": receipts.versions(),
             "git_revision": receipts.git_revision(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},

@@ -85,11 +85,6 @@ class RunFolder:
             self.scores = opened.enter_context(Journal(path / SCORES, as_json(scored_now())))
             self._opened = opened.pop_all()
 
-    @property
-    def repairs(self) -> list[str]:
-        """What was dropped at opening, in words."""
-        return [text for text in (self.journal.mended, self.scores.mended) if text]
-
     def note(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Note in the journal that a process takes over (`SESSION`), or how long one that ends has taken (`TIMING`)."""
         number = 1 + sum(key.startswith(kind) for key in self.journal.keys)
@@ -230,29 +225,20 @@ def read_identity(path: Path) -> Identity:
     return fit(Identity, header, path / JOURNAL)
 
 
-def read_sessions(path: Path) -> list[dict[str, Any]]:
-    """Who wrote the journal, in order."""
-    return [note for note in read_notes(path / JOURNAL) if note["key"].startswith(SESSION)]
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The run config as the last session used it, all defaults spelled out.
+def read_sessions(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Who wrote the journal, in order; and how long the last session that generated anything took, if any has ended.
 
     Raises:
-        RunError: no session has begun yet, or the note of the last one lacks what is read of it.
+        RunError: no session has begun yet, or the last one's note lacks what is read of its config.
     """
-    sessions = read_sessions(path)
+    notes = read_notes(path / JOURNAL)
+    sessions = [note for note in notes if note["key"].startswith(SESSION)]
     if not sessions:
         raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
     fit(SessionNote, sessions[-1], path / JOURNAL)
-    return dict(sessions[-1]["config"])
-
-
-def read_timing(path: Path) -> dict[str, Any]:
-    """How long the last session that generated anything took; empty if none got to its end."""
-    notes = [note for note in read_notes(path / JOURNAL) if note["key"].startswith(TIMING)]
-    generated = [note for note in notes if note.get("samples")] or notes
-    return {name: value for name, value in generated[-1].items() if name != "key"} if generated else {}
+    ended = [note for note in notes if note["key"].startswith(TIMING)]
+    generated = [note for note in ended if note.get("samples")] or ended
+    return sessions, {name: value for name, value in generated[-1].items() if name != "key"} if generated else {}
 
 
 def read_samples(path: Path) -> Iterator[Sample]:

@@ -238,13 +238,9 @@ def _read_sample(
             task=where,
             problem_id=shown["id"],
             sample_index=index,
-            replicate=0,
-            seed=None,
             prompt_token_sha256=told.prompt_token_sha256,
-            prompt_tokens=None,
             completion=completion,
             completion_tokens=told.completion_tokens,
-            finish_reason=None,
         )
         answered.append((sample, Score(**{"key": key, **ungraded, "answer": answer, **(grade or {})})))
     row = {

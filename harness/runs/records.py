@@ -93,13 +93,13 @@ class Sample(Keyed, kw_only=True, gc=False):
     task: str
     problem_id: str
     sample_index: Annotated[int, column("which of the problem's samples, from 0")]
-    replicate: Annotated[int, column("which repetition of the condition, from 0; 1 is the baseline's second run")]
-    seed: Annotated[int | None, column("the sample's seed; missing when greedy", "int64")]
+    replicate: Annotated[int, column("which repetition of the condition, from 0; 1 is the baseline's second run")] = 0
+    seed: Annotated[int | None, column("the sample's seed; missing when greedy", "int64")] = None
     prompt_token_sha256: str | None
-    prompt_tokens: Annotated[int | None, column("tokens of the prompt")]
+    prompt_tokens: Annotated[int | None, column("tokens of the prompt")] = None
     completion: Annotated[str, column("what the model wrote")]
     completion_tokens: Annotated[int | None, column("tokens of the completion")]
-    finish_reason: Annotated[str | None, column("stop or length; missing where the backend does not say")]
+    finish_reason: Annotated[str | None, column("stop or length; missing where the backend does not say")] = None
 
     @classmethod
     def of(

@@ -15,7 +15,7 @@ from harness.commands.plot import plot
 from harness.constants import Kind
 from harness.display.figures.dots import draw_accuracies, draw_forest
 from harness.display.figures.ecdf import draw_completion_lengths, length_shares
-from harness.display.figures.style import COLOURS, LOOKS, looks, save_figure
+from harness.display.figures.style import LOOKS, looks, save_figure
 from harness.display.numbers import MINUS
 from tests.commands.test_cli import here, refused
 from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation
@@ -269,5 +269,5 @@ def lab(colour, kind):
 
 @pytest.mark.parametrize("kind", MACHADO)
 def test_conditions_are_told_apart_without_one_kind_of_cone(kind):
-    for one, other in itertools.combinations(COLOURS.values(), 2):
+    for one, other in itertools.combinations((look.colour for look in LOOKS.values()), 2):
         assert np.linalg.norm(lab(one, kind) - lab(other, kind)) > 15, (one, other)

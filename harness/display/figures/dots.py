@@ -144,11 +144,10 @@ def draw_rows(
         note: What the marks mean.
         title: Above the rows, to the left.
     """
-    inches = INCHES
     below = 0.42 + 1.35 * (FONT - 1) / 72 * (style.wrap(note).count("\n") + 1)
     height = below + ROW_HEIGHT * len(rows) + 0.2
     with style.drawing(height, note, managed=False) as figure:
-        across = (ROW_NAMES / inches, 1 - (ROW_NAMES + right) / inches)
+        across = (ROW_NAMES / INCHES, 1 - (ROW_NAMES + right) / INCHES)
         axes = figure.add_axes((across[0], below / height, across[1], ROW_HEIGHT * len(rows) / height))
         for y, row in enumerate([Row(title, dict(zip(columns, columns, strict=True))), *rows], start=-1):
             _draw_row(axes, y, row, columns)

@@ -51,8 +51,6 @@ LOOKS = {
     "random": Look("#b87000", "v", (0, (5, 1, 1, 1))),
 }
 """Purple, teal, blue and brown: told apart by the colour-blind, and at least 3 to 1 on white."""
-COLOURS = {name: look.colour for name, look in LOOKS.items()}
-"""The colours alone."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
 _SPARE_COLOURS, _SPARE_MARKERS = ("#555555", "#8a8a1f", "#cc6677", "#888888"), "PXDph"
 

@@ -32,7 +32,7 @@ from harness.runs.read import Run
 from harness.runs.receipts import git_revision, receipt_line, versions
 from harness.runs.same_settings import join
 
-PALETTE = (*style.COLOURS.values(), *(look.colour for look in style.looks("0123").values()))
+PALETTE = tuple(look.colour for look in style.looks([*style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
 CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
