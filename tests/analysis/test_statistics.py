@@ -207,17 +207,6 @@ def test_equivalence_needs_so_many_problems_that_a_rare_effect_of_the_margins_si
     assert score_interval(np.zeros(267), bounds=BOTH_WAYS, level=0.9)[1] > 0.01
 
 
-@pytest.mark.parametrize("n", [100, 299, 500])
-def test_a_rare_and_whole_change_of_the_margins_size_is_seldom_called_equivalent(n):
-    """With k = 20, one problem in 100 changes wholly, one in 10 a little: 6, 5 and 4 percent without the rule."""
-    experiments, random = 1000, rng(7)
-    little = random.binomial(20, 0.5, (2, experiments, n)) * (random.random((experiments, n)) < 0.1)
-    changes = np.where(random.random((experiments, n)) < 0.01, 20, little[0] - little[1])
-    called = sum(equivalence_p(row / 20, 0.01, bounds=difference_bounds(row, 20)) < 0.05 for row in changes)
-    assert called / experiments < 0.05 + 3 * (0.05 * 0.95 / experiments) ** 0.5
-    assert n > 100 or called == 0
-
-
 # many tests
 
 
@@ -286,23 +275,3 @@ def test_the_least_effect_is_found_with_its_power_and_shrinks_with_problems_and_
 def test_power_refuses_numbers_out_of_range(values, message):
     with pytest.raises(ComparisonError, match=message):
         detection_power(0.02, n=9, **values)
-
-
-# calibration, on a small scale; `make calibrate` makes the large one
-
-
-@pytest.mark.parametrize("discordance", [0.05, 0.1, 0.2])
-def test_for_single_samples_error_rate_and_coverage_are_right_over_all_outcomes(discordance):
-    rejected = covered = 0.0
-    for flipped in range(500):
-        chance = stats.binom.pmf(flipped, 500, discordance)
-        if chance < 1e-9:
-            continue
-        for gained in range(flipped + 1):
-            weight = chance * stats.binom.pmf(gained, flipped, 0.5)
-            if weight > 1e-9:
-                counts = paired(gained, flipped - gained, 500 - flipped)
-                rejected += weight * (mcnemar_test(gained, flipped - gained) < 0.05)
-                covered += weight * (abs(score_statistic(counts, 0, bounds=BOTH_WAYS)) < 1.959964)
-    assert rejected <= 0.05
-    assert 0.94 <= covered <= 0.96
