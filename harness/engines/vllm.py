@@ -41,18 +41,12 @@ NOT_OF_THE_ENGINE = (
 """Model arguments that lm-eval, the pool of engines or the prompts use."""
 
 ENGINE_FACTS = {
-    "max_model_len": "model_config.max_model_len",
-    "max_num_seqs": "scheduler_config.max_num_seqs",
-    "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
-    "chunked_prefill": "scheduler_config.enable_chunked_prefill",
-    "prefix_caching": "cache_config.enable_prefix_caching",
-    "block_size": "cache_config.block_size",
-    "quantization": "model_config.quantization",
-    "enforce_eager": "model_config.enforce_eager",
-    "tensor_parallel_size": "parallel_config.tensor_parallel_size",
-    "pipeline_parallel_size": "parallel_config.pipeline_parallel_size",
+    "model_config": ("max_model_len", "quantization", "enforce_eager"),
+    "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
+    "cache_config": ("enable_prefix_caching", "block_size"),
+    "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size"),
 }
-"""Settings that a run's receipt records, and where vLLM's config has them."""
+"""Settings that a run's receipt records, without their `enable_`, by the part of vLLM's config that has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +200,11 @@ class VLLMEngine:
         return {
             "engines": 1,
             **{name: lifetime.known(fact) for name, fact in facts.items()},
-            **{name: lifetime.known(partial(attrgetter(path), config)) for name, path in ENGINE_FACTS.items()},
+            **{
+                name.removeprefix("enable_"): lifetime.known(partial(attrgetter(f"{part}.{name}"), config))
+                for part, names in ENGINE_FACTS.items()
+                for name in names
+            },
             **{name: value for name, value in first.items() if name != "device_name"},
         }
 

