@@ -7,7 +7,7 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo example example-anew test test-long test-gpu test-oldest bench calibrate controls size lint lock demo-model wheel clean
+.PHONY: demo example example-anew test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
 
 # The figure and the report are of the folder that the run names in its last line. With --fork that is
 # results/products-2 where results/products holds a run with other settings.
@@ -23,7 +23,7 @@ demo: .venv/installed
 # continued), then all that is made of it (1 minute): tables, traces, figures, report, and the notebook's outputs.
 EXAMPLE = results/example
 TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --explain --format
-PROBE = .venv/bin/mless probe $(EXAMPLE) --layers 1-4 --conditions mless,mful,random --decompose
+PROBE = .venv/bin/mless probe $(EXAMPLE) --model tests/data/toy/model --layers 1-4 --conditions mless,mful,random --decompose
 
 example: .venv/installed $(EXAMPLE)/run.json
 	$(TABLE) text > $(EXAMPLE)/table.part && mv $(EXAMPLE)/table.part $(EXAMPLE)/table.txt
@@ -33,7 +33,7 @@ example: .venv/installed $(EXAMPLE)/run.json
 	.venv/bin/mless plot $(EXAMPLE) -o $(EXAMPLE)/figures
 	$(PROBE) --n 20 -o $(EXAMPLE)/drawn.traces
 	$(PROBE) --flip changed --controls -o $(EXAMPLE)/flipped.traces
-	.venv/bin/mless figure configs/figures/flipped-demo.yaml -o $(EXAMPLE)/figures
+	.venv/bin/mless figure tests/data/toy/flipped-demo.yaml -o $(EXAMPLE)/figures
 	.venv/bin/mless report $(EXAMPLE) --traces $(EXAMPLE)/drawn.traces --traces $(EXAMPLE)/flipped.traces \
 		-o $(EXAMPLE)/report.html
 	.venv/bin/python docs/notebooks/execute.py docs/notebooks/compare.ipynb
@@ -125,11 +125,6 @@ lock:
 	$(call resolve,$(OLDEST),requirements/cpu-oldest.lock)
 	cp requirements/cpu.lock requirements/gpu.lock.part
 	$(call resolve,--extra gpu,requirements/gpu.lock)
-
-# Train the bundled model again (about an hour on two cores).
-demo-model: .venv/installed
-	.venv/bin/python -m tools.demo.problems > problems.part && mv problems.part harness/demo/problems.jsonl
-	.venv/bin/python -m tools.demo.train --out harness/demo/model
 
 wheel: .venv/installed
 	.venv/bin/python -m build

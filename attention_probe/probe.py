@@ -37,7 +37,7 @@ class ProbeSettings:
     """What to record, and of which model.
 
     Attributes:
-        model: Folder, hub name, `smollm2` or `demo`; None for the model that was run.
+        model: Folder, hub name or `smollm2`; None for the model that was run.
         layers: Decoder layers, as indices from 0.
         conditions: Names of conditions; empty for all that the source has but yardsticks. The baseline is always
             recorded.

@@ -7,7 +7,7 @@ lm-eval's time is measured on a seeded sample and extrapolated.
 
     python -m benchmarks.grading [--small] [--json grading.json]
 
-The data are those of MATH500_PATH, or the bundled set where it is unset.
+The data are those of MATH500_PATH, or the toy's where it is unset.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import row
-from benchmarks.runs import ROOT, run_benchmark
-from harness.experiment.problems import Problem, load_demo, load_jsonl
+from benchmarks.runs import PROBLEMS, ROOT, run_benchmark
+from harness.experiment.problems import Problem, load_jsonl
 
 ANSWERS = 10_000
 TARGET_S = 1.8
 SEED = 20_260
 WORKERS = 2
-DATA = os.environ.get("MATH500_PATH") or "demo"
+DATA = Path(os.environ.get("MATH500_PATH") or PROBLEMS)
 
 
 def measure(folder: Path, small: bool) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
     each = [run["seconds"] for run in runs]
     seconds, stock = statistics.median(each), time_lm_eval(sample) / sample * ANSWERS
     verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(pool["verdicts"].items()))
-    data = "the bundled set" if DATA == "demo" else "MATH-500"
+    data = "the toy's problems" if DATA == PROBLEMS else "MATH-500"
     return {
         "title": "Grading",
         "what": f"Answers made of {data}, {pool['pairs']:,} distinct pairs of answer and gold, from "
@@ -66,7 +66,7 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
         "notes": [
             f"lm-eval's time is extrapolated from {sample:,} of the answers.",
             f"Verdicts: {verdicts}.",
-            *(["MATH-500 was not at hand (MATH500_PATH): its answers take longer to compare."] * (DATA == "demo")),
+            *(["MATH-500 was not at hand (MATH500_PATH): its answers take longer to compare."] * (DATA == PROBLEMS)),
         ],
     }
 
@@ -110,7 +110,7 @@ def time_lm_eval(sample: int) -> float:
 
 def build_answers() -> list[tuple[str, Problem]]:
     """The completions and their problems, seeded and shuffled."""
-    dataset = load_demo() if DATA == "demo" else load_jsonl(Path(DATA))
+    dataset = load_jsonl(DATA)
     source = random.Random(SEED)
     distinct: dict[Problem, list[str]] = {}
     answers = []

@@ -2,7 +2,7 @@
 
 A Qwen2.5-Math-1.5B with random weights and prompts of 128, 512 and 2,048 tokens; one core, each figure from a fresh
 process. Then the real command over 500 problems in four conditions for a Qwen2.5-Math-7B. MATH500_PATH names the
-problems; without it they are the bundled ones.
+problems; without it they are the toy's.
 
     python -m benchmarks.probe [--small]
 """
@@ -21,8 +21,7 @@ from typing import Any
 
 from benchmarks.attention import peak_memory
 from benchmarks.report import Figures, Row, row, section
-from benchmarks.runs import run_logged, say, work_folder, write_json
-from harness import resources
+from benchmarks.runs import PROBLEMS, TOY, run_logged, say, work_folder, write_json
 from harness.experiment.problems import PATH_VARIABLE
 
 SHAPE: dict[str, Any] = {
@@ -157,7 +156,7 @@ class _Bench:
 
     def command(self) -> dict[str, Any]:
         """`mless probe` over all problems, Layer 1, four conditions, with all cores."""
-        dataset = "math500" if PATH_VARIABLE in os.environ else "demo"
+        dataset = os.environ.get(PATH_VARIABLE) or str(PROBLEMS)
         written, traces = self.folder / "command.json", self.folder / "layer-1.traces"
         say(f"probe: `mless probe --dataset {dataset}`, {CONDITIONS}")
         arguments = ["probe", "--dataset", dataset, "--model", str(self._save_model())]
@@ -168,11 +167,11 @@ class _Bench:
         figures: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
         sizes = _prompt_sizes(traces)
         size = sum(file.stat().st_size for file in traces.iterdir())
-        shown = "MATH-500" if dataset == "math500" and os.environ[PATH_VARIABLE] != "demo" else "bundled problems"
+        shown = "the toy's problems" if dataset == str(PROBLEMS) else "MATH-500"
         return figures | {"dataset": shown, "prompts": len(sizes), "tokens": sum(sizes), "bytes": size}
 
     def _save_model(self) -> Path:
-        """The first layer of the command's model with random weights, and the bundled tokenizer; tiny if --small."""
+        """The first layer of the command's model with random weights, and the toy's tokenizer; tiny if --small."""
         from transformers import AutoConfig, AutoModel
 
         folder = self.folder / "model"
@@ -180,7 +179,7 @@ class _Bench:
         config = AutoConfig.for_model(facts.pop("model_type"), **facts)
         AutoModel.from_config(config).save_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            shutil.copy(resources.demo_model() / file, folder)
+            shutil.copy(TOY / "model" / file, folder)
         return folder
 
 
@@ -264,7 +263,7 @@ def _figures(compared: Mapping[int, Mapping[str, Any]], command: Mapping[str, An
             f"Of the whole model's {eager['cpu']:.1f} s, {eager['logits_cpu_seconds']:.1f} s are the logits.",
             "The probe makes its numbers of the weights; `output_attentions` only hands back whole matrices.",
             f"The command: {command['dataset']}, {command['tokens']:,} tokens in {command['prompts']:,} prompts "
-            f"({CONDITIONS}), by the bundled tokenizer if the model's own is not at hand; "
+            f"({CONDITIONS}), by the toy's tokenizer if the model's own is not at hand; "
             f"imports, weights and self-checks included, {command['cpu']:.0f} CPU-seconds; "
             f"{command['bytes'] / 1e6:.0f} MB of traces.",
         ],

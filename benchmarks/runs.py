@@ -1,4 +1,4 @@
-"""What the benchmarks share: commands in processes of their own, the demo config, the bundled set repeated, figures.
+"""What the benchmarks share: commands in processes of their own, the toy's config, its problems repeated, figures.
 
 python -m benchmarks.runs OUT CONFIG [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's requests
 """
@@ -23,10 +23,13 @@ from benchmarks.report import Figures, section
 from harness.errors import EngineError
 from harness.experiment.config import load_config
 from harness.experiment.plan import Plan, make_plan, make_requests
-from harness.experiment.problems import load_demo
+from harness.experiment.problems import load_jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIG = ROOT / "configs" / "runs" / "demo.yaml"
+TOY = ROOT / "tests" / "data" / "toy"
+"""A tiny model and the 500 problems that it was trained for, where speed or a set of problems matters."""
+CONFIG = TOY / "demo.yaml"
+PROBLEMS = TOY / "demo.jsonl"
 CONDITIONS = ("wo", "mless", "mful")
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -81,7 +84,7 @@ def work_folder(small: bool) -> Path:
 
 
 def run_mless(overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None) -> dict[str, Any]:
-    """`mless run` on the demo config in a fresh process; the receipt's `timing`, and `wall_seconds` of the command.
+    """`mless run` on the toy's config in a fresh process; the receipt's `timing`, and `wall_seconds` of the command.
 
     Raises:
         EngineError: it failed.
@@ -98,14 +101,14 @@ def base_overrides() -> list[str]:
 
 
 def repeated_problems(folder: Path, *, copies: int, limit: int | None = None) -> Path:
-    """The bundled problems several times over, ids told apart, as a JSONL file.
+    """The toy's problems several times over, ids told apart, as a JSONL file.
 
     Repeats make a run long enough to measure while decoding stays greedy, so that both sides generate the same tokens.
     """
     path = folder / f"problems-x{copies}.jsonl"
     lines = []
     for copy in range(1, copies + 1):
-        for problem in load_demo().problems[:limit]:
+        for problem in load_jsonl(PROBLEMS).problems[:limit]:
             fields = asdict(problem)
             lines.append(json.dumps({**fields, "unique_id": f"{fields.pop('id')}#{copy}"}))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -146,6 +149,7 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
             stdout=stream,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
+            cwd=ROOT,
             env={**os.environ, **QUIET, **(environment or {})},
             start_new_session=True,
         )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.seed_claims
 
-The model is the bundled one, asked the first 100 bundled problems in the layout raw.
+The model is tests/data/toy, asked the first 100 of its problems in the layout raw.
 Every number is of mean curves: the average attention weight of each token, its mean over prompts, one curve a head, in
 Layer 1 unless said. *Aligned*: original tokens only, each at its place in the prompt without filler. *Full*: the prompt
 as it was. The first token is left out of all of them, and so are positions that fewer than half of the prompts have.
@@ -24,7 +24,7 @@ from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces, Trace
-from benchmarks.runs import say, work_folder
+from benchmarks.runs import TOY, say, work_folder
 from harness.constants import Definition, View
 from harness.errors import HarnessError
 from harness.runs import receipts
@@ -35,7 +35,7 @@ DEFINITIONS: tuple[Definition, ...] = ("published", "common")
 
 
 LAYERS = (0, 1, 2)
-PROMPTS = PromptsConfig.model_validate({"dataset": "demo", "layout": "raw", "n": 100})
+PROMPTS = PromptsConfig.model_validate({"dataset": {"path": TOY / "demo.jsonl"}, "layout": "raw", "n": 100})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,10 +83,10 @@ def load(folder: Path) -> Traces:
     Raises:
         HarnessError: the traces there are of something else, or cannot be made.
     """
-    settings = ProbeSettings(model="demo", layers=LAYERS, conditions=("wo", *FILLED))
+    settings = ProbeSettings(model=str(TOY / "model"), layers=LAYERS, conditions=("wo", *FILLED))
     source = open_source(PROMPTS, FILLED, settings.load_tokenizer)
     selection = choose(PROMPTS, source)
-    path = folder / f"bundled-{source.prompts_sha256[:8]}.traces"
+    path = folder / f"toy-{source.prompts_sha256[:8]}.traces"
     say(str(path))
     run_probe(source, selection, settings, path)
     ids = [problem.problem_id for problem in selection.problems]

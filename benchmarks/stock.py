@@ -20,14 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, Row, row
-from benchmarks.runs import CONDITIONS, base_overrides, read_json, run_benchmark, run_logged, run_mless, say, write_json
+from benchmarks.runs import (
+    CONDITIONS,
+    PROBLEMS,
+    base_overrides,
+    read_json,
+    run_benchmark,
+    run_logged,
+    run_mless,
+    say,
+    write_json,
+)
 from harness import resources
 
 TARGET_GENERATION = 12
 TARGET_WALL = 6
 SMALL_LIMIT = 8
 MODEL_ARGUMENTS = {
-    "pretrained": "harness/demo/model",
+    "pretrained": "tests/data/toy/model",
     "dtype": "bfloat16",
     "max_model_len": 4096,
     "enforce_eager": True,
@@ -121,7 +131,7 @@ def measure(folder: Path, small: bool) -> Figures:
             folder / "calls" / name.replace(" ", "-"),
             log,
             batch_size="auto" if name == BEST else "1",
-            data="demo",
+            data=str(PROBLEMS),
             limit=limit,
         )
         say(f"stock: {calls[name]['generation_seconds']} s of generation, {calls[name]['wall_seconds']} s in all")
@@ -161,7 +171,7 @@ def _figures(ours: dict[str, Any], correct: list[float], calls: dict[str, dict[s
     arguments = ",".join(f"{name}={value}" for name, value in MODEL_ARGUMENTS.items())
     return {
         "title": "One run against stock lm-eval",
-        "what": f"{ours['samples']:,} greedy completions of the bundled model: `mless run` with three conditions, "
+        "what": f"{ours['samples']:,} greedy completions of the tests' toy model: `mless run` with three conditions, "
         f"against `lm_eval --model vllm` on {', '.join(f'math500_{c}' for c in CONDITIONS)}. Three calls with default "
         "flags: one prompt at a time. One call: `--tasks a,b,c --batch_size auto`.",
         "rows": rows,

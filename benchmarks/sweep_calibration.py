@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.runs import ROOT, say
+from benchmarks.runs import ROOT, TOY, say
 from harness.analysis.sweeps import trend
 from harness.analysis.tests import holm, paired_test
 from harness.experiment.config import RunConfig
@@ -63,10 +63,10 @@ def measure(effect: list[float], population: str, experiments: int) -> list[floa
 
 
 def time_planning() -> float:
-    """Seconds to build and check every prompt of a baseline and 128 other arms of the 500 bundled problems."""
+    """Seconds to build and check every prompt of a baseline and 128 other arms of the toy's 500 problems."""
     sweep = {"unit": ["/", "he"], "count": [*range(1, 65)]}
-    model = {"arguments": {"pretrained": "demo"}}
-    config = RunConfig.model_validate({"name": "large", "model": model, "dataset": "demo", "sweep": sweep})
+    model, data = {"arguments": {"pretrained": str(TOY / "model")}}, {"path": TOY / "demo.jsonl"}
+    config = RunConfig.model_validate({"name": "large", "model": model, "dataset": data, "sweep": sweep})
     begun = time.perf_counter()
     plan = make_plan(config)
     seconds = time.perf_counter() - begun
@@ -79,7 +79,7 @@ def page(experiments: int) -> str:
     seconds, cores = time_planning(), len(os.sched_getaffinity(0))
     planned = (
         f"A plan of 128 arms and a baseline, {PROBLEMS} problems each, took {seconds:.0f} s on {cores} cores (target: "
-        f"{PLANNING_TARGET} s): every prompt built and checked, with the bundled tokenizer."
+        f"{PLANNING_TARGET} s): every prompt built and checked, with the toy's tokenizer."
     )
     say(planned)
     lines = [

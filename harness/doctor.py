@@ -12,6 +12,7 @@ import platform
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def check_installation(model: str | None = None) -> list[Check]:
         "lm-eval": lambda: _version("lm-eval"),
         "vllm": lambda: _version("vllm", extra="gpu"),
         "device": _device,
-        "tokenizer": lambda: _tokenizer(model or "demo"),
+        **({"tokenizer": partial(_tokenizer, model)} if model else {}),
         "data": _data,
         "hub": lambda: _hub(model),
     }
@@ -122,6 +123,6 @@ def _hub(model: str | None) -> Check:
             HfApi().auth_check(named)
     except Exception as error:
         name = named or MATH500_REPOSITORY
-        fix = f"{explain_hub_error(name, error)} The bundled model and problems need no hub."
+        fix = f"{explain_hub_error(name, error)} The model smollm2 and problems that are made need no hub."
         return Check(f"{name} is out of reach", fix, fatal=named is not None)
     return Check(f"{named or MATH500_REPOSITORY} is readable")

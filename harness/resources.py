@@ -1,4 +1,4 @@
-"""Where tasks, configs and the demo lie, in the checkout or inside the installed wheel; and where the cache is."""
+"""Where tasks and configs lie, in the checkout or inside the installed wheel; and where the cache is."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ def task_version() -> float:
     """The version of our lm-eval tasks: it goes up when a prompt or its grading changes."""
     text = (folder("tasks") / "math500" / "_math500.yaml").read_text(encoding="utf-8")
     return float(text.rpartition("version:")[2])
-
-
-def demo_folder() -> Path:
-    """The bundled problem set and, in `model/`, the bundled model."""
-    return _PACKAGE / "demo"
-
-
-def demo_model() -> Path:
-    """The bundled model with its tokenizer."""
-    return demo_folder() / "model"
 
 
 def cache_folder() -> Path:

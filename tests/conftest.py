@@ -1,4 +1,3 @@
-import itertools
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from hypothesis import settings
 
 settings.register_profile("mless", deadline=None)  # other work on the machine must not fail a test
 settings.load_profile("mless")
-os.environ.setdefault("MATH500_PATH", "demo")
+os.environ.setdefault("MATH500_PATH", str(Path(__file__).resolve().parent / "data/toy/demo.jsonl"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -107,9 +106,9 @@ def corpus() -> list[str]:
     """What the test tokenizers learn merges from; unspaced slashes are in it, so that merging is a real danger."""
     from harness.experiment.conditions import SENTENCES
     from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
-    from tools.demo.problems import draw_problems
+    from tests.make import TOY_PROBLEMS
 
-    texts = [f"{r['problem']}\n{r['solution']}\n\n" for _, r in itertools.islice(draw_problems(7), 1500)]
+    texts = [f"{one.problem}\n{one.solution}\n\n" for one in TOY_PROBLEMS] * 3
     texts += [INSTRUCTION + "\n\n", AS_PUBLISHED_INSTRUCTION, *SENTENCES] * 30
     texts += ["/ / / / / /\n\n", "//////// // //\n", "he he he he he\n", "\\ \\ \\ ? ? ? ?\n", "}./ }.\n\n"] * 300
     return texts
@@ -200,11 +199,11 @@ def any_tokenizer(request: pytest.FixtureRequest):
 
 
 @pytest.fixture(scope="session")
-def demo_tokenizer():
-    from harness import resources
+def toy_tokenizer():
     from harness.experiment.tokenizer import load_tokenizer
+    from tests.make import TOY_MODEL
 
-    return load_tokenizer(str(resources.demo_model()))
+    return load_tokenizer(TOY_MODEL)
 
 
 def installed(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -259,8 +258,10 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def our_run(mless, tmp_path_factory):
-    """A finished run of the bundled model: its folder, and what the command printed."""
+    """A finished run of the toy model: its folder, and what the command printed."""
+    from tests.make import TOY_CONFIG
+
     folder = tmp_path_factory.mktemp("ours") / "run"
-    done = mless("run", "demo.yaml", "--output", str(folder), *ENGINE_FLAGS)
+    done = mless("run", TOY_CONFIG, "--output", str(folder), *ENGINE_FLAGS)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, done.stdout

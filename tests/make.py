@@ -25,6 +25,7 @@ from harness.execution.run import _generation_config, _session, execute, run_ide
 from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
+from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import Segment, hash_prompts, hash_text
 from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
@@ -49,8 +50,16 @@ def _unpacked(folder: Path) -> Path:
 
 
 ROOT = Path(__file__).resolve().parent.parent
+TOY = ROOT / "tests" / "data" / "toy"
+"""A tiny model that was trained on the problems beside it: see its card. Its files name each other from the root."""
+TOY_MODEL = str(TOY / "model")
+TOY_DATA = {"path": str(TOY / "demo.jsonl")}
+TOY_PROBLEMS = load_jsonl(TOY / "demo.jsonl").problems
+TOY_CONFIG = passing_folder() / "demo.yaml"
+TOY_CONFIG.write_text((TOY / "demo.yaml").read_text().replace("tests/data/toy", str(TOY)))
+
 GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
-"""The bundled model on all bundled problems, greedily, with lm-eval's logs: see its README."""
+"""The toy model on all of its problems, greedily, with lm-eval's logs: see its README."""
 
 REGISTERED = {"primary": "mless - wo", "contrasts": ["mless - wo", "mful - wo", "random - wo"]}
 """What it, and the example that people read, named before they were run."""
@@ -79,8 +88,8 @@ def small_run(folder: Path, problems: int = 25) -> Path:
 
 CONFIG = {
     "name": "made",
-    "model": {"label": "made", "arguments": {"pretrained": "demo", "dtype": "float32", "max_model_len": 4096}},
-    "dataset": "demo",
+    "model": {"label": "made", "arguments": {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 4096}},
+    "dataset": TOY_DATA,
     "conditions": ["wo", "mless"],
     "layouts": ["raw"],
 }

@@ -15,8 +15,7 @@ PARTS = {
     "tests": ("tests",),
     "benchmarks, tools": ("benchmarks", "tools"),
 }
-"""Rows and the folders that each counts. The program that trains the bundled model, tools/demo, is left out."""
-LEFT_OUT = ROOT / "tools" / "demo"
+"""Rows and the folders that each counts."""
 LAYOUT = (
     tokenize.COMMENT,
     tokenize.NL,
@@ -47,8 +46,7 @@ def measure(source: str) -> tuple[int, int]:
 
 def measure_folder(folder: Path) -> tuple[int, int]:
     """Code lines and tokens of all modules in a folder and in those below it."""
-    files = (path for path in folder.rglob("*.py") if LEFT_OUT not in path.parents)
-    sizes = [measure(path.read_text(encoding="utf-8")) for path in files]
+    sizes = [measure(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py")]
     return sum(lines for lines, _ in sizes), sum(tokens for _, tokens in sizes)
 
 

@@ -11,9 +11,7 @@ from harness.commands.options import Overrides
 
 
 def figure(
-    config: Annotated[
-        Path, typer.Argument(help="A figure config, e.g. configs/figures/qwen-heads-12-13-14-demo.yaml.")
-    ],
+    config: Annotated[Path, typer.Argument(help="A figure config, e.g. configs/figures/flipped-products.yaml.")],
     overrides: Overrides = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("results/figures"),

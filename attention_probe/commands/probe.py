@@ -30,7 +30,7 @@ def probe(
         list[str] | None, typer.Option("--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable.")
     ] = None,
     metric: Metric = None,
-    dataset: Annotated[str | None, typer.Option(help="Without a run: math500, demo, or a JSONL file.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Without a run: math500, or a JSONL file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
     layers: Annotated[str, typer.Option(help="Counted from 1, such as 1,3 or 1-3.")] = "1",
     conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
@@ -73,7 +73,7 @@ def probe(
         run=source,
         logs=_by_condition(logs),
         metric=metric,
-        dataset={"path": dataset} if dataset not in (None, "math500", "demo") else dataset,
+        dataset={"path": dataset} if dataset not in (None, "math500") else dataset,
         layout=layout,
         flip=flip,
         baseline=baseline,

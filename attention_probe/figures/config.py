@@ -122,7 +122,7 @@ class ModelConfig(Strict):
 
     Attributes:
         name: The panel's title.
-        model: A hub id, a folder, `smollm2` or `demo`.
+        model: A hub id, a folder or `smollm2`.
         c: Near zero is |a| below 1.4826 MAD c. The study's: 0.1, 0.13, 0.32.
     """
 
@@ -169,7 +169,7 @@ class FigureConfig(Strict):
         name: The figure's name, also that of its files.
         kind: `curves` (with `heads` and `rows`), or activations (with `models`): `histogram`, `token_classes`.
         seed_document: The figure of the study that is reproduced.
-        model: A hub id, a folder, `smollm2` or `demo`.
+        model: A hub id, a folder or `smollm2`.
         model_name: What titles call it.
         prompts: Which prompts are averaged.
         definition: Whose queries are averaged: `common` or `published`.

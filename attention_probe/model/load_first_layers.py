@@ -92,7 +92,7 @@ def load_model(
     All files of a sharded model on the hub are fetched, but only the tensors of these layers are read.
 
     Args:
-        name: A model folder, a hub name, `smollm2` or `demo`.
+        name: A model folder, a hub name or `smollm2`.
         layers: Indices from 0.
         dtype: To compute in, whatever the checkpoint's type is.
         device: Where the model goes.

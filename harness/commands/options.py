@@ -9,7 +9,7 @@ import typer
 
 from harness.constants import Format, Repeats, Split
 
-ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml.")]
+ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/products.yaml.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
 RunNames = Annotated[
     list[str],

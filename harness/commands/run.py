@@ -13,7 +13,7 @@ from harness.commands.options import Overrides
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml; or give --model.")
+        Path | None, typer.Argument(help="A run config, e.g. configs/runs/products.yaml; or give --model.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="Run this model on MATH-500, without a config of your own.")

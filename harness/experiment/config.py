@@ -38,19 +38,18 @@ class ModelConfig(Strict):
     backend: str = "vllm"
     """`vllm`, or lm-eval's name: `hf`, `local-completions`, `local-chat-completions`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """The backend's arguments. `pretrained: smollm2` is a small real model, `demo` the bundled one."""
+    """The backend's arguments. `pretrained: smollm2` is a small real model."""
     label: str | None = None
     """Its name in tables. By default the last part of its path."""
 
     @model_validator(mode="before")
     @classmethod
-    def _name_bundled(cls, values: Any) -> Any:
-        """A model with a short name has one label, however it is run."""
+    def _label_smollm2(cls, values: Any) -> Any:
+        """SmolLM2 has one label, however it is named."""
         arguments = values.get("arguments") if isinstance(values, dict) else None
         given = arguments.get("pretrained") if isinstance(arguments, dict) else None
-        label = "mless-demo" if given == "demo" else models.label_model(str(given))
-        short = label in ("mless-demo", SMOLLM2_LABEL)
-        return {**values, "label": values.get("label") or label} if short else values
+        smollm2 = models.label_model(str(given)) == SMOLLM2_LABEL
+        return {**values, "label": values.get("label") or SMOLLM2_LABEL} if smollm2 else values
 
     @field_validator("arguments")
     @classmethod
@@ -142,7 +141,7 @@ class RunConfig(Strict):
     model: ModelConfig
     """Which model, and who runs it."""
     dataset: AnyDataset = "math500"
-    """`math500`, `demo` (500 bundled problems), or a mapping: a file, or problems that are made."""
+    """`math500`, or a mapping: a file, or problems that are made."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings."""
     sweep: None = None
@@ -358,7 +357,7 @@ class RunConfig(Strict):
         return values
 
     def model_arguments(self) -> dict[str, Any]:
-        """lm-eval's model arguments, the bundled model and tokenizer resolved."""
+        """lm-eval's model arguments; `smollm2` is its folder."""
         arguments = dict(self.model.arguments)
         for key in ("pretrained", "tokenizer"):
             if isinstance(arguments.get(key), str):

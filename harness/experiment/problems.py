@@ -1,7 +1,7 @@
-"""Problems, read from the hub, from a JSONL file or from the bundled set, or made.
+"""Problems, read from the hub or from a JSONL file, or made.
 
-The environment variable `MATH500_PATH` replaces MATH-500 wherever it is asked for. Unset, the problems come from the
-hub; `demo` is the bundled set; any other value is a JSONL file with MATH-500's fields.
+The environment variable `MATH500_PATH` replaces MATH-500 wherever it is asked for: it names a JSONL file with
+MATH-500's fields. Unset, the problems come from the hub.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, ValidationError
 
-from harness import resources
 from harness.errors import DataError, explain_hub_error
 from harness.experiment.made_problems import MadeConfig
 from harness.yaml_settings import Strict, explain
@@ -93,7 +92,7 @@ def _tag(given: Any) -> str:
 
 
 AnyDataset = Annotated[
-    Annotated[Literal["math500", "demo"], Tag("[name]")]
+    Annotated[Literal["math500"], Tag("[name]")]
     | Annotated[DatasetConfig, Tag("DatasetConfig")]
     | Annotated[MadeConfig, Tag("MadeConfig")],
     Discriminator(_tag),
@@ -103,7 +102,7 @@ AnyDataset = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Problems and where they come from: `source` is a file, `bundled`, or a hub name with its revision."""
+    """Problems and where they come from: `source` is a file, a hub name with its revision, or how they are made."""
 
     name: str
     source: str
@@ -128,16 +127,8 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
         problems = tuple(Problem(**fields) for fields in dataset.problems())
         low, high = dataset.operands
         return Dataset(name=dataset.make, source=f"made of {low} to {high}, seed {dataset.seed}", problems=problems)
-    chosen = os.environ.get(PATH_VARIABLE, "").strip() if dataset == "math500" else dataset
-    if not chosen:
-        return _from_hub()
-    return load_demo() if chosen == "demo" else load_jsonl(Path(chosen))
-
-
-def load_demo() -> Dataset:
-    """Load the 500 bundled problems."""
-    loaded = load_jsonl(resources.demo_folder() / "problems.jsonl")
-    return Dataset(name="demo", source="bundled", problems=loaded.problems)
+    chosen = os.environ.get(PATH_VARIABLE, "").strip()
+    return load_jsonl(Path(chosen)) if chosen else _from_hub()
 
 
 def load_jsonl(path: Path) -> Dataset:
@@ -170,10 +161,7 @@ def _from_hub() -> Dataset:
     try:
         rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)
     except Exception as error:
-        raise DataError(
-            f"{explain_hub_error(MATH500_REPOSITORY, error)} Or set {PATH_VARIABLE}=FILE.jsonl; {PATH_VARIABLE}=demo "
-            "is the bundled problems."
-        ) from error
+        raise DataError(f"{explain_hub_error(MATH500_REPOSITORY, error)} Or set {PATH_VARIABLE}=FILE.jsonl.") from error
     source = f"{MATH500_REPOSITORY}@{MATH500_REVISION}"
     records = [(f"{source}, row {number}", dict(row)) for number, row in enumerate(rows)]
     return Dataset(name="math500", source=source, problems=_problems(records, DatasetConfig(path=Path()), source))

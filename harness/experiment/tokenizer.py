@@ -147,7 +147,7 @@ def refuse_missing_folder(name: str) -> None:
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     if looks_like_path and not Path(name).expanduser().is_dir():
         trouble = "is a file" if Path(name).expanduser().is_file() else "does not exist"
-        raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name, `smollm2` or `demo`.")
+        raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name or `smollm2`.")
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from harness import load_run
 from harness.analysis.choose_problems import FLIPS, Criterion, select, selected_problems
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
-from harness.experiment.problems import Dataset, load_demo
+from harness.experiment.problems import Dataset
 from harness.runs.folder import read_prompts
 from harness.runs.prompts_of_run import Problem, build_source
 from harness.runs.read import Run, read_source
 from harness.runs.receipts import receipt_line
-from tests.make import GREEDY_RUN, log_line, run_prompt, source_of, write_log, write_run
+from tests.make import GREEDY_RUN, TOY_PROBLEMS, log_line, run_prompt, source_of, write_log, write_run
 
 CONDITIONS = ("wo", "mless", "mful", "random")
 
@@ -52,7 +52,7 @@ def rewrite(path, change, line=0):
 
 
 def test_a_run_gives_the_prompts_that_were_run(demo):
-    assert (demo.kind, demo.model, demo.layout, demo.conditions) == ("run", "demo", "raw", CONDITIONS)
+    assert (demo.kind, demo.model, demo.layout, demo.conditions) == ("run", "tests/data/toy/model", "raw", CONDITIONS)
     rows = {(row["condition"], row["doc"]["id"]): row for row in read_prompts(GREEDY_RUN)}
     frame = load_run(GREEDY_RUN).set_index(["condition", "problem_id"])
     assert len(demo.problems) == 500
@@ -70,7 +70,7 @@ def test_a_run_gives_the_prompts_that_were_run(demo):
 def test_lm_evals_logs_of_the_run_give_the_same(demo, tmp_path):
     mapped = read_source(logs(GREEDY_RUN))
     assert mapped.problems == demo.problems and mapped.conditions == demo.conditions
-    assert (mapped.kind, mapped.model, mapped.metric) == ("log", "demo", "verdict,graded")
+    assert (mapped.kind, mapped.model, mapped.metric) == ("log", "tests/data/toy/model", "verdict,graded")
     (tmp_path / "mless-demo").mkdir()
     for path in logs(GREEDY_RUN).values():
         shutil.copy(path, tmp_path / "mless-demo")
@@ -144,10 +144,9 @@ def test_a_prompt_that_is_not_the_hashed_one_is_refused(tmp_path):
         read_source(path)
 
 
-def test_built_prompts_are_those_of_a_run(demo, demo_tokenizer):
-    dataset = load_demo()
-    few = Dataset(name=dataset.name, source=dataset.source, problems=dataset.problems[:20])
-    built = build_source(few, list(named_conditions().values()), demo_tokenizer, "raw")
+def test_built_prompts_are_those_of_a_run(demo, toy_tokenizer):
+    few = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:20])
+    built = build_source(few, list(named_conditions().values()), toy_tokenizer, "raw")
     assert (built.kind, built.metric, built.conditions) == ("dataset", None, CONDITIONS)
     for problem, run in zip(built.problems, demo.problems, strict=False):
         for condition in CONDITIONS:
@@ -306,9 +305,9 @@ def test_criteria_that_cannot_be_met_say_what_there_is(demo, values, message):
         select(demo, Criterion(**values))
 
 
-def test_without_verdicts_no_flip_is_told(demo_tokenizer):
-    few = Dataset(name="few", source="here", problems=load_demo().problems[:2])
-    built = build_source(few, list(named_conditions().values())[:2], demo_tokenizer, "raw")
+def test_without_verdicts_no_flip_is_told(toy_tokenizer):
+    few = Dataset(name="few", source="here", problems=TOY_PROBLEMS[:2])
+    built = build_source(few, list(named_conditions().values())[:2], toy_tokenizer, "raw")
     with pytest.raises(ConfigError, match=r"few \(here\) holds no verdicts, so both_right cannot be told"):
         select(built, Criterion(flip="both_right"))
     assert [p.outcome for p in select(built, Criterion()).problems] == [None, None]

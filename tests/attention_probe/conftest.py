@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
-from harness import resources
+from tests.make import TOY
 
 TINY = {
     "Qwen/Qwen2.5-Math-7B": ("qwen2", 28, 4),
@@ -18,7 +18,7 @@ TINY = {
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A folder with a model of three narrow layers, random weights, the heads of one of the study's models."""
-    made, bundled = {}, resources.demo_model()
+    made, bundled = {}, TOY / "model"
 
     def save(name):
         if name not in made:

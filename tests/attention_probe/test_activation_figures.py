@@ -19,9 +19,10 @@ from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
 from harness.runs.read import read_source
 from tests.display.test_figures import covered, cut_off, words
-from tests.make import GREEDY_RUN, ROOT
+from tests.make import GREEDY_RUN, ROOT, TOY_MODEL
 
 FIGURES = ("histogram", "token-classes")
+TOY_ALONE = f"models=[{{name: Toy, model: {TOY_MODEL}}}]"
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def outlines(axes):
 
 
 def test_the_histogram_that_is_drawn_is_the_mean_of_those_that_were_recorded(traces):
-    config = load("histogram-demo")
+    config = load("histogram", TOY_ALONE)
     above, _ = draw_activations(config, read(config, traces)).axes
     drawn = dict(zip(config.conditions, outlines(above), strict=True))
     for condition, outline in drawn.items():
@@ -78,7 +79,7 @@ def test_the_histogram_that_is_drawn_is_the_mean_of_those_that_were_recorded(tra
 
 
 def test_the_numbers_and_their_changes_are_those_of_the_records(traces):
-    config = load("histogram-demo", "models.0.c=0.32")
+    config = load("histogram", TOY_ALONE, "models.0.c=0.32")
     table = read(config, traces).set_index(["quantity", "condition"])
     draw = np.random.default_rng(1)
     for name in ("near_zero_c0.32", "l1", "l2", "gini"):
@@ -93,7 +94,7 @@ def test_the_numbers_and_their_changes_are_those_of_the_records(traces):
 
 
 def test_bars_and_dots_of_token_classes_are_those_of_the_records(traces):
-    config = load("token-classes-demo")
+    config = load("token-classes", TOY_ALONE)
     above, below = draw_activations(config, read(config, traces)).axes
     bars = [one for one in above.containers if hasattr(one, "patches")]
     assert [to_hex(one.patches[0].get_facecolor()) for one in bars] == [
@@ -121,14 +122,14 @@ def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(trace
 
 def test_the_command_measures_once_for_both_figures(figure, tmp_path):
     for name in FIGURES:
-        assert figure(f"{name}-demo", "--set", "prompts.n=2", "-o", tmp_path).exit_code == 0
+        assert figure(name, "--set", TOY_ALONE, "--set", "prompts.n=2", "-o", tmp_path).exit_code == 0
     (_,) = (tmp_path / "traces").iterdir()
-    assert {file.stem for file in tmp_path.glob("*.png")} == {f"activations-{name}-demo" for name in FIGURES}
-    assert set(pandas.read_csv(tmp_path / "activations-histogram-demo.csv")["prompts"]) == {2}
+    assert {file.stem for file in tmp_path.glob("*.png")} == {f"activations-{name}" for name in FIGURES}
+    assert set(pandas.read_csv(tmp_path / "activations-histogram.csv")["prompts"]) == {2}
 
 
 def test_without_bins_nothing_is_drawn(traces, tmp_path):
-    config = load("histogram-demo")
+    config = load("histogram", TOY_ALONE)
     path = tmp_path / "flat.traces"
     with AttentionTraces.create(path, traces.header, receipt={}) as flat:
         for trace in traces:

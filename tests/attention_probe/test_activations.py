@@ -16,10 +16,9 @@ from attention_probe.measure.activations import (
     gini,
     measure_activations,
 )
-from harness import resources
 from harness.constants import ACTIVATION_BINS
 from harness.errors import ModelError
-from harness.experiment.problems import load_demo
+from tests.make import TOY_MODEL, TOY_PROBLEMS
 
 
 def letters(text):
@@ -33,14 +32,14 @@ def numbers_of(*arguments):
 
 @pytest.fixture(scope="module")
 def problem():
-    return next(p.problem for p in load_demo().problems if "\\frac" in p.problem and " and " not in p.problem)
+    return next(p.problem for p in TOY_PROBLEMS if "\\frac" in p.problem and " and " not in p.problem)
 
 
 @pytest.fixture(scope="module")
 def real(problem):
     """The bundled model's own first-MLP activations of a problem, without and with 20 slashes before it."""
-    tokenizer = AutoTokenizer.from_pretrained(resources.demo_model())
-    model = AutoModelForCausalLM.from_pretrained(resources.demo_model(), dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32).eval()
     kept = []
     model.model.layers[0].mlp.act_fn.register_forward_hook(lambda *call: kept.append(call[-1][0]))
     ids = tokenizer(problem, add_special_tokens=False).input_ids
@@ -155,7 +154,7 @@ def test_a_token_of_several_kinds_counts_as_the_first():
 
 
 def test_a_real_tokenizer_gives_the_classes_of_its_text(problem):
-    tokenizer = AutoTokenizer.from_pretrained(resources.demo_model())
+    tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
     tokens = [tokenizer.decode([i]) for i in tokenizer(problem, add_special_tokens=False).input_ids]
     assert "".join(tokens) == problem
     found = dict(zip(tokens, classify(tokens), strict=True))

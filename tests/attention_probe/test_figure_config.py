@@ -8,19 +8,19 @@ import pytest
 from attention_probe.analysis.curves import leaves_out_first_token
 from attention_probe.figures.config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
-from harness import resources
 from harness.errors import ConfigError
-from tests.make import ROOT, make_header
+from tests.make import ROOT, TOY, make_header
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
 STUDY = [path for path in CONFIGS if not path.stem.endswith(("-demo", "-smollm2", "-products"))]
 
 
+MODEL = "tests/data/toy/model"
 MINIMAL = """
 name: one
-model: demo
-prompts: {dataset: demo}
+model: tests/data/toy/model
+prompts: {dataset: math500}
 heads: [{layer: 1, head: 1}]
 rows: [{view: aligned, series: {wo: {label: None}, mless: {label: Mless}}}]
 """
@@ -42,8 +42,8 @@ SHAPES = {
 
 
 def shape(panel):
-    if panel.head.model == "demo":
-        config = json.loads((resources.demo_model() / "config.json").read_text())
+    if panel.head.model == MODEL:
+        config = json.loads((TOY / "model" / "config.json").read_text())
     else:
         return SHAPES[panel.head.model]
     return config["num_hidden_layers"], config["num_attention_heads"]
@@ -90,7 +90,7 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
     text = MINIMAL.replace("head: 1}", "head: 1}, {layer: 2, head: 5}")
     first, second = load(tmp_path, text.replace("{layer: 1,", "{model: a/Other-1B, name: Other, layer: 1,")).panels
     assert (first.title, first.head.model) == ("Other Layer 1 Head 1", "a/Other-1B")
-    assert (second.title, second.head.model) == ("demo Layer 2 Head 5", "demo")
+    assert (second.title, second.head.model) == ("model Layer 2 Head 5", MODEL)
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
     [
         ("head: 1", "haed: 1", r"unknown key 'heads.0.haed'"),
         ("head: 1", "head: 0", r"heads.0.head: layers and heads count from 1, got 0"),
-        ("dataset: demo", "n: 3", r"prompts: expected exactly one of `run`, `logs` and `dataset`"),
-        ("dataset: demo", "run: x, flip: changed", r"expected `controls: true`"),
-        ("dataset: demo", "run: x, controls: true", r"matched to problems that flipped"),
-        ("model: demo\n", "", r"heads.0: needs `model`"),
+        ("dataset: math500", "n: 3", r"prompts: expected exactly one of `run`, `logs` and `dataset`"),
+        ("dataset: math500", "run: x, flip: changed", r"expected `controls: true`"),
+        ("dataset: math500", "run: x, controls: true", r"matched to problems that flipped"),
+        (f"model: {MODEL}\n", "", r"heads.0: needs `model`"),
         ("view: aligned", "view: full", r"series: view full has no line of 'wo'"),
         ("view: aligned", "view: difference", r"series: view difference has no line of 'wo'"),
         ("view: aligned", "view: aligned, y_limits: [[0, 1], [0, 2]]", r"rows.0: y_limits"),
         ("rows:", "bars: {title: t}\nrows:", r"bars: expected exactly one of `runs` and `reference`"),
         ("name: one", "name: one\nkind: histogram", r"kind: histogram needs `models`"),
-        ("rows:", "models: [{name: x, model: demo}]\nrows:", r"kind: curves needs `heads` and `rows`"),
+        ("rows:", "models: [{name: x, model: y}]\nrows:", r"kind: curves needs `heads` and `rows`"),
     ],
 )
 def test_what_is_refused(tmp_path, was, becomes, key):
@@ -146,7 +146,7 @@ def test_every_seed_figure_is_drawn_from_a_model_with_as_many_heads(path, tiny_m
         f"heads.{place}.model={tiny_model(panel.head.model)}"
         for place, panel in enumerate(config.panels[: len(config.heads)])
     ]
-    config = load_figure_config(path, [*chosen, "prompts.dataset=demo", "prompts.n=2"])
+    config = load_figure_config(path, [*chosen, "prompts.n=2"])
     files = make_figure(config, folder=tmp_path)
     assert {file.name for file in files} == {
         f"{path.stem}{which}.{kind}" for which in ("", "-one-prompt") for kind in ("png", "svg", "pdf", "csv")

@@ -18,7 +18,7 @@ from harness.analysis import compare
 from harness.display.figures.style import LOOKS, write_figure
 from harness.errors import ConfigError
 from tests.display.test_figures import cut_off
-from tests.make import ROOT, make_header, make_trace
+from tests.make import GREEDY_RUN, ROOT, TOY, make_header, make_trace
 
 HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
 CONDITIONS = ("wo", "mless", "mful", "random")
@@ -72,7 +72,8 @@ def flipped(tmp_path_factory):
 
 
 def load(name, *overrides):
-    return load_figure_config(ROOT / f"configs/figures/{name}.yaml", overrides)
+    folder = TOY if name == "flipped-demo" else ROOT / "configs/figures"
+    return load_figure_config(folder / f"{name}.yaml", overrides)
 
 
 def texts(axes):
@@ -175,7 +176,7 @@ def test_what_the_config_leaves_open_is_our_name_colour_marker_and_one_scale_a_r
 
 
 def test_a_difference_is_paired_has_a_band_and_says_from_what(traces):
-    config = load("flipped-demo", "prompts={dataset: demo}")
+    config = load("flipped-demo", "prompts={dataset: math500}")
     drawn = draw_of(config, traces)
     axes = draw_figure(config, drawn, None).axes[3]
     assert axes.get_ylabel() == "Difference from w/o\n(common queries)"
@@ -188,7 +189,7 @@ def test_a_difference_is_paired_has_a_band_and_says_from_what(traces):
 
 
 def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have_no_band(traces):
-    config = load("qwen-layers-1-2-3-head-22-demo", "rows=[{view: full, series: {mless: {}}}]")
+    config = load("qwen-layers-1-2-3-head-22", "rows=[{view: full, series: {mless: {}}}]")
     drawn = draw_of(config, traces)
     figure = draw_figure(config, drawn, None)
     for axes in figure.axes:
@@ -219,12 +220,12 @@ def test_the_csv_holds_what_is_drawn(traces, tmp_path):
 
 
 def test_one_prompt_has_no_band_is_named_and_ends_nearest_to_the_axis(traces):
-    config = load("qwen-layers-1-2-3-head-22-demo")
+    config = load("qwen-layers-1-2-3-head-22")
     one = choose_one_prompt(config, traces)
     assert one == "1"  # 61 of 58 to 70 tokens, where the axis ends at 60
     figure = draw_figure(config, draw_of(config, traces, one), None)
     assert not [path for axes in figure.axes for band in axes.collections for path in band.get_paths()]
-    assert figure.get_supxlabel().startswith("One prompt: 1. Published definition")
+    assert figure.get_supxlabel().startswith("One prompt: 1. ")
 
 
 def test_selection_on_outcome_is_stamped_on_every_panel(flipped, traces):
@@ -255,19 +256,19 @@ def test_reference_numbers_are_stamped_and_their_source_is_named(traces):
 
 
 def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
-    config = load("accuracy-bars-and-head-14-demo", f"bars.runs=[{ROOT / 'results/example'}]")
+    config = load("accuracy-bars-and-head-14", f"bars={{title: t, runs: [{GREEDY_RUN}]}}")
     bars = read_bars(config.bars)
     assert list(bars["condition"]) == ["wo", "mless", "mful"]
     figure = draw_figure(config, draw_of(config, traces), bars)
     axes = figure.axes[2]
     assert "reference numbers" not in texts(axes) and "95 % score interval" in axes.get_ylabel()
-    compared = compare(load_run(ROOT / "results/example")).set_index("condition")
+    compared = compare(load_run(GREEDY_RUN)).set_index("condition")
     drawn = [c for c in axes.containers if hasattr(c, "errorbar")]
     for condition, container in zip(bars["condition"], drawn, strict=True):
         (whiskers,) = container.errorbar.lines[2]
         ends = whiskers.get_segments()[0][:, 1]
         assert np.allclose(ends, compared.loc[condition, ["accuracy_low", "accuracy_high"]].astype(float))
-    assert "Bars: 200 problems." in " ".join(figure.get_supxlabel().split())
+    assert "Bars: 500 problems." in " ".join(figure.get_supxlabel().split())
 
 
 def test_only_controls_are_refused(tmp_path):

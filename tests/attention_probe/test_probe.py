@@ -15,18 +15,18 @@ from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces
-from harness import cli, resources
+from harness import cli
 from harness.analysis.choose_problems import Criterion, select
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.conditions import as_condition
-from harness.experiment.problems import open_dataset
+from harness.experiment.problems import load_jsonl
 from harness.runs.prompts_of_run import build_source
 from harness.runs.read import read_source
 from tests.capture_errors import build_whole
-from tests.make import GREEDY_RUN, make_trace, write_traces
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, write_traces
 
 LAYERS = (0, 2)
-BUILT = ("probe", "--dataset", "demo")
+BUILT = ("probe", "--dataset", TOY / "demo.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,7 @@ def traced(source, selection, settings, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole_model():
-    model = AutoModelForCausalLM.from_pretrained(
-        resources.demo_model(), dtype=torch.float32, attn_implementation="eager"
-    )
+    model = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32, attn_implementation="eager")
     return model.eval()
 
 
@@ -77,7 +75,7 @@ def command():
 @pytest.fixture
 def model_of(tmp_path):
     def build(model_type, **changes):
-        bundled, folder = resources.demo_model(), tmp_path / model_type
+        bundled, folder = TOY / "model", tmp_path / model_type
         vocabulary = json.loads(Path(bundled, "config.json").read_text())["vocab_size"]
         build_whole(
             model_type, vocab_size=vocabulary, max_position_embeddings=1024, initializer_range=0.1, **changes
@@ -258,10 +256,10 @@ def test_another_dtype_reports_its_difference_from_float32(source, selection, tm
 
 
 def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
-    path, settings = tmp_path / "t.traces", ProbeSettings(model="demo", conditions=("mless",))
+    path, settings = tmp_path / "t.traces", ProbeSettings(model=TOY_MODEL, conditions=("mless",))
     conditions, tokenizer = [as_condition(name) for name in ("wo", "mless")], settings.load_tokenizer()
     built = [
-        build_source(open_dataset("demo"), conditions, tokenizer, "raw", instruction=instruction)
+        build_source(load_jsonl(TOY / "demo.jsonl"), conditions, tokenizer, "raw", instruction=instruction)
         for instruction in (None, "Solve it.")
     ]
     run_probe(built[0], select(built[0], Criterion(n=2)), settings, path)
@@ -346,7 +344,8 @@ def test_controls_are_averaged_with_nothing(command, tmp_path):
 def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
     logs = {name: next(GREEDY_RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")}
     flags = [part for name, log in logs.items() for part in ("--log", f"{name}={log}")]
-    printed = command("probe", *flags, "--model", "demo", "--n", 2, "--flip", "both_right", "-o", tmp_path / "t.traces")
+    flags += ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
+    printed = command("probe", *flags, "-o", tmp_path / "t.traces")
     assert "selected on outcome" in printed and "mless" in printed and "random" not in printed
 
 
@@ -365,7 +364,7 @@ def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
 def test_what_cannot_be_measured_is_refused_before_a_file_is_begun(
     command, model_of, tmp_path, model_type, options, message
 ):
-    model = model_of(model_type) if model_type else "demo"
+    model = model_of(model_type) if model_type else TOY_MODEL
     with pytest.raises(HarnessError, match=message):
         command(*BUILT, "--model", model, "--n", 1, *options, "-o", tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
@@ -375,9 +374,9 @@ def test_what_cannot_be_measured_is_refused_before_a_file_is_begun(
     ("arguments", "message"),
     [
         ((), "`run`, `logs` and `dataset`, got none"),
-        ((GREEDY_RUN, "--dataset", "demo"), "got run and dataset"),
+        ((GREEDY_RUN, *BUILT[1:]), "got run and dataset"),
         (("--log", "wo"), "--log 'wo'"),
-        (("--dataset", "demo"), "--model"),
+        (BUILT[1:], "--model"),
         (("nowhere",), "nowhere"),
     ],
 )

@@ -11,14 +11,14 @@ from harness.constants import ABSENT
 from harness.constants import SEPARATOR as GAP
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
-from harness.experiment.problems import Dataset, load_demo
+from harness.experiment.problems import Dataset
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import Segment, hash_text
 from harness.experiment.tokenizer import encode
 from harness.runs.prompts_of_run import Problem, build_source
 from harness.runs.read import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.make import GREEDY_RUN, run_prompt
+from tests.make import GREEDY_RUN, TOY_PROBLEMS, run_prompt
 
 PLACES = [place for place in Placement if place is not Placement.ANSWER]
 """A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
@@ -69,10 +69,10 @@ texts = st.text("abcdefghij ABCxyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_s
     layout=st.sampled_from(["raw", "chat"]),
     seed=st.integers(0, 99),
 )
-def test_any_problem_at_any_placement_is_aligned_exactly(demo_tokenizer, text, count, unit, layout, seed):
+def test_any_problem_at_any_placement_is_aligned_exactly(toy_tokenizer, text, count, unit, layout, seed):
     conditions = [Condition(name=str(place), unit=unit, count=count, placement=place, seed=seed) for place in PLACES]
     tokenized = tokenize(
-        problem_of(text, demo_tokenizer, layout, conditions), demo_tokenizer, conditions=["wo", *map(str, PLACES)]
+        problem_of(text, toy_tokenizer, layout, conditions), toy_tokenizer, conditions=["wo", *map(str, PLACES)]
     )
     assert_exact(tokenized)
     for name in map(str, PLACES):
@@ -84,7 +84,7 @@ def test_any_problem_at_any_placement_is_aligned_exactly(demo_tokenizer, text, c
 def test_every_tokenizer_kind_is_aligned_exactly(any_tokenizer, layout):
     if layout == "chat" and not any_tokenizer.chat_template:
         pytest.skip("this tokenizer kind has no chat template")
-    dataset = Dataset(name="demo", source="bundled", problems=load_demo().problems[:8])
+    dataset = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:8])
     first, *_, later = any_tokenizer("a\na", add_special_tokens=False)["input_ids"]
     opening = Placement.BEFORE_SYSTEM if first != later and layout == "raw" else None  # see the test below
     conditions = [*named_conditions().values(), *(c for c in PLACED.values() if c.placement != opening)]
@@ -104,9 +104,9 @@ def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
     assert base.tokens[1] == filled.tokens[24] == "You"
 
 
-def test_roles_and_pieces_cover_the_text_in_order(demo_tokenizer):
-    problem = problem_of("Find $x$.", demo_tokenizer, "chat", [as_condition("mless")])
-    prompt = tokenize(problem, demo_tokenizer, conditions=["mless"])["mless"]
+def test_roles_and_pieces_cover_the_text_in_order(toy_tokenizer):
+    problem = problem_of("Find $x$.", toy_tokenizer, "chat", [as_condition("mless")])
+    prompt = tokenize(problem, toy_tokenizer, conditions=["mless"])["mless"]
     assert "".join(prompt.tokens) == problem.prompts["mless"].text
     order = [ROLES[role] for place, role in enumerate(prompt.roles) if place == 0 or role != prompt.roles[place - 1]]
     assert order == "template instruction separator template filler separator problem template".split()
@@ -118,9 +118,9 @@ def test_roles_and_pieces_cover_the_text_in_order(demo_tokenizer):
     assert (prompt.token_ids.dtype, prompt.roles.dtype, prompt.original_pos.dtype) == (np.int32, np.int8, np.int32)
 
 
-def test_of_the_two_separators_the_second_is_inserted(demo_tokenizer):
-    problem = problem_of("Find $x$.", demo_tokenizer, "raw", PLACED.values())
-    for name, prompt in tokenize(problem, demo_tokenizer, conditions=["at_between", "at_before_system"]).items():
+def test_of_the_two_separators_the_second_is_inserted(toy_tokenizer):
+    problem = problem_of("Find $x$.", toy_tokenizer, "raw", PLACED.values())
+    for name, prompt in tokenize(problem, toy_tokenizer, conditions=["at_between", "at_before_system"]).items():
         low, high = prompt.filler_span
         inserted = np.flatnonzero(prompt.original_pos == ABSENT)
         assert inserted.tolist() == list(range(low, inserted[-1] + 1)) and inserted[-1] >= high
@@ -131,7 +131,7 @@ def test_of_the_two_separators_the_second_is_inserted(demo_tokenizer):
 @pytest.mark.parametrize("kind", ["qwen2", "llama3", "gpt2"])
 def test_what_the_published_layout_merges_has_no_partner(kind):
     tokenizer = build_tokenizer(kind, bos=False)
-    dataset = Dataset(name="demo", source="bundled", problems=load_demo().problems[:20])
+    dataset = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:20])
     source = build_source(dataset, list(named_conditions().values()), tokenizer, "as_published")
     merged = 0
     for problem in source.problems:
@@ -151,19 +151,19 @@ def test_what_the_published_layout_merges_has_no_partner(kind):
     assert merged == len(source.problems)
 
 
-def test_a_separators_blank_is_not_the_blank_of_the_next_word(demo_tokenizer):
+def test_a_separators_blank_is_not_the_blank_of_the_next_word(toy_tokenizer):
     """The bundled tokenizer makes ` A` two tokens, and a separator begins with the same blank."""
     slashes = {"unit": "/", "count": 3, "placement": Placement.RANDOM}
     conditions = [Condition(name=str(seed), seed=seed, **slashes) for seed in range(40)]
-    problem = problem_of("Is A or B or C or A or B or C or A or B or C it?", demo_tokenizer, "raw", conditions)
-    assert_exact(tokenize(problem, demo_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]))
+    problem = problem_of("Is A or B or C or A or B or C or A or B or C it?", toy_tokenizer, "raw", conditions)
+    assert_exact(tokenize(problem, toy_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]))
     assert any(
         "B \n\n/" in problem.prompts[str(seed)].text or "or \n\n/" in problem.prompts[str(seed)].text
         for seed in range(40)
     )
 
 
-def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(demo_tokenizer):
+def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(toy_tokenizer):
     """As logs of other tasks give it: the filler's first token takes the blank before it along."""
     plain, filled = "Q: Find $x$.\nA:", "Q: / / / Find $x$.\nA:"
     parts = {
@@ -175,26 +175,26 @@ def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(demo_token
         for name, text in (("wo", plain), ("mless", filled))
     }
     problem = Problem(id="p", subject="", level=0, prompts=prompts)
-    tokenized = tokenize(problem, demo_tokenizer, conditions=["wo", "mless"])
+    tokenized = tokenize(problem, toy_tokenizer, conditions=["wo", "mless"])
     assert_exact(tokenized)
     assert np.diff(tokenized["mless"].filler_span)[0] == 3
 
 
-def test_the_completion_follows_as_the_model_wrote_it(demo_tokenizer):
+def test_the_completion_follows_as_the_model_wrote_it(toy_tokenizer):
     """The tokens counted when they were generated, less the end of text, are those that are read back."""
     source = read_source(GREEDY_RUN)
     same = 0
     for problem in source.problems[:40]:
-        tokenized = tokenize(problem, demo_tokenizer, conditions=source.conditions, completion=True)
-        without = tokenize(problem, demo_tokenizer, conditions=source.conditions)
+        tokenized = tokenize(problem, toy_tokenizer, conditions=source.conditions, completion=True)
+        without = tokenize(problem, toy_tokenizer, conditions=source.conditions)
         for name, prompt in tokenized.items():
             size = len(without[name])
             assert (prompt.token_ids[:size] == without[name].token_ids).all()
             assert prompt.has_role("completion")[size:].all() and (prompt.original_pos[size:] == ABSENT).all()
             assert "".join(prompt.tokens[size:]) == problem.prompts[name].completion
-            assert demo_tokenizer.decode(prompt.token_ids[size:].tolist()) == problem.prompts[name].completion
+            assert toy_tokenizer.decode(prompt.token_ids[size:].tolist()) == problem.prompts[name].completion
             assert prompt.filler_span == without[name].filler_span
-            same += demo_tokenizer.encode(problem.prompts[name].completion) == prompt.token_ids[size:].tolist()
+            same += toy_tokenizer.encode(problem.prompts[name].completion) == prompt.token_ids[size:].tolist()
         assert all(mask.sum() == len(without["wo"]) for mask in common_tokens(tokenized).values())
     assert same > 0
 
@@ -224,15 +224,15 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
         ({"segments": (Segment(role="problem", text="Find $y$."),)}, {}, PromptMismatchError, r"'Find \$y\$\.'"),
     ],
 )
-def test_a_prompt_that_is_not_the_runs_is_refused(demo_tokenizer, changes, options, error, message):
-    problem = problem_of("Find $x$.", demo_tokenizer, "raw", [])
+def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, options, error, message):
+    problem = problem_of("Find $x$.", toy_tokenizer, "raw", [])
     changed = replace(problem, prompts={"wo": replace(problem.prompts["wo"], **changes)})
     with pytest.raises(error, match=message):
-        tokenize(changed, demo_tokenizer, **{"conditions": ["wo"], **options})
+        tokenize(changed, toy_tokenizer, **{"conditions": ["wo"], **options})
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
-def test_a_filler_in_the_answer_is_refused(demo_tokenizer, layout):
+def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     filled, begun = {"unit": ".", "count": 50}, {"answer_prefix": "The final answer is $\\boxed{"}
     asked = [
         "wo",
@@ -241,14 +241,14 @@ def test_a_filler_in_the_answer_is_refused(demo_tokenizer, layout):
         {"name": "bare", **filled, "placement": "answer"},
         {"name": "last", **filled, **begun, "placement": "end"},
     ]
-    few, conditions = replace(load_demo(), problems=load_demo().problems[:2]), [*map(as_condition, asked)]
-    built = build_source(few, conditions, demo_tokenizer, layout)
+    few, conditions = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:2]), [*map(as_condition, asked)]
+    built = build_source(few, conditions, toy_tokenizer, layout)
     prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
     facts = {"yardsticks": {}, "source": "run"}
     run = Run(
         name="RUN",
         about=facts,
-        model="demo",
+        model="toy",
         receipt={"config": {"conditions": asked}},
         read=pytest.fail,
         read_prompts=lambda: prompts,
@@ -259,5 +259,5 @@ def test_a_filler_in_the_answer_is_refused(demo_tokenizer, layout):
             ProbeSettings(conditions=chosen).fitted(source_of(run))
         assert "does not record where in the answer the filler of dots" in str(caught.value)
     kept = ProbeSettings(conditions=("at-once", "last")).fitted(source_of(run)).conditions
-    tokenized = tokenize(built.problems[0], demo_tokenizer, conditions=kept)
+    tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=kept)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]

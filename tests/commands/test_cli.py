@@ -14,14 +14,14 @@ import yaml
 from harness import resources
 from harness.runs.read import Run
 from tests.experiment.test_refusals import MINIMAL
-from tests.make import GREEDY_RUN, make_trace, write_traces
+from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, make_trace, write_traces
 
 
 @pytest.fixture
 def config(tmp_path):
     def write(**changes):
         path = tmp_path / "t.yaml"
-        path.write_text(yaml.safe_dump({**MINIMAL, "dataset": "demo", "layouts": ["raw"], **changes}))
+        path.write_text(yaml.safe_dump({**MINIMAL, "dataset": TOY_DATA, "layouts": ["raw"], **changes}))
         return str(path)
 
     return write
@@ -68,18 +68,18 @@ def test_the_version_is_printed(capsys, monkeypatch):
 
 
 def test_a_model_runs_without_a_config_of_its_own(capsys, monkeypatch, tmp_path):
-    ask = ("--set", "dataset=demo", "--limit", "4", "--dry-run")
-    done = here(capsys, monkeypatch, "run", "--model", "demo", *ask)
+    ask = ("--set", f"dataset={TOY_DATA}", "--limit", "4", "--dry-run")
+    done = here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *ask)
     assert done.returncode == 0 and "mless chat 55" in " ".join(done.stdout.split())
     assert "requests  24: wo 2 times, 1 positive control" in done.stdout
-    shutil.copytree(resources.demo_model(), tmp_path / "a model")
+    shutil.copytree(TOY_MODEL, tmp_path / "a model")
     (tmp_path / "a model" / "chat_template.jinja").unlink()
     base = ("run", "--model", str(tmp_path / "a model"), *ask)
     bare = here(capsys, monkeypatch, *base)
     assert bare.returncode == 0 and "mless raw 55" in " ".join(bare.stdout.split())
     refused(here(capsys, monkeypatch, *base, "--set", "layouts=[chat]"), "and the layout `chat` needs one")
     refused(here(capsys, monkeypatch, "run"), "Expected a run config or --model ORG/NAME, got neither")
-    refused(here(capsys, monkeypatch, "run", "x.yaml", "--model", "demo"), "got both. Give one of the two.")
+    refused(here(capsys, monkeypatch, "run", "x.yaml", "--model", TOY_MODEL), "got both. Give one of the two.")
     refused(here(capsys, monkeypatch, "run", "--model", "./nowhere", *ask), "Model folder ./nowhere does not exist")
 
 
@@ -201,7 +201,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
     assert "mless raw 55 + 3 23-78" in " ".join(done.stdout.split())
 
 
-BASE = {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}}
+BASE = {"model": {"backend": "hf", "arguments": {"pretrained": TOY_MODEL}}}
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_an_error_that_quotes_control_characters_is_one_line_of_plain_ones(capsy
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (resources.folder("configs") / "runs").glob("*.yaml")))
 def test_every_shipped_config_is_accepted_by_dry_run(name, capsys, monkeypatch):
-    arguments = ("run", name, "--dry-run", "--limit", "3", "--set", "model.arguments.tokenizer=demo")
+    arguments = ("run", name, "--dry-run", "--limit", "3", "--set", f"model.arguments.tokenizer={TOY_MODEL}")
     done = here(capsys, monkeypatch, *arguments)
     assert done.returncode == 0 and "requests" in done.stdout
 

@@ -5,6 +5,7 @@ import torch
 
 from harness import doctor
 from tests.conftest import needs_vllm
+from tests.make import TOY_MODEL
 
 SUBJECTS = "python lm-eval vllm device tokenizer data hub".split()
 
@@ -16,7 +17,7 @@ def found(subject, model=None):
 
 @needs_vllm
 def test_it_finds_the_installation_sound(mless):
-    done = mless("doctor")
+    done = mless("doctor", "--model", TOY_MODEL)
     assert done.returncode == 0, done.stdout
     assert [line.split()[1] for line in done.stdout.splitlines()[4:] if line.startswith(("ok", "note"))] == SUBJECTS
 

@@ -10,7 +10,7 @@ from harness.analysis import minimal_detectable_effect
 from harness.display.dry_run import describe_plan, describe_power, describe_time
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
-from tests.make import CONFIG, GREEDY_RUN
+from tests.make import CONFIG, GREEDY_RUN, TOY
 
 SAMPLED = {"sampling": {"temperature": 0.5}, "samples_per_problem": 5}
 
@@ -71,7 +71,7 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
 
 
 def _demo_model(**changes):
-    shipped = yaml.safe_load((resources.folder("configs") / "runs" / "demo.yaml").read_text())["model"]
+    shipped = yaml.safe_load((TOY / "demo.yaml").read_text())["model"]
     return {**shipped, "arguments": {**shipped["arguments"], **changes}}
 
 

@@ -16,14 +16,14 @@ import pytest
 
 from attention_probe.figures.for_report import read_attention
 from attention_probe.traces import AttentionTraces
-from harness import load_run, resources
+from harness import load_run
 from harness.analysis import compare
 from harness.display.numbers import count, signed
 from harness.display.report.page import write_report
 from harness.errors import ComparisonError, ConfigError, JournalError, RunError
 from harness.runs.read import Run
 from tests.commands.test_cli import here
-from tests.make import CONFIG, GREEDY_RUN, REGISTERED, ROOT, aligned_curve, make_trace, write_run, write_traces
+from tests.make import CONFIG, GREEDY_RUN, REGISTERED, ROOT, TOY, aligned_curve, make_trace, write_run, write_traces
 
 SVG = "data:image/svg+xml;base64,"
 CONDITIONS = ("wo", "mless", "mful", "random")
@@ -142,7 +142,7 @@ def effect(tmp_path_factory):
 def hostile(tmp_path_factory):
     """Two runs in which every text that a user or a model controls is hostile; figures name their models."""
     folder = tmp_path_factory.mktemp("<b>run&")
-    problems = [json.loads(line) for line in (resources.demo_folder() / "problems.jsonl").read_text().splitlines()]
+    problems = [json.loads(line) for line in (TOY / "demo.jsonl").read_text().splitlines()]
     for number, problem in enumerate(problems[:34]):
         payload = HOSTILE[number % len(HOSTILE)]
         problem |= {"unique_id": f"{number} {payload}", "subject": f"subject {payload}", "answer": payload}

@@ -17,18 +17,17 @@ import pytest
 
 from harness import load_run, resources
 from harness.experiment.conditions import as_condition
-from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.folder import read_identity, read_prompts, read_samples
 from tests.conftest import BUDGET, LIMIT, PATIENCE
+from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
 
 pytestmark = pytest.mark.engine
 
-DEMO = str(resources.demo_model())
 ENGINE = (
-    f"pretrained={DEMO},dtype=float32,max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824,"
+    f"pretrained={TOY_MODEL},dtype=float32,max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824,"
     "enable_chunked_prefill=False,max_num_batched_tokens=8192"
 )
 CONDITIONS = ["wo", "mless", "mful", "random"]
@@ -56,14 +55,14 @@ def stock(lm_eval, folder, *arguments):
 def generated(mless, folder, limit, *settings):
     """The folder of another run of the bundled problems, once it is finished."""
     flags = [part for one in settings for part in ("--set", one)]
-    done = mless("run", "demo.yaml", "--limit", str(limit), "--output", str(folder), "--quiet", *flags)
+    done = mless("run", TOY_CONFIG, "--limit", str(limit), "--output", str(folder), "--quiet", *flags)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 
 def ours(folder, layout):
     frame = load_run(folder)
-    asked = [problem.id for problem in load_demo().problems[:COMPARED]]
+    asked = [problem.id for problem in TOY_PROBLEMS[:COMPARED]]
     frame = frame[(frame["layout"] == layout) & frame["problem_id"].isin(asked)]
     return frame.astype({"condition": str}).sort_values(["condition", "problem_id"], ignore_index=True)
 
@@ -112,13 +111,13 @@ def test_truncated_is_told_from_no_box(our_run):
     assert (cut["finish_reason"] == "length").all() and (cut["completion_tokens"] == BUDGET).all()
 
 
-def test_the_engine_ran_the_checked_token_ids(our_run, demo_tokenizer):
-    model = ModelTokenizer(name="demo", tokenizer=demo_tokenizer)
-    problems = [problem.id for problem in load_demo().problems[:LIMIT]]
+def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
+    model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
+    problems = [problem.id for problem in TOY_PROBLEMS[:LIMIT]]
     frame = load_run(our_run[0])
     for layout in (Layout.RAW, Layout.CHAT):
         for name in CONDITIONS:
-            (built,) = build_checked_prompts(load_demo().problems[:LIMIT], [as_condition(name)], layout, model)
+            (built,) = build_checked_prompts(TOY_PROBLEMS[:LIMIT], [as_condition(name)], layout, model)
             rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)].set_index("problem_id")
             expected = [(one.token_sha256, len(one.token_ids)) for one in built.prompts]
             columns = rows.loc[problems][["prompt_token_sha256", "prompt_tokens"]]
@@ -173,7 +172,7 @@ def test_lm_eval_itself_can_use_the_engine(engines, our_run, tmp_path):
 @pytest.mark.slow
 def test_a_completion_ends_with_its_first_line_by_every_backend(mless, tmp_path):
     asked = ("dataset={make: products, seed: 3}", "answer=line", "max_gen_toks=24", "conditions=[wo, mless]")
-    on_hf = "model={backend: hf, arguments: {pretrained: demo, dtype: float32, device: cpu}}"
+    on_hf = f"model={{backend: hf, arguments: {{pretrained: {TOY_MODEL}, dtype: float32, device: cpu}}}}"
     ours = load_run(generated(mless, tmp_path / "vllm", 12, *asked))
     theirs = load_run(generated(mless, tmp_path / "hf", 12, *asked, on_hf))
     assert list(ours["completion"]) == list(theirs["completion"]) and len(ours) == 24
@@ -182,7 +181,7 @@ def test_a_completion_ends_with_its_first_line_by_every_backend(mless, tmp_path)
 
 @pytest.mark.slow
 def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
-    arguments = ("--model", "hf", "--model_args", f"pretrained={DEMO},dtype=float32", "--device", "cpu")
+    arguments = ("--model", "hf", "--model_args", f"pretrained={TOY_MODEL},dtype=float32", "--device", "cpu")
     theirs = stock(lm_eval, tmp_path, *arguments, "--batch_size", "12")
     mine = ours(our_run[0], "raw")
     assert_equal(theirs, mine, "prompt_sha256")
@@ -196,7 +195,15 @@ def served(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = (tmp_path_factory.mktemp("serve") / "log").open("w")
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", DEMO, "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        str(Path(sys.executable).with_name("vllm")),
+        "serve",
+        TOY_MODEL,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     command += ["--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--served-model-name", "demo"]
     server = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -229,7 +236,7 @@ def served(tmp_path_factory):
 def test_a_server_asked_by_lm_eval_gives_the_same_samples(
     our_run, served, lm_eval, tmp_path, layout, backend, arguments
 ):
-    given = f"model=demo,tokenizer={DEMO},num_concurrent=8,base_url={served}/{arguments}"
+    given = f"model=demo,tokenizer={TOY_MODEL},num_concurrent=8,base_url={served}/{arguments}"
     template = ["--apply_chat_template"] if layout == "chat" else []
     theirs = stock(lm_eval, tmp_path, "--model", backend, "--model_args", given, *template)
     hashed = ["prompt_sha256"] if layout == "raw" else []  # of a chat lm-eval hashes the turns
@@ -238,7 +245,7 @@ def test_a_server_asked_by_lm_eval_gives_the_same_samples(
 
 @pytest.mark.slow
 def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, served, mless, tmp_path):
-    server = f"{{model: demo, base_url: {served}, tokenizer: {DEMO}, max_length: 4096}}"
+    server = f"{{model: demo, base_url: {served}, tokenizer: {TOY_MODEL}, max_length: 4096}}"
     flags = ["model.backend=local-completions", f"model.arguments={server}", f"max_gen_toks={BUDGET}"]
     run = generated(mless, tmp_path / "run", COMPARED, *flags)
     assert_equal(ours(run, "raw"), ours(our_run[0], "raw"), "problem_id", "prompt_sha256", "completion")
@@ -246,7 +253,7 @@ def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, 
 
 @pytest.mark.slow
 def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_run, served, mless, tmp_path):
-    server = f"{{model: demo, base_url: {served}/chat/completions, tokenizer: {DEMO}, num_concurrent: 8}}"
+    server = f"{{model: demo, base_url: {served}/chat/completions, tokenizer: {TOY_MODEL}, num_concurrent: 8}}"
     flags = ["model.backend=local-chat-completions", f"model.arguments={server}", "layouts=[chat]"]
     flags += [f"max_gen_toks={BUDGET}"]
     sampled = ["sampling={temperature: 1.2}", "samples_per_problem=3", "conditions=[wo]"]
@@ -283,7 +290,7 @@ def test_a_model_with_a_bos_gets_exactly_one(mless, tmp_path):
     flags = [f"model.arguments.pretrained={tmp_path / 'model'}", "model.arguments.max_model_len=1024"]
     flags += ["max_gen_toks=8", "layouts=[raw, chat]"]
     frame = load_run(generated(mless, tmp_path / "run", 4, *flags))
-    problems, model = load_demo().problems[:4], ModelTokenizer(name="model", tokenizer=tokenizer)
+    problems, model = TOY_PROBLEMS[:4], ModelTokenizer(name="model", tokenizer=tokenizer)
     for layout in (Layout.RAW, Layout.CHAT):
         (built,) = build_checked_prompts(problems, [as_condition("mless")], layout, model)
         rows = frame[(frame["layout"] == layout) & (frame["condition"] == "mless")]

@@ -21,6 +21,7 @@ import torch
 
 from harness.runs.journal import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE
+from tests.make import TOY_CONFIG
 
 pytestmark = pytest.mark.engine
 
@@ -37,7 +38,7 @@ sys.exit(main())
 
 def start(folder, *, stderr=subprocess.PIPE, environment=None, program=(MLESS,), options=()):
     """The run of the fixture `our_run`, into another folder."""
-    command = [*program, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS, *options]
+    command = [*program, "run", TOY_CONFIG, "--output", str(folder), "--quiet", *ENGINE_FLAGS, *options]
     run = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -347,7 +348,7 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
     mounted = tmp_path / "disk"
     mounted.mkdir()
     prompts, journal = (len(read_stored(Path(our_run[0]) / name)) for name in ("prompts.jsonl", "journal.jsonl"))
-    command = f"{MLESS} run demo.yaml --output {mounted}/run --quiet {' '.join(map(repr, ENGINE_FLAGS))}"
+    command = f"{MLESS} run {TOY_CONFIG} --output {mounted}/run --quiet {' '.join(map(repr, ENGINE_FLAGS))}"
     names = {"folder": mounted, "copy": tmp_path / "copy", "command": command}
     script = FULL_DISK.format(size=(prompts + journal // 2) // 1024, **names)
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE)

@@ -11,31 +11,29 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from harness import resources
 from harness.engines.vllm import VLLMEngine
 from harness.experiment.conditions import as_condition
-from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import measure
 from harness.experiment.tokenizer import fit_filler
+from tests.make import TOY_MODEL, TOY_PROBLEMS
 
-DEMO = str(resources.demo_model())
 TOP = 20
 """Tokens compared for each prompt: the engine's most likely ones. 20 is vLLM's own limit."""
 LARGEST, MEAN = 1e-3, 1e-4
 """Under these differences, in nats, both compute in float32."""
-ARGUMENTS = {"pretrained": DEMO, "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
+ARGUMENTS = {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
 
 
 @pytest.fixture(scope="module")
-def prompts(demo_tokenizer):
+def prompts(toy_tokenizer):
     condition = as_condition("mless")
-    text = fit_filler(condition, demo_tokenizer)
+    text = fit_filler(condition, toy_tokenizer)
     return [
         measure(
-            build_prompt(problem.problem, condition, filler_text=text, layout=Layout.RAW), Layout.RAW, demo_tokenizer
+            build_prompt(problem.problem, condition, filler_text=text, layout=Layout.RAW), Layout.RAW, toy_tokenizer
         ).token_ids
-        for problem in load_demo().problems[:20]
+        for problem in TOY_PROBLEMS[:20]
     ]
 
 
@@ -53,7 +51,7 @@ def first_logprobs(engine, prompt):
 @pytest.fixture(scope="module")
 def checked(prompts):
     """The real engine's facts, and its differences [prompt, token] from Hugging Face with the same first tokens."""
-    reference = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, attn_implementation="eager").eval()
+    reference = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32, attn_implementation="eager").eval()
     differences, first = [], []
     with warnings.catch_warnings(action="ignore"):  # those of vLLM and torch are not ours
         engine = VLLMEngine(ARGUMENTS, sampled=False)
@@ -100,7 +98,7 @@ def test_tf32_in_the_attention_alone_would_be_seen(prompts):
     AttentionInterface.register("tf32", attend_in_tf32)
     logprobs = {}
     for attention in ("eager", "tf32"):
-        model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32, attn_implementation=attention)
         with torch.inference_mode():
             logits = [model(torch.tensor([list(prompt)])).logits[0, -1].double() for prompt in prompts]
         logprobs[attention] = torch.stack(logits).log_softmax(dim=-1)

@@ -7,7 +7,7 @@ import pytest
 from harness.engines import processor
 from harness.execution import run
 from harness.experiment.config import load_config
-from tests.make import GREEDY_RUN, ROOT, right, write_run
+from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, write_run
 
 
 def test_a_processor_says_whether_it_computes_in_bf16(tmp_path):
@@ -35,12 +35,12 @@ def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps
         monkeypatch.setattr(run, "computes_bf16", lambda: bf16)
         monkeypatch.setattr(run, "device_type", lambda: device)
         changes = [f"model.arguments.dtype={dtype}", "layouts=[]"]
-        return run.settle(load_config(ROOT / "configs" / "runs" / "demo.yaml", changes), folder)
+        return run.settle(load_config(TOY_CONFIG, changes), folder)
 
     for named, chosen in (("null", "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
         assert settled(named).identity()["model"]["arguments"]["dtype"] == chosen
         assert settled(named, device="cuda") == settled(named, bf16=True)
-    model = {"label": "made", "arguments": {"pretrained": "demo", "max_model_len": 4096}}
+    model = {"label": "made", "arguments": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
     begun = write_run(tmp_path / "begun", right, limit=1, model=model)
     assert settled("null", folder=begun).model.arguments["dtype"] is None, "it was begun in the model's own type"
     kept = settled("null", folder=GREEDY_RUN, bf16=True)

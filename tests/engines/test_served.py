@@ -12,6 +12,7 @@ from harness.errors import EngineError, ModelError
 from harness.experiment.sampling import Sampling
 from tests.commands.test_cli import here
 from tests.engines.test_backends import SERVED, request
+from tests.make import TOY_DATA, TOY_MODEL
 
 
 class Server(ThreadingHTTPServer):
@@ -193,7 +194,7 @@ def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(se
 
     server.answer = answer
     monkeypatch.setattr("harness.runs.receipts._hub_commit", None)  # a look-up of the served name would fail
-    sets = ["dataset=demo", "samples_per_problem=1", "sampling=greedy", "model.arguments.tokenizer=demo"]
+    sets = [f"dataset={TOY_DATA}", "samples_per_problem=1", "sampling=greedy", f"model.arguments.tokenizer={TOY_MODEL}"]
     sets += ["model.arguments.model=tiny", f"model.arguments.base_url={server.url}", "layouts=[raw]"]
     arguments = [part for one in sets for part in ("--set", one)]
     arguments += ["--limit", "4", "--output", str(tmp_path / "run"), "--quiet"]

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from harness import resources
 from harness.engines.start_errors import ChildErrors, explain_start_error, read_causes
 from tests.conftest import PATIENCE
+from tests.make import TOY_CONFIG, TOY_MODEL
 
 SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 """All that the process which starts the engine is told."""
@@ -160,11 +160,10 @@ def test_what_children_write_is_passed_on_and_kept(capfd):
 
 SCRIPT = """
 import json, sys
-from harness import resources
 from harness.engines.vllm import VLLMEngine
 
 {guard}
-    arguments = dict(pretrained=str(resources.demo_model()), dtype="float32", max_model_len=1024, enforce_eager=True)
+    arguments = dict(pretrained={model!r}, dtype="float32", max_model_len=1024, enforce_eager=True)
     VLLMEngine(arguments | json.loads(sys.argv[1])).close()
 """
 
@@ -175,7 +174,7 @@ def engine_error(tmp_path):
 
     def start(guard='if __name__ == "__main__":', **arguments):
         script = tmp_path / "script.py"
-        script.write_text(SCRIPT.format(guard=guard))
+        script.write_text(SCRIPT.format(guard=guard, model=TOY_MODEL))
         environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
         command = [sys.executable, str(script), json.dumps(arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
@@ -188,9 +187,9 @@ def engine_error(tmp_path):
 @pytest.mark.slow
 def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tmp_path):
     ignored = shutil.ignore_patterns("*.safetensors")
-    weightless = shutil.copytree(resources.demo_model(), tmp_path / "model", ignore=ignored)
+    weightless = shutil.copytree(TOY_MODEL, tmp_path / "model", ignore=ignored)
     flags = ("--set", f"model.arguments.pretrained={weightless}", "--limit", "1", "--output", str(tmp_path / "run"))
-    done = mless("run", "demo.yaml", "--quiet", *flags)
+    done = mless("run", TOY_CONFIG, "--quiet", *flags)
     assert done.returncode == 2
     said = f"mless: vLLM did not start. Its last error: RuntimeError: Cannot find any model weights with `{weightless}`"
     assert done.stderr.splitlines()[-1] == said

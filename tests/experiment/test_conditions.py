@@ -28,6 +28,7 @@ from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read import Run
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
+from tests.make import TOY_DATA, TOY_MODEL
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "conditions.md").read_text()
 RECIPES = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
@@ -58,9 +59,9 @@ def condition(values):
 
 
 def config(**changes):
-    model = {"backend": "dummy", "arguments": {"pretrained": "demo"}}
+    model = {"backend": "dummy", "arguments": {"pretrained": TOY_MODEL}}
     return RunConfig.model_validate(
-        {"name": "t", "model": model, "dataset": "demo", "layouts": ["raw"], "conditions": ["wo"], **changes}
+        {"name": "t", "model": model, "dataset": TOY_DATA, "layouts": ["raw"], "conditions": ["wo"], **changes}
     )
 
 
@@ -111,9 +112,9 @@ def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vani
 
 
 @pytest.mark.parametrize("layout", [Layout.RAW, Layout.CHAT])
-def test_a_filler_in_the_answer_stands_where_the_model_continues(demo_tokenizer, layout):
+def test_a_filler_in_the_answer_stands_where_the_model_continues(toy_tokenizer, layout):
     conditions = (WO, condition(EXACT[3]), condition(EXACT[4]), condition(OTHERS[1]))
-    plain, *built = (one.prompts[0] for one in build(demo_tokenizer, *conditions, layout=layout))
+    plain, *built = (one.prompts[0] for one in build(toy_tokenizer, *conditions, layout=layout))
     gap = "" if layout is Layout.CHAT else SEPARATOR
     filler = " ".join(["/"] * 30)
     begun = [filler + SEPARATOR + BEGUN, filler, BEGUN]
@@ -158,10 +159,10 @@ def test_the_recipes_of_the_page_are_short_and_can_be_run(recipe):
     assert make_plan(recipe_config, limit=3).size == 3 * len(recipe_config.conditions)
 
 
-def test_a_fresh_draw_is_each_problems_own(demo_tokenizer):
+def test_a_fresh_draw_is_each_problems_own(toy_tokenizer):
     same = problems(a="What is $2+2$?", b="What is $2+2$?")
     for fresh in (True, False):
-        (built,) = build(demo_tokenizer, condition({"random_ids": 9, "fresh": fresh}), of=same)
+        (built,) = build(toy_tokenizer, condition({"random_ids": 9, "fresh": fresh}), of=same)
         one, other = built.prompts
         assert (one.text != other.text) is fresh and one.filler_tokens == other.filler_tokens == 9
 
@@ -173,7 +174,7 @@ def test_a_sweep_is_a_condition_for_each_combination():
     assert loaded.conditions[8] == as_condition({"name": "he-25-end", "unit": "he", "count": 25, "placement": "end"})
     assert RunConfig.model_validate(loaded.as_written()) == loaded
     assert len(loaded.tested) == 8
-    alone = {"name": "t", "model": {"arguments": {"pretrained": "demo"}}, "sweep": {"unit": "/", "count": [10]}}
+    alone = {"name": "t", "model": {"arguments": {"pretrained": TOY_MODEL}}, "sweep": {"unit": "/", "count": [10]}}
     assert [one.name for one in RunConfig.model_validate(alone).conditions] == ["wo", "slash-10"]
     many = planned(limit=5, sweep={"unit": ["/", "he"], "count": list(range(1, 65))})
     assert len(many.arms) == 129  # how long it takes with 500 problems stands in benchmarks/SWEEPS.md

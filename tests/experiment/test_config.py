@@ -1,11 +1,11 @@
 import pytest
 
-from harness import resources
 from harness.engines.vllm import fit_to_cpu
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 from harness.experiment.config import load_config
 from tests.experiment.test_refusals import MINIMAL, write
+from tests.make import TOY_MODEL
 
 
 def test_a_minimal_config_has_the_studys_defaults(tmp_path):
@@ -13,7 +13,7 @@ def test_a_minimal_config_has_the_studys_defaults(tmp_path):
     assert (config.model_arguments()["seed"], config.model.arguments["dtype"]) == (7, "float32")
     assert (config.dataset, config.sampling, config.max_gen_toks) == ("math500", "greedy", 2048)
     assert [condition.name for condition in config.conditions] == ["wo", "mless"]
-    assert config.model_arguments()["pretrained"] == str(resources.demo_model())
+    assert config.model_arguments()["pretrained"] == TOY_MODEL
 
 
 def test_where_a_line_is_read_no_instruction_asks_for_a_box(tmp_path):
@@ -48,13 +48,13 @@ def test_what_only_resembles_a_secret_is_taken(tmp_path):
         "served_model_name": "sk-8b-instruct",
         "tokenizer": "org/token-counter",
     }
-    values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **taken}}}
-    assert load_config(write(tmp_path, values)).model.arguments == {"pretrained": "demo", **taken}
+    values = {**MINIMAL, "model": {"arguments": {"pretrained": TOY_MODEL, **taken}}}
+    assert load_config(write(tmp_path, values)).model.arguments == {"pretrained": TOY_MODEL, **taken}
 
 
 def test_load_only_arguments_may_change_and_random_weights_may_not(tmp_path):
     def identity(**arguments):
-        values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **arguments}}}
+        values = {**MINIMAL, "model": {"arguments": {"pretrained": TOY_MODEL, **arguments}}}
         return load_config(write(tmp_path, values)).identity()
 
     free = {"device_ids": [1], "download_dir": "d", "load_format": "safetensors", "distributed_executor_backend": "mp"}

@@ -21,7 +21,7 @@ from harness.runs.read import Run, read_source
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes
-from tests.make import right, write_run
+from tests.make import TOY_DATA, right, write_run
 
 PRODUCTS = [
     Problem(id=f"{a}x{b}", problem=f"{a} x {b}?", answer=str(a * b), cluster=f"{min(a, b)}x{max(a, b)}")
@@ -90,7 +90,7 @@ def test_examples_that_cannot_be_are_refused_before_the_model(shown, said, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.jsonl").write_text('{"problem": "1+1", "answer": 2}\n{"problem": "1+2"}\n')
     conditions = ["wo", {"name": "x", "unit": "qx", "placement": "each"}]
-    config = {**MINIMAL, "dataset": "demo", "conditions": conditions, "demonstrations": shown}
+    config = {**MINIMAL, "dataset": TOY_DATA, "conditions": conditions, "demonstrations": shown}
     with pytest.raises(HarnessError, match=re.escape(said)):
         make_plan(load_config(write(tmp_path, config)))
 
@@ -129,9 +129,9 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
-def test_the_probe_knows_the_examples_and_pairs_their_tokens(run, layout, demo_tokenizer):
+def test_the_probe_knows_the_examples_and_pairs_their_tokens(run, layout, toy_tokenizer):
     for problem in read_source(run, layout=layout).problems:
-        plain, filled = tokenize(problem, demo_tokenizer, conditions=["wo", "x"]).values()
+        plain, filled = tokenize(problem, toy_tokenizer, conditions=["wo", "x"]).values()
         kept = filled.original_pos != ABSENT
         assert filled.original_pos[kept].tolist() == list(range(len(plain)))
         assert (filled.roles[kept] == plain.roles).all() and set(filled.roles[~kept]) == {FILLER, SEPARATOR}

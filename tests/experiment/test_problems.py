@@ -1,6 +1,6 @@
 import json
 
-from harness.experiment.problems import DatasetConfig, load_demo, load_jsonl, open_dataset
+from harness.experiment.problems import DatasetConfig, load_jsonl, open_dataset
 
 GOOD = {"problem": "1+1?", "answer": "2", "solution": "\\boxed{2}", "subject": "Algebra", "level": 1, "unique_id": "a"}
 
@@ -40,8 +40,6 @@ def test_clusters_are_read_and_a_problem_without_one_is_its_own(tmp_path):
 
 
 def test_the_variable_chooses_the_source(tmp_path, monkeypatch):
-    monkeypatch.setenv("MATH500_PATH", "demo")
-    assert open_dataset("math500") == load_demo()
     monkeypatch.setenv("MATH500_PATH", str(write_lines(tmp_path, GOOD)))
     assert len(open_dataset("math500").problems) == 1
 

@@ -7,8 +7,10 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.config import load_config
 from harness.experiment.problems import DatasetConfig, load_jsonl, open_dataset
 from tests.experiment.test_problems import GOOD, write_lines
+from tests.make import TOY_MODEL
 
-MINIMAL = {"name": "x", "model": {"arguments": {"pretrained": "demo"}}, "conditions": ["wo", "mless"]}
+NAMED = {"label": "toy", "arguments": {"pretrained": TOY_MODEL}}
+MINIMAL = {"name": "x", "model": NAMED, "conditions": ["wo", "mless"]}
 CHAT_API = {"backend": "local-chat-completions", "arguments": {"model": "m", "base_url": "http://x"}}
 
 
@@ -19,7 +21,7 @@ def write(tmp_path, values):
 
 
 CONFIGS = [
-    ({"model": {"pretrained": "demo"}}, "unknown key 'model.pretrained'"),
+    ({"model": {"pretrained": TOY_MODEL}}, "unknown key 'model.pretrained'"),
     ({"conditions": ["mles"]}, "got 'mles'"),
     ({"conditions": ["wo", False]}, "got False"),
     ({"conditions": ["wo", "wo"]}, "got wo, wo"),
@@ -43,9 +45,9 @@ CONFIGS = [
         {"conditions": ["wo", {"name": "x", "unit": "/", "placement": "answer"}], "model": CHAT_API},
         "x begins the answer",
     ),
-    ({"study": {"name": "s", "models": ["a", "b"]}}, "this run's 'mless-demo' too, got a, b"),
-    ({"study": {"name": "s", "models": ["a", "mless-demo"]}, "contrasts": []}, "study: "),
-    ({"dataset": "product"}, "dataset: Input should be 'math500' or 'demo', got 'product'"),
+    ({"study": {"name": "s", "models": ["a", "b"]}}, "this run's 'toy' too, got a, b"),
+    ({"study": {"name": "s", "models": ["a", "toy"]}, "contrasts": []}, "study: "),
+    ({"dataset": "product"}, "dataset: Input should be 'math500', got 'product'"),
     ({"dataset": {"make": "product"}}, "dataset.make: Input should be 'products', "),
     ({"dataset": {"make": "sums", "cuont": 5}}, "unknown key 'dataset.cuont'"),
     ({"dataset": {"make": "sums", "operands": [9, 2]}}, "the least number first, got 9 and 2"),
@@ -102,7 +104,7 @@ def test_a_config_that_cannot_be_is_refused(tmp_path, change, said):
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
-    values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **secret}}}
+    values = {**MINIMAL, "model": {"arguments": {"pretrained": TOY_MODEL, **secret}}}
     with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as caught:
         load_config(write(tmp_path, values))
     assert not re.search("me:secret|aaaa|s3cret", str(caught.value))
@@ -171,5 +173,5 @@ def test_data_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=said):
             open_dataset(DatasetConfig(path=tmp_path / path))
     monkeypatch.delenv("MATH500_PATH")
-    with pytest.raises(DataError, match="MATH500_PATH=demo is the bundled problems"):
+    with pytest.raises(DataError, match=r"Or set MATH500_PATH=FILE\.jsonl\."):
         open_dataset("math500")

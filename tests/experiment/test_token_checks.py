@@ -4,10 +4,11 @@ from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.problems import Problem, load_demo
+from harness.experiment.problems import Problem
 from harness.experiment.prompt import INSTRUCTION, Layout
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
+from tests.make import TOY_PROBLEMS
 
 OWN = {
     "digit": "2",
@@ -21,7 +22,7 @@ def problems(**texts):
     return [Problem(id=name, problem=text, answer="1") for name, text in texts.items()]
 
 
-PROBLEMS = [*load_demo().problems[:25], *problems(**OWN)]
+PROBLEMS = [*TOY_PROBLEMS[:25], *problems(**OWN)]
 
 
 def layouts(tokenizer):
@@ -79,11 +80,11 @@ def test_units_that_are_not_one_token_each_are_refused(any_tokenizer, filler, me
         build(any_tokenizer, Condition(name="x", **filler))
 
 
-def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(demo_tokenizer):
+def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(toy_tokenizer):
     close = Condition(name="close", instruction=INSTRUCTION)
     close._gap = " "
     with pytest.raises(PromptMismatchError, match="problem p: its token ids differ from those without a filler"):
-        build(demo_tokenizer, close, of=problems(p="he is 2"))
+        build(toy_tokenizer, close, of=problems(p="he is 2"))
 
 
 def test_a_token_that_covers_filler_and_problem_is_seen():
@@ -103,8 +104,8 @@ def test_the_published_filler_straddles_the_full_stop_where_tokenizers_merge():
     assert {(prompt.straddling, prompt.filler_tokens) for prompt in built.prompts} == {(1, 54)}
 
 
-def test_a_prompt_longer_than_the_context_is_refused(demo_tokenizer):
+def test_a_prompt_longer_than_the_context_is_refused(toy_tokenizer):
     mless = named_conditions()["mless"]
     with pytest.raises(PromptMismatchError, match=r"max_gen_toks 64 are over the context of 128"):
-        build(demo_tokenizer, mless, length=128, max_gen_toks=64)
-    assert build(demo_tokenizer, mless, length=4096, max_gen_toks=2048)
+        build(toy_tokenizer, mless, length=128, max_gen_toks=64)
+    assert build(toy_tokenizer, mless, length=4096, max_gen_toks=2048)

@@ -44,16 +44,16 @@ def asked(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
     return prompt, measure(prompt, layout, tokenizer).text
 
 
-def test_token_ids_stand_for_themselves_or_are_refused(demo_tokenizer):
-    ids = tuple(demo_tokenizer.encode("/ he", add_special_tokens=False))
-    assert fit_filler(Condition(name="ids", token_ids=ids, count=5), demo_tokenizer).split() == ["/", "he/", "he/"]
+def test_token_ids_stand_for_themselves_or_are_refused(toy_tokenizer):
+    ids = tuple(toy_tokenizer.encode("/ he", add_special_tokens=False))
+    assert fit_filler(Condition(name="ids", token_ids=ids, count=5), toy_tokenizer).split() == ["/", "he/", "he/"]
     # half of a word's tokens, repeated: their text is tokenized otherwise
-    piece = demo_tokenizer.encode("th", add_special_tokens=False)[0]
-    condition = Condition(name="ids", token_ids=(piece, demo_tokenizer.encode("e")[0]), count=9)
+    piece = toy_tokenizer.encode("th", add_special_tokens=False)[0]
+    condition = Condition(name="ids", token_ids=(piece, toy_tokenizer.encode("e")[0]), count=9)
     with pytest.raises(PromptMismatchError, match=r"reads back as \d+ other ids"):
-        fit_filler(condition, demo_tokenizer)
+        fit_filler(condition, toy_tokenizer)
     with pytest.raises(PromptMismatchError, match=r"decode to ''.* reads back as 0 other ids"):
-        fit_filler(Condition(name="ids", token_ids=(999999,)), demo_tokenizer)
+        fit_filler(Condition(name="ids", token_ids=(999999,)), toy_tokenizer)
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)
@@ -72,8 +72,8 @@ def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
 THINKING = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 
 
-def test_a_templates_switch_is_part_of_the_prompt(demo_tokenizer, tmp_path):
-    tokenizer = with_template(demo_tokenizer, THINKING)
+def test_a_templates_switch_is_part_of_the_prompt(toy_tokenizer, tmp_path):
+    tokenizer = with_template(toy_tokenizer, THINKING)
     prompt, _ = asked(tokenizer, name="mless")
     off = template_switches({"chat_template_args": {"enable_thinking": False}})
     assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
@@ -113,8 +113,8 @@ def test_a_short_problem_is_not_mistaken_for_a_piece_of_the_template(any_tokeniz
     "format",
     ["%d %b %Y", "%A, %-d %B %y", "%Y-%m-%d %H:%M:%S", "%%d is %d, %%%m", "no code", "%_d %^a %j %p %Z|%q", "%"],
 )
-def test_every_format_of_the_date_is_pinned(demo_tokenizer, format):
-    tokenizer = with_template(demo_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}")
+def test_every_format_of_the_date_is_pinned(toy_tokenizer, format):
+    tokenizer = with_template(toy_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}")
     assert apply_chat_template(tokenizer, USER) == f"{date(*PINNED_DATE).strftime(format)}|26 Jul 2024"
 
 
@@ -129,8 +129,8 @@ def test_every_format_of_the_date_is_pinned(demo_tokenizer, format):
     ],
 )
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_template_renders_to_the_byte_as_it_does_by_itself(demo_tokenizer, template, opened):
-    tokenizer = with_template(demo_tokenizer, template)
+def test_a_template_renders_to_the_byte_as_it_does_by_itself(toy_tokenizer, template, opened):
+    tokenizer = with_template(toy_tokenizer, template)
     alone = tokenizer.apply_chat_template(USER, tokenize=False, add_generation_prompt=opened)
     assert apply_chat_template(tokenizer, USER, add_generation_prompt=opened) == alone
 
@@ -144,8 +144,8 @@ def test_a_template_renders_to_the_byte_as_it_does_by_itself(demo_tokenizer, tem
         (None, "has no chat template"),
     ],
 )
-def test_a_template_that_fails_or_is_not_there_says_why(demo_tokenizer, template, cause):
-    tokenizer = with_template(demo_tokenizer, template)
+def test_a_template_that_fails_or_is_not_there_says_why(toy_tokenizer, template, cause):
+    tokenizer = with_template(toy_tokenizer, template)
     with pytest.raises(ModelError, match=cause):
         apply_chat_template(tokenizer, USER)
     assert has_system_turn(tokenizer) == (template is None)

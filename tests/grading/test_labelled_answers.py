@@ -1,5 +1,4 @@
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.constants import LETTER_PRIME, POINTS
-from harness.experiment.problems import load_demo, load_jsonl
+from harness.experiment.problems import open_dataset
 from harness.grading.compare import compare, describe_gold, grade
 from harness.grading.values import letter_value
 
@@ -38,9 +37,8 @@ def test_every_rule_has_a_reason_and_both_kinds_of_pair():
     assert len({rule["trap"] for rule in RULES}) == len(RULES)
 
 
-NAMED = os.environ.get("MATH500_PATH", "demo")
-DATASET = load_demo() if NAMED in {"", "demo"} else load_jsonl(Path(NAMED))
-"""The bundled problems, or those of the file that MATH500_PATH names."""
+DATASET = open_dataset("math500")
+"""The toy's problems, or those of the file that MATH500_PATH names."""
 GOLDS = sorted({problem.answer for problem in DATASET.problems})
 ODD_GOLDS = [
     r"x\in(1,2)\cup\{3\}",

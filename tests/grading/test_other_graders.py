@@ -110,7 +110,7 @@ def test_the_order_of_the_steps(before, after):
 
 
 def test_what_the_rule_gives_away_on_whole_sets():
-    """With MATH500_PATH set to MATH-500: an empty box 500 of 500, `1` 200; the counts of the demo set are its own."""
+    """With MATH500_PATH set to MATH-500: an empty box 500 of 500, `1` 200; other problems have other counts."""
     targets = [problem.answer for problem in DATASET.problems]
     right = {box: sum(authors_rule(DOUBLED + f"\\boxed{{{box}}}", gold)[0] for gold in targets) for box in ("", "1")}
     assert right[""] == len(targets) == 500

@@ -13,10 +13,10 @@ from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION
 from harness.experiment.tokenizer import fit_filler
 from harness.lm_eval_plugin.task_folders import GROUP, write_standalone
 from tests.conftest import REFUSES_SYSTEM_AND_ASKS_CLOCK, VOCABULARIES, load_vocabulary
+from tests.make import TOY, TOY_MODEL
 
 NAMES = list(named_conditions())
-DEMO = str(resources.demo_model())
-PROBLEMS = resources.demo_folder() / "problems.jsonl"
+PROBLEMS = TOY / "demo.jsonl"
 
 
 def write(folder, model=None):
@@ -69,12 +69,12 @@ def test_lm_eval_lists_and_loads_the_tasks_without_a_warning(folder, caplog):
     assert "overrides existing task" in caplog.text  # a warning would have been seen
 
 
-@pytest.mark.parametrize(("model", "problems"), [(None, 100), pytest.param(DEMO, 500, marks=pytest.mark.slow)])
-def test_its_prompts_are_those_of_our_tasks(model, problems, folder, tmp_path, demo_tokenizer):
+@pytest.mark.parametrize(("model", "problems"), [(None, 100), pytest.param(TOY_MODEL, 500, marks=pytest.mark.slow)])
+def test_its_prompts_are_those_of_our_tasks(model, problems, folder, tmp_path, toy_tokenizer):
     """With a chat template and without; the generation settings too."""
 
     def template(messages, add_generation_prompt=True):
-        return demo_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return toy_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
 
     path = folder if model is None else write(tmp_path / "tasks", model)
     theirs = load(path, [GROUP])
@@ -105,16 +105,16 @@ def test_the_readme_says_how_long_the_fillers_are(kind, tokens, folder):
     assert lengths == {"mless": 55, "mful": 55, "random": tokens}
 
 
-def test_with_a_model_the_sentence_has_its_exact_length_and_the_readme_says_so(tmp_path, demo_tokenizer):
-    write_standalone(tmp_path, "demo")
-    sentence = fit_filler(named_conditions()["random"], demo_tokenizer)
+def test_with_a_model_the_sentence_has_its_exact_length_and_the_readme_says_so(tmp_path, toy_tokenizer):
+    write_standalone(tmp_path, TOY_MODEL)
+    sentence = fit_filler(named_conditions()["random"], toy_tokenizer)
     assert sentence in (tmp_path / f"{GROUP}_random.yaml").read_text()
-    assert "sentence has exactly 55 in the tokenizer of demo" in (tmp_path / "README.md").read_text()
+    assert f"sentence has exactly 55 in the tokenizer of {TOY_MODEL}" in (tmp_path / "README.md").read_text()
 
 
-def test_a_model_that_refuses_a_system_turn_gets_everything_in_the_users(tmp_path, demo_tokenizer):
-    demo_tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text((resources.demo_model() / "config.json").read_text())
+def test_a_model_that_refuses_a_system_turn_gets_everything_in_the_users(tmp_path, toy_tokenizer):
+    toy_tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text((TOY / "model" / "config.json").read_text())
     (tmp_path / "model" / "chat_template.jinja").write_text(REFUSES_SYSTEM_AND_ASKS_CLOCK)
     (tmp_path / "tasks").mkdir()  # an empty folder is taken
     path = write(tmp_path / "tasks", str(tmp_path / "model"))
@@ -154,7 +154,7 @@ def test_the_last_box_is_scored_by_lm_evals_own_functions(folder, completion, ex
 @pytest.mark.slow
 @pytest.mark.parametrize("chat", [False, True])
 def test_stock_lm_eval_runs_and_scores_the_tasks_without_our_package(without_mless, folder, tmp_path, chat):
-    arguments = ["--model", "hf", "--model_args", f"pretrained={DEMO}", "--device", "cpu", "--limit", "3"]
+    arguments = ["--model", "hf", "--model_args", f"pretrained={TOY_MODEL}", "--device", "cpu", "--limit", "3"]
     arguments += ["--tasks", GROUP, "--include_path", str(folder), "--gen_kwargs", "max_gen_toks=64"]
     arguments += ["--log_samples", "--output_path", str(tmp_path), *["--apply_chat_template"] * chat]
     done = without_mless("-m", "lm_eval", "run", *arguments)

@@ -13,9 +13,9 @@ from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import COLUMNS, Audit, Grade, as_text
 from tests.lm_eval_plugin.wrapped_tasks import Silent
+from tests.make import TOY_MODEL
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
-DEMO = str(resources.demo_model())
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +56,11 @@ def test_lm_eval_passes_over_a_number_of_examples_for_our_own_tasks():
     assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
 
 
-def test_with_a_chat_template_the_filler_opens_the_user_turn(demo_tokenizer):
-    (task,) = load("math500_mless", pretrained=DEMO).values()
+def test_with_a_chat_template_the_filler_opens_the_user_turn(toy_tokenizer):
+    (task,) = load("math500_mless", pretrained=TOY_MODEL).values()
 
     def template(messages, add_generation_prompt=True):
-        return demo_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return toy_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
 
     text = prompts(task, 1, template)[0]
     assert f"<|im_start|>user\n{' '.join('/' * 55)}{SEPARATOR}{task.eval_docs[0]['problem']}<|im_end|>" in text
@@ -68,7 +68,7 @@ def test_with_a_chat_template_the_filler_opens_the_user_turn(demo_tokenizer):
 
 
 def test_filler_takes_its_condition_from_metadata():
-    (task,) = load("math500_filler", unit="he", count=9, placement="end", pretrained=DEMO).values()
+    (task,) = load("math500_filler", unit="he", count=9, placement="end", pretrained=TOY_MODEL).values()
     assert prompts(task, 1)[0].endswith(SEPARATOR + " ".join(["he"] * 9))
     (task,) = load("math500_filler", count_to=4, label="Filler:", placement="end", cue="Answer:").values()
     assert prompts(task, 1)[0].endswith(SEPARATOR.join(["", "Filler:", "1 2 3 4", "Answer:"]))
@@ -78,9 +78,9 @@ def test_filler_takes_its_condition_from_metadata():
     ("metadata", "error", "message"),
     [
         ({"count": 0}, ConfigError, "count: .* got 0"),
-        ({"unit": "qxzvkj", "pretrained": DEMO}, PromptMismatchError, "splits the unit 'qxzvkj'"),
+        ({"unit": "qxzvkj", "pretrained": TOY_MODEL}, PromptMismatchError, "splits the unit 'qxzvkj'"),
         ({"placement": "middle"}, ConfigError, "placement"),
-        ({"pretrained": DEMO, "max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
+        ({"pretrained": TOY_MODEL, "max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
     ],
 )
 def test_bad_metadata_ends_in_one_clear_line(metadata, error, message):

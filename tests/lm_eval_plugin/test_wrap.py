@@ -7,7 +7,6 @@ import yaml
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
-from harness import resources
 from harness.constants import SEPARATOR
 from harness.display.table_pages import make_table
 from harness.errors import ConfigError, PromptMismatchError, RunError
@@ -16,8 +15,8 @@ from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.commands.test_cli import here, refused
 from tests.lm_eval_plugin.wrapped_tasks import DOCUMENTS, Silent, as_table, compare, evaluate, write_both
+from tests.make import TOY_MODEL
 
-DEMO = str(resources.demo_model())
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
 """Asked by a template with drawn examples, by a function with examples asked otherwise, and by a field's name."""
 
@@ -53,17 +52,17 @@ def test_the_files_hold_the_filler_and_need_nothing_of_ours(tmp_path):
     assert manager.all_tasks == ["gsm8k_dots", "gsm8k_wo"]
 
 
-def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(tmp_path, demo_tokenizer):
-    told = write_wrapped(tmp_path / "tasks", "gsm8k", 'random, {name: said, text: "Count: 1 2 3"}', "demo")
-    sentence = fit_filler(named_conditions()["random"], demo_tokenizer)
+def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(tmp_path, toy_tokenizer):
+    told = write_wrapped(tmp_path / "tasks", "gsm8k", 'random, {name: said, text: "Count: 1 2 3"}', TOY_MODEL)
+    sentence = fit_filler(named_conditions()["random"], toy_tokenizer)
     assert settings(tmp_path / "tasks" / "gsm8k_random.yaml")["filler"] == sentence + SEPARATOR
-    assert "gsm8k_random: 55 filler tokens in the tokenizer of demo" in told
-    said = len(demo_tokenizer("Count: 1 2 3", add_special_tokens=False)["input_ids"])
-    assert f"said, {said} filler tokens in the tokenizer of demo." in (
+    assert f"gsm8k_random: 55 filler tokens in the tokenizer of {TOY_MODEL}" in told
+    said = len(toy_tokenizer("Count: 1 2 3", add_special_tokens=False)["input_ids"])
+    assert f"said, {said} filler tokens in the tokenizer of {TOY_MODEL}." in (
         tmp_path / "tasks" / "gsm8k_said.yaml"
     ).read_text().replace("\n# ", " ")
     with pytest.raises(PromptMismatchError, match="splits the unit"):
-        write_wrapped(tmp_path / "more", "gsm8k", "{name: long, unit: antidisestablishment}", "demo")
+        write_wrapped(tmp_path / "more", "gsm8k", "{name: long, unit: antidisestablishment}", TOY_MODEL)
 
 
 @pytest.mark.slow
@@ -185,7 +184,7 @@ def test_the_table_reads_the_logs_and_their_conditions(tmp_path):
 @pytest.mark.parametrize("chat", [False, True])
 def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_logs(without_mless, tmp_path, chat):
     write_both("gsm8k", tmp_path)
-    arguments = ["--model", "hf", "--model_args", f"pretrained={DEMO}", "--device", "cpu", "--limit", "3"]
+    arguments = ["--model", "hf", "--model_args", f"pretrained={TOY_MODEL}", "--device", "cpu", "--limit", "3"]
     arguments += ["--tasks", "gsm8k_wo,gsm8k_mless", "--include_path", str(tmp_path / "gsm8k"), "--num_fewshot", "1"]
     arguments += ["--gen_kwargs", "max_gen_toks=16", "--log_samples", "--output_path", str(tmp_path / "results")]
     done = without_mless("-m", "lm_eval", "run", *arguments, *["--apply_chat_template"] * chat)

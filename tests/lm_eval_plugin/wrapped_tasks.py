@@ -17,10 +17,10 @@ import yaml
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from harness import resources
 from harness.constants import SEPARATOR
 from harness.experiment.tokenizer import encode, load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
+from tests.make import TOY_MODEL
 
 Documents = list[dict[str, Any]]
 
@@ -119,13 +119,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 class Silent(LM):
-    """A model that always says the same, with the bundled model's chat template."""
+    """A model that always says the same, with the toy model's chat template."""
 
-    tokenizer_name = "demo"
+    tokenizer_name = TOY_MODEL
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokenizer = load_tokenizer(str(resources.demo_model()))
+        self.tokenizer = load_tokenizer(TOY_MODEL)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         return ["The final answer is 42." for _ in requests]

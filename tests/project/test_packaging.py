@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.make import TOY, TOY_CONFIG
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
@@ -24,9 +26,7 @@ def test_wheel_and_sdist_build(built):
     names = zipfile.ZipFile(wheel).namelist()
     for needed in (
         "harness/tasks/math500/math500_mless.yaml",
-        "harness/configs/runs/demo.yaml",
-        "harness/demo/model/model.safetensors",
-        "harness/demo/problems.jsonl",
+        "harness/configs/runs/products.yaml",
         "attention_probe/__init__.py",
     ):
         assert needed in names
@@ -38,14 +38,14 @@ def test_the_wheel_works_outside_the_checkout(built, tmp_path):
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, capture_output=True)
-    environment = {**os.environ, "PYTHONPATH": str(site), "MATH500_PATH": "demo"}
+    environment = {**os.environ, "PYTHONPATH": str(site), "MATH500_PATH": str(TOY / "demo.jsonl")}
 
     def mless(*arguments):
         command = [sys.executable, "-P", "-m", "harness.cli", *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True).stdout
 
     assert mless("tasks").strip() == str(site / "harness" / "tasks")
-    assert "requests  8" in mless("run", "demo.yaml", "--dry-run", "--limit", "2")
+    assert "requests  8" in mless("run", TOY_CONFIG, "--dry-run", "--limit", "2")
     code = (
         "from lm_eval.tasks import TaskManager; from harness import resources;"
         "m = TaskManager(include_path=str(resources.folder('tasks')), include_defaults=False);"

@@ -48,9 +48,9 @@ from harness.runs.folder import (
 from harness.runs.journal import Journal, expand, hash_stored, write_atomic, write_whole
 from harness.runs.records import SESSION, Fingerprint, Sample, as_json
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, ROOT, small_run
+from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run
 
-CONFIG = resources.folder("configs") / "runs" / "demo.yaml"
+CONFIG = TOY_CONFIG
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_greedy_replicates_have_keys_of_their_own():
 
 def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
-    tokenizer = shutil.copytree(resources.demo_model(), tmp_path / "tokenizer")
+    tokenizer = shutil.copytree(TOY_MODEL, tmp_path / "tokenizer")
     state = json.loads((tokenizer / "tokenizer.json").read_text())
     vocabulary = state["model"]["vocab"]
     vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]

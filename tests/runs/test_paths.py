@@ -7,7 +7,7 @@ import pytest
 from harness.display.table_pages import make_leaderboard_page, make_table
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.runs.paths import locate, locate_one
-from tests.make import GREEDY_RUN, add_stop, right, write_run
+from tests.make import GREEDY_RUN, TOY_DATA, add_stop, right, write_run
 
 LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
 
@@ -97,7 +97,7 @@ def two_datasets(tmp_path):
             json.dumps({"problem": f"What is {i}?", "answer": str(i), "unique_id": str(i)}) + "\n" for i in range(4)
         )
     )
-    for name, dataset in (("first", "demo"), ("second", {"path": str(data)})):
+    for name, dataset in (("first", TOY_DATA), ("second", {"path": str(data)})):
         write_run(tmp_path / "runs" / name, right, dataset=dataset, limit=4, audit=False)
     return tmp_path / "runs"
 

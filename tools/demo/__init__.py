@@ -1,1 +1,0 @@
-"""What made the bundled problems and the bundled model."""
