@@ -63,8 +63,7 @@ def capture(
     model = loaded.model
     token_ids = token_ids.to(model.device)
     batch, length = token_ids.shape
-    real = torch.ones_like(token_ids) if attention_mask is None else attention_mask.to(model.device)
-    real = real.bool()
+    real = (torch.ones_like(token_ids) if attention_mask is None else attention_mask.to(model.device)).bool()
     usual = (real.long().cumsum(-1) - 1).clamp_min(0)
     positions = usual if position_ids is None else position_ids.to(model.device)
     accepted = inspect.signature(model.forward).parameters

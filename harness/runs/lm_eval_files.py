@@ -60,12 +60,6 @@ class TaskConfig(Struct):
     metadata: dict[str, Any] | None = None
 
 
-class Counts(Struct):
-    """How many documents of a task were asked."""
-
-    effective: int
-
-
 class ResultsFile(Struct, kw_only=True):
     """lm-eval's results file; empty where there is none."""
 
@@ -73,7 +67,7 @@ class ResultsFile(Struct, kw_only=True):
     config: Loaded = msgspec.field(default_factory=Loaded)
     configs: dict[str, TaskConfig] = {}
     versions: dict[str, float | str | None] = {}
-    n_samples: dict[str, Counts] = msgspec.field(default_factory=dict, name="n-samples")
+    n_samples: dict[str, dict[str, int]] = msgspec.field(default_factory=dict, name="n-samples")
     chat_template: Any = None
     system_instruction: str | None = None
     date: float | None = None

@@ -175,8 +175,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         if problem in samples:
             raise RunError(f"{where}: problem {problem} again.")
         samples[problem] = sample
-    counts = results.n_samples.get(task or "")
-    least = 1 if counts is None else max(1, counts.effective)
+    least = max(1, results.n_samples.get(task or "", {}).get("effective", 1))
     if len(samples) < least:
         found = f" under the filter {wanted!r}; the log has {', '.join(filters)}" if filters else ""
         raise RunError(f"{path}: samples are missing: expected {least}, got {len(samples)}{found}.")
