@@ -125,7 +125,7 @@ def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
             (score <= shared and mean > 0 < cell.effect)
             if adjusted[0] < ALPHA
             else (score <= shared or mean > cell.effect >= 0 or mean < 0 == cell.effect),
-            equivalence_p(means, MARGIN, bounds=bounds) < ALPHA,
+            equivalence_p(means, MARGIN) < ALPHA,
         )
     return Rates(cell, experiments, *(hits / experiments).tolist())
 

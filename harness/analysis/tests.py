@@ -281,9 +281,7 @@ def _towards(end: float, inner: float) -> float:
     return end + (inner - end) * ROOT_GAP
 
 
-def equivalence_p(
-    values: npt.ArrayLike, margin: float, *, bounds: Bounds | None = None, weights: npt.ArrayLike = 1.0
-) -> float:
+def equivalence_p(values: npt.ArrayLike, margin: float, *, weights: npt.ArrayLike = 1.0) -> float:
     """P-value of two one-sided tests: small where the true mean of `values` [problem] is surely within the margin.
 
     It is below alpha exactly if the score interval of level 1 - 2 alpha lies inside (-margin, margin) and there are
@@ -293,16 +291,15 @@ def equivalence_p(
     Args:
         values: Each problem's difference.
         margin: Difference that would matter, in the same unit.
-        bounds: As for `score_interval`.
-        weights: Likewise.
+        weights: As for `score_interval`.
 
     Source:
         Schuirmann (1987), doi:10.1007/BF01068419; with the score statistic: Tango (1998), as in `score_interval`;
         what n problems may miss: the rule of three, Hanley and Lippman-Hand (1983),
         doi:10.1001/jama.1983.03330370053031.
     """
-    above = ndtr(-score_statistic(values, -margin, bounds=bounds, weights=weights))
-    below = ndtr(score_statistic(values, margin, bounds=bounds, weights=weights))
+    above = ndtr(-score_statistic(values, -margin, weights=weights))
+    below = ndtr(score_statistic(values, margin, weights=weights))
     missed = (1 - margin) ** np.size(values)
     return float(max(above, below, missed))
 

@@ -92,11 +92,7 @@ def test_a_folder_holding_one_log_is_that_log(results):
 def two_datasets(tmp_path):
     (tmp_path / "runs").mkdir()
     data = tmp_path / "own.jsonl"
-    data.write_text(
-        "".join(
-            json.dumps({"problem": f"What is {i}?", "answer": str(i), "unique_id": str(i)}) + "\n" for i in range(4)
-        )
-    )
+    data.write_text("".join(json.dumps({"question": f"{i}?", "answer": str(i)}) + "\n" for i in range(4)))
     for name, dataset in (("first", TOY_DATA), ("second", {"path": str(data)})):
         write_run(tmp_path / "runs" / name, right, dataset=dataset, limit=4, audit=False)
     return tmp_path / "runs"
