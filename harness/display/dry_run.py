@@ -121,8 +121,7 @@ def _prompts(plan: Plan) -> Table:
                 "most": str(max(lengths)),
             }
         rows.append({column.key: "?" for column in PROMPTS} | row)
-    title = "Prompts: tokens of the filler + what separates it, its place, tokens of the whole"
-    return Table(title, rows, PROMPTS)
+    return Table("Tokens of the filler + its separators, its place, tokens of the prompt", rows, PROMPTS)
 
 
 def describe_power(config: RunConfig, problems: int) -> str:

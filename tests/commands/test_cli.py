@@ -72,6 +72,11 @@ def test_a_model_runs_without_a_config_of_its_own(capsys, monkeypatch, tmp_path)
     done = here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *ask)
     assert done.returncode == 0 and "mless chat 55" in " ".join(done.stdout.split())
     assert "requests  24: wo 2 times, 1 positive control" in done.stdout
+    (tmp_path / "own.jsonl").write_text('{"question": "What is 7 times 8?", "answer": "56"}')
+    own = ("--dataset", str(tmp_path / "own.jsonl"), "--conditions", "wo, mful", "--max-tokens", "9", "--dry-run")
+    done = here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own)
+    assert "requests  4: wo 2 times" in done.stdout and "at most 36 generated" in done.stdout, done.stderr
+    refused(here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own, "--samples", "2"), "samples_per_problem is 2")
     shutil.copytree(TOY_MODEL, tmp_path / "a model")
     (tmp_path / "a model" / "chat_template.jinja").unlink()
     base = ("run", "--model", str(tmp_path / "a model"), *ask)
@@ -199,6 +204,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
     assert done.returncode == 0
     assert "requests  20" in done.stdout and "tokens    " in done.stdout
     assert "mless raw 55 + 3 23-78" in " ".join(done.stdout.split())
+    assert done.stdout.count("«/ / ... /»") == 1 and max(map(len, done.stdout.splitlines())) <= 80
 
 
 BASE = {"model": {"backend": "hf", "arguments": {"pretrained": TOY_MODEL}}}

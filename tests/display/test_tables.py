@@ -231,6 +231,9 @@ def test_no_table_is_wider_than_a_terminal():
         assert max(map(len, page.splitlines())) <= 80, page
     for parts in ({"mediators": True, "audit": True}, {"reference": "study-table-1"}):
         assert max(map(len, make_table([str(GREEDY_RUN)], **parts).splitlines())) <= 80
+    short, whole = (make_table([str(GREEDY_RUN)], mediators=True, explain=explain) for explain in (False, True))
+    assert [len(part.splitlines()) for part in short.split("\n\n")[2:-1:3]] == [4, 4], "below each of the tables"
+    assert short.split("\n\n")[2].startswith("*: ") and "--explain" in short and "--explain" not in whole
     split = make_table([str(GREEDY_RUN)], by=["subject"])
     assert max(map(len, split.splitlines())) <= 80
     assert split.count("\n\nAlgebra\nw/o ") == 1, "a heading above its rows"

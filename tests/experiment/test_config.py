@@ -99,15 +99,16 @@ def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, change, prim
 
 
 def test_contrasts_of_a_file_whose_conditions_the_user_did_not_ask_are_left_out(tmp_path):
-    registered = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - random"}
-    path = write(tmp_path, {**MINIMAL, "conditions": ["wo", "mless", "random"], **registered})
-    for conditions, contrasts, primary in (
-        ("[wo, mless]", ("mless - wo",), None),
-        ("[wo, mful]", None, None),
-        ("[mless, random]", ("mless - random",), "mless - random"),
+    second = "mless - random"
+    own = {"conditions": ["wo", "mless", "random"], "contrasts": ["mless - wo", second], "primary": second}
+    path = write(tmp_path, {**MINIMAL, **own})
+    for conditions, *kept in (
+        ("wo, mless", ("mless - wo",), None),
+        ("wo, mful", None, None),
+        ("mless, random", (second,), second),
     ):
-        config = load_config(path, [f"conditions={conditions}"])
-        assert (config.contrasts, config.primary) == (contrasts, primary)
+        config = load_config(path, [f"conditions=[{conditions}]"])
+        assert [config.contrasts, config.primary] == kept
     for own in ("contrasts=[mless - random]", "primary=mless - random"):
         with pytest.raises(ConfigError, match="mless - random"):
             load_config(path, ["conditions=[wo, mless]", own])

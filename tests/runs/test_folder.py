@@ -371,33 +371,28 @@ def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_pat
     assert next_free_folder(*wanted).name == "run-3", "an interrupted fork is continued"
 
 
-@pytest.mark.parametrize("killed", [None, JOURNAL, PROMPTS])
-def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_is_made_larger(own_run, monkeypatch, killed):
-    """The first problems' samples are there. The others are those of the committed greedy run, not generated."""
-    before = {sample.key for sample in read_samples(own_run)}
-    larger = make_plan(load_config(CONFIG), limit=7)
-    if killed:
-        real = journal.write_atomic
+@pytest.mark.parametrize("killed", [JOURNAL, PROMPTS])
+def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_is_made_larger(plan, own_run, monkeypatch, killed):
+    before, larger = {sample.key for sample in read_samples(own_run)}, make_plan(load_config(CONFIG), limit=7)
+    real = journal.write_atomic
 
-        def kill(path):
-            if path.name == killed:
-                raise KeyboardInterrupt
-            return real(path)
+    def write(path):
+        return real(path if path.name != killed else path / "a file is no folder")
 
-        with monkeypatch.context() as patched:
-            for module in (folder_module, journal):
-                patched.setattr(module, "write_atomic", kill)
-            with pytest.raises(KeyboardInterrupt):
-                filled(larger, own_run)
-        execute(make_plan(load_config(CONFIG), limit=5), output=own_run, quiet=True)
-        assert len(load_run(own_run)) == 20, "it is still whole"
-    filled(larger, own_run)
+    with monkeypatch.context() as patched:
+        for module in (folder_module, journal):
+            patched.setattr(module, "write_atomic", write)
+        with pytest.raises(JournalError):
+            filled(larger, own_run)
+    execute(plan, output=own_run, quiet=True)
+    assert len(load_run(own_run)) == 20, "it is still whole"
+    filled(larger, own_run)  # which generates nothing, and asks the first problems' samples of nobody
     receipt = json.loads((own_run / RECEIPT).read_text())
-    assert (receipt["limit"], receipt["problems"], len(read_prompts(own_run))) == (7, 7, 28)
-    assert before < {sample.key for sample in read_samples(own_run)} and len(load_run(own_run)) == 28
+    assert (receipt["limit"], receipt["problems"], len(read_prompts(own_run)), len(load_run(own_run))) == (7, 7, 28, 28)
+    assert before < {sample.key for sample in read_samples(own_run)}
     assert len((own_run / receipt["tasks"][0]["samples"]).read_text().splitlines()) == 7
     with pytest.raises(JournalError, match="Changed: limit: 7 -> 5"):
-        execute(make_plan(load_config(CONFIG), limit=5), output=own_run, quiet=True)
+        execute(plan, output=own_run, quiet=True)
 
 
 def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path):
