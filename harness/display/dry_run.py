@@ -156,18 +156,12 @@ def describe_power(config: RunConfig, problems: int) -> str:
 def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:
     """How long a run takes, at the speed of the longest earlier run of the same model in the config's output folder.
 
-    Short runs are slower, because they pay for ramp-up and tail. Without any run the model's size and the device tell.
+    Short runs are slower, because they pay for ramp-up and tail. Without any run the model's size and the cores tell.
     """
-    found = max(_find_speeds(config), key=lambda speed: speed["tokens"], default=None)
-    if found is None:
-        told = _forecast(config, prompt_tokens + requests * config.max_gen_toks / 2)
-        return f"{told or 'unknown'}: no finished run of this model in {config.output}"
-    minutes = (requests * found["tokens_each"] / found["tokens_per_second"] + found["load_seconds"]) / 60
-    number = max(1, math.ceil(minutes * max(1, len(found["devices"]))))
-    unit = "minute" if found["on"] == "cpu" else "GPU-minute"
-    on = f" on {found['devices'][0]}" if found["devices"] else ""
-    speed = f"{found['tokens_per_second']:,.0f} tokens/s{on}"
-    return f"about {number} {unit}{'s' * (number > 1)} (as {found['source']}: {speed})"
+    if found := max(_find_speeds(config, requests), default=None):
+        return found[1]
+    told = _forecast(config, prompt_tokens + requests * config.max_gen_toks / 2)
+    return f"{told or 'unknown'}: no finished run of this model in {config.output}"
 
 
 def _forecast(config: RunConfig, tokens: float) -> str:
@@ -192,22 +186,24 @@ def _forecast(config: RunConfig, tokens: float) -> str:
     return f"about {minutes} min, may be wrong by 3 times ({size / 1e6:,.0f} million parameters on {cores} CPU cores)"
 
 
-def _find_speeds(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """How fast each run of the same model generated. Files that are no receipts are skipped."""
+def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:
+    """The tokens of each run of the same model, and how long the requests take at its speed.
+
+    Files that are no receipts are skipped.
+    """
     for path in config.output.glob(f"*/{RECEIPT}"):
         try:
             receipt = json.loads(path.read_text(encoding="utf-8"))
-            model, timing = receipt["config"]["model"], receipt["timing"]
+            model, timing, speed = receipt["config"]["model"], receipt["timing"], receipt["timing"]["tokens_per_second"]
             engines = [session["engine"] for session in receipt["sessions"] if session.get("engine")] or [{}]
             same = _asked(model["backend"], model["arguments"]) == _asked(config.model.backend, config.model.arguments)
             if same and engines[-1].get("engines", 1) == 1:  # how many the next run will have is not known here
-                yield {
-                    **{key: float(timing[key]) for key in ("tokens", "tokens_per_second", "load_seconds")},
-                    "tokens_each": timing["tokens"] / timing["samples"],
-                    "devices": engines[-1].get("device_names") or (),
-                    "on": receipt["engine"]["device"],
-                    "source": path.parent,
-                }
+                devices = engines[-1].get("device_names") or ()
+                seconds = requests * timing["tokens"] / timing["samples"] / speed + timing["load_seconds"]
+                number = max(1, math.ceil(seconds / 60 * max(1, len(devices))))
+                unit = "minute" if receipt["engine"]["device"] == "cpu" else "GPU-minute"
+                told = f"about {number} {unit}{'s' * (number > 1)} (as {path.parent}: {speed:,.0f} tokens/s"
+                yield timing["tokens"], f"{told}{f' on {devices[0]}' if devices else ''})"
         except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
             continue
 

@@ -71,9 +71,8 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
     _quieten()
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    path = output
-    if fork and has_sample(output) and changes(output, identity, plan.prompts):
-        path = next_free_folder(output, identity, plan.prompts)
+    beside = fork and has_sample(output) and changes(output, identity, plan.prompts)
+    path = next_free_folder(output, identity, plan.prompts) if beside else output
     with RunFolder(path, identity, plan.prompts) as folder:
         for text in filter(None, (folder.journal.mended, folder.scores.mended)):
             print(f"mless: {text}", file=sys.stderr)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
@@ -29,7 +27,7 @@ from harness.runs.journal import (
     read_header,
     read_notes,
     read_records,
-    write_atomic,
+    replace_header,
     write_whole,
 )
 from harness.runs.records import (
@@ -73,12 +71,15 @@ class RunFolder:
             if has_sample(path) and (changed := changes(path, identity, prompts)):
                 raise changed_settings(path / JOURNAL, changed)
             expand(path)
-            if not has_sample(path):  # begun, but nothing there needs protection
+            if new := not has_sample(path):  # begun, but nothing there needs protection
                 for name in (SCORES, JOURNAL):
                     (path / name).unlink(missing_ok=True)
-                _write_prompts(path, prompts)
-            elif differences(read_header(path / JOURNAL), as_json(identity)):
-                _extend(path, identity, prompts)
+            if new or differences(read_header(path / JOURNAL), as_json(identity)):  # it gets more problems
+                # a kill after any of these leaves one of the two runs whole
+                (path / RECEIPT).unlink(missing_ok=True)
+                write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
+                if not new:
+                    replace_header(path / JOURNAL, as_json(identity))
             self.journal = opened.enter_context(Journal(path / JOURNAL, as_json(identity)))
             read_prompts(path)
             set_old_scores_aside(path)
@@ -105,22 +106,6 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
-
-
-def _write_prompts(path: Path, prompts: Iterable[Mapping[str, Any]]) -> None:
-    write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
-
-
-def _extend(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> None:
-    """Make a run one of more problems, which begin with its own. After a kill at any line it is one of the two."""
-    (path / RECEIPT).unlink(missing_ok=True)
-    _write_prompts(path, prompts)
-    with write_atomic(path / JOURNAL) as part, (path / JOURNAL).open("rb") as old, part.open("wb") as new:
-        old.readline()
-        new.write(msgspec.json.encode(identity) + b"\n")
-        shutil.copyfileobj(old, new)
-        new.flush()
-        os.fsync(new.fileno())
 
 
 def compress_finished(path: Path) -> None:

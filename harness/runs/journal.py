@@ -1,7 +1,7 @@
 """Append-only files that survive anything, and the files of a run: read as they are or compressed, written whole.
 
 A journal's first line is its header: the identity of what is being recorded. Every further line is one finished
-record with a `key`. Nothing is ever rewritten, so a kill at any moment costs at most the line being written.
+record with a `key`. No record is ever rewritten, so a kill at any moment costs at most the line being written.
 """
 
 from __future__ import annotations
@@ -127,6 +127,16 @@ def read_header(path: Path) -> dict[str, Any]:
         JournalError: there is no journal, or its first line is damaged.
     """
     return next((_decode_header(path, line) for _, line in _whole_lines(path)), {})
+
+
+def replace_header(path: Path, header: Mapping[str, Any]) -> None:
+    """Write another first line, and all others as they are."""
+    with write_atomic(path) as part, path.open("rb") as old, part.open("wb") as new:
+        old.readline()
+        new.write(msgspec.json.encode(header) + b"\n")
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())
 
 
 def read_records(path: Path, form: type[Record]) -> Iterator[Record]:

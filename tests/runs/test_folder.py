@@ -29,7 +29,6 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
 from harness.grading import COLUMNS as GRADERS
-from harness.runs import folder as folder_module
 from harness.runs import journal, receipts
 from harness.runs.folder import (
     JOURNAL,
@@ -375,15 +374,9 @@ def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_pat
 def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_is_made_larger(plan, own_run, monkeypatch, killed):
     before, larger = {sample.key for sample in read_samples(own_run)}, make_plan(load_config(CONFIG), limit=7)
     real = journal.write_atomic
-
-    def write(path):
-        return real(path if path.name != killed else path / "a file is no folder")
-
-    with monkeypatch.context() as patched:
-        for module in (folder_module, journal):
-            patched.setattr(module, "write_atomic", write)
-        with pytest.raises(JournalError):
-            filled(larger, own_run)
+    with monkeypatch.context() as patched, pytest.raises(JournalError):
+        patched.setattr(journal, "write_atomic", lambda path: real(path / "in a file" if path.name == killed else path))
+        filled(larger, own_run)
     execute(plan, output=own_run, quiet=True)
     assert len(load_run(own_run)) == 20, "it is still whole"
     filled(larger, own_run)  # which generates nothing, and asks the first problems' samples of nobody
