@@ -126,6 +126,7 @@ def run_probe(
     settings = settings.fitted(source)
     chosen = {problem.problem_id: problem for problem in selection.problems}
     problems = selected_problems(selection, source)
+    clusters = {problem.id: problem.cluster for problem in problems}
     tokenizer = settings.load_tokenizer()
     prompts = {
         problem.id: tokenize(problem, tokenizer, conditions=settings.conditions, completion=settings.record.completion)
@@ -158,7 +159,8 @@ def run_probe(
             for by_condition, measured in zip(group, measure_group(loaded, group, settings.record), strict=True):
                 for condition, prompt in by_condition.items():
                     if not traces.has(prompt.problem_id, condition):
-                        traces.append(_trace(chosen[prompt.problem_id], prompt, measured[condition]))
+                        found = measured[condition] | {"cluster": clusters[prompt.problem_id]}
+                        traces.append(_trace(chosen[prompt.problem_id], prompt, found))
             done += len(group)
             advance(done, len(prompts))
     return receipt

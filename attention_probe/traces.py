@@ -41,6 +41,7 @@ class TraceEntry:
         condition: Under which condition.
         subject: The problem's subject; empty if it has none.
         level: The problem's level; 0 if it has none.
+        cluster: What the problem counts as one with, such as itself with other examples; empty: it stands alone.
         outcome: What became of the problem between the selection's two conditions, such as `wrong_to_right`.
         control: Whether it was chosen as an unflipped control.
         prompt_sha256: Hash of the prompt's text, as in the run.
@@ -51,6 +52,7 @@ class TraceEntry:
     condition: str
     subject: str
     level: int
+    cluster: str = ""
     outcome: str | None
     control: bool
     prompt_sha256: str
@@ -254,6 +256,11 @@ class AttentionTraces:
             )
         return np.array([[one[name] for one in found] for name in names], dtype=np.float64)
 
+    def clusters(self, problem_ids: Sequence[str]) -> NDArray[np.int64]:
+        """The number of each problem's cluster, from 0 without gaps."""
+        names = {entry.problem_id: entry.cluster or entry.problem_id for entry in self.entries()}
+        return np.unique([names[one] for one in problem_ids], return_inverse=True)[1]
+
     def entries(self) -> list[TraceEntry]:
         """What is there, without the arrays, in the order in which it was added."""
         return [entry for _, entry in self._files.values()]
@@ -294,7 +301,7 @@ class AttentionTraces:
 def _read_facts(file: Path) -> dict[str, Any]:
     """A record without its arrays."""
     with _told(file), safe_open(file, framework="numpy") as opened:
-        told = json.loads(opened.metadata()["facts"])
+        told = {"cluster": ""} | json.loads(opened.metadata()["facts"])
         return {name: tuple(told[name]) if isinstance(told[name], list) else told[name] for name in FACTS}
 
 

@@ -3,7 +3,8 @@
 There are two views. *Aligned*: inserted tokens are left out, and an original token stands at the same x in every
 condition. *Full*: the prompt as it was, with the filler's region. Values are shares of a query's attention. They are
 never renormalised, not even where the first token is left out. Bands are pointwise 95 % percentile bootstrap bands over
-prompts: they show how well the mean over such prompts is known, not how much prompts scatter.
+prompts, those of one cluster resampled together: they show how well the mean over such prompts is known, not how much
+prompts scatter.
 
 Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); Shi et al., arXiv 2510.01032, section 3.
 """
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from attention_probe.measure.definitions import SHARE
 from attention_probe.prompts.token_roles import FILLER
-from attention_probe.traces import AttentionTraces, TraceHeader
+from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.constants import BAND, BAND_DRAWS, DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
@@ -75,7 +76,7 @@ def average_curves(
           first_token_excluded: whether x = 0 was left out. Nothing was renormalised.
         - x: the original token's position, or the position in the prompt as it was.
         - mean, low, high: the average weight and the ends of its band, NaN where fewer than two prompts contribute.
-        - count: how many prompts contribute. prompts: how many went in.
+        - count: how many prompts contribute. prompts, clusters: how many went in.
         - in_filler: full view: whether the point lies in the filler, which is the same for every prompt in the mean.
         - token: its text, of a single prompt. note: what a reader must be told. Else None.
 
@@ -88,9 +89,8 @@ def average_curves(
     rows = [header.place("head", head) for head in heads]
     left_out = leaves_out_first_token(header) if exclude_first is None else exclude_first
 
-    def read(name: str, chosen: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str], NDArray[np.intp]]:
+    def read(records: Sequence[Trace]) -> tuple[NDArray[np.float64], dict[int, str], NDArray[np.intp]]:
         """[head, prompt, x] values, NaN where a prompt has none; of the last prompt the texts by x and the filler."""
-        records = [traces.get(problem_id, name) for problem_id in chosen]
         table = np.full((len(rows), len(records), max(len(one.tokens) for one in records)), np.nan)
         for prompt, trace in enumerate(records):
             means = (trace.mean_common if definition == "common" else trace.mean_all)[index, rows]
@@ -107,15 +107,18 @@ def average_curves(
         else:
             chosen = list(dict.fromkeys(problem_ids))
         asked = len(chosen)
+        records = [traces.get(problem_id, name) for problem_id in chosen]
         if view == "full":
-            chosen = _sharing_one_region(traces, name, chosen)
+            records = _sharing_one_region(records)
+            chosen = [record.problem_id for record in records]
             if len(chosen) < asked:
                 notes.append(
                     f"mean over the {len(chosen)} of {asked} prompts whose filler stands at the shaded positions"
                 )
-        tables, texts, filler = read(name, chosen)
+        clusters = traces.clusters(chosen)
+        tables, texts, filler = read(records)
         if baseline is not None:
-            others, *_ = read(baseline, chosen)
+            others, *_ = read([traces.get(problem_id, baseline) for problem_id in chosen])
             width = min(tables.shape[2], others.shape[2])
             tables = tables[:, :, :width] - others[:, :, :width]
             if has_one_filler(traces, name, baseline):
@@ -125,14 +128,14 @@ def average_curves(
         for head, table in zip(heads, tables, strict=True):
             counts = np.isfinite(table).sum(axis=0)
             x = np.flatnonzero(counts)
-            low, high = bootstrap_band(table[:, x])
+            low, high = bootstrap_band(table[:, x], clusters)
             one = len(chosen) == 1 and baseline is None
             points = {
                 "condition": name if baseline is None else contrast_name(name, baseline),
                 "layer": layer,
                 "head": head,
                 "view": view,
-                "definition": definition,
+                "definition": "completion" if header.queries == "completion" else definition,
                 "first_token_excluded": left_out,
                 "x": x,
                 "token": [texts[place] for place in x.tolist()] if one else None,
@@ -142,6 +145,7 @@ def average_curves(
                 "unit": SHARE,
                 "count": counts[x],
                 "prompts": len(chosen),
+                "clusters": clusters.max() + 1,
                 "in_filler": np.isin(x, filler) & (view == "full"),
                 "note": "; ".join(notes) or None,
             }
@@ -181,40 +185,42 @@ def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
     return len({one, other} & {entry.condition for entry in traces.entries() if entry.filler_span}) == 1
 
 
-def _sharing_one_region(traces: AttentionTraces, condition: str, chosen: Sequence[str]) -> list[str]:
-    """The prompts whose filler stands where most have it."""
-    spans = {entry.problem_id: entry.filler_span for entry in traces.entries() if entry.condition == condition}
-    ((span, most),) = Counter(spans[problem_id] for problem_id in chosen).most_common(1)
-    if 2 * most <= len(chosen):
+def _sharing_one_region(records: Sequence[Trace]) -> list[Trace]:
+    """The prompts whose filler's tokens, in one place or before each example, stand where most have them."""
+    places = [np.flatnonzero(one.roles == FILLER).tobytes() for one in records]
+    ((common, most),) = Counter(places).most_common(1)
+    if 2 * most <= len(records):
         raise ConfigError(
-            f"the filler of {condition} stands at different positions: none is shared by more than half of the "
-            f"{len(chosen)} prompts. Use the aligned view."
+            f"the filler of {records[0].condition} stands at different positions: none is shared by more than half of "
+            f"the {len(records)} prompts. Use the aligned view."
         )
-    return [problem_id for problem_id in chosen if spans[problem_id] == span]
+    return [one for one, place in zip(records, places, strict=True) if place == common]
 
 
 def bootstrap_band(
-    table: NDArray[np.float64], *, draws: int = BAND_DRAWS, seed: int = DEFAULT_SEED
+    table: NDArray[np.float64], clusters: NDArray[np.int64], *, draws: int = BAND_DRAWS, seed: int = DEFAULT_SEED
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Percentile bootstrap band of the columns' means, rows (prompts) resampled whole.
+    """Percentile bootstrap band of the columns' means, clusters of rows (prompts) resampled whole.
 
     Args:
         table: [prompt, x]; NaN where a prompt has no value.
-        draws: How often the prompts are drawn anew.
+        clusters: [prompt] The number of its cluster, from 0 without gaps.
+        draws: How often the clusters are drawn anew.
         seed: Seed of the draws.
 
     Returns:
-        Lower and upper end [x], NaN where fewer than two prompts have a value.
+        Lower and upper end [x], NaN where fewer than two clusters have a value.
     """
     there = np.isfinite(table)
-    size = len(table)
+    size = int(clusters.max()) + 1
     weights = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=draws).astype(np.float64)
+    weights = weights[:, clusters]
     counts = weights @ there
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
         means = (weights @ np.where(there, table, 0.0)) / counts
         ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
     low, high = ends.reshape(2, -1)  # also without any position, where numpy gives one axis only
-    few = there.sum(axis=0) < 2
+    few = [len(np.unique(clusters[column])) < 2 for column in there.T]
     low[few] = high[few] = np.nan
     return low, high

@@ -1,9 +1,10 @@
 """Which heads differ between two conditions: every head of every recorded layer, none chosen.
 
-The prompt is the unit: a measure's paired difference between two conditions, averaged over prompts. If the conditions
-were exchangeable, each prompt's difference would be as likely with the other sign, in all heads at once. So where every
-prompt has a filler of its own the signs are flipped prompt by prompt, and each head's |t| is held against the largest
-|t| of *all* heads under the flips: p is adjusted for having looked at every head, with the heads' dependence kept.
+The prompt is the unit: a measure's paired difference between two conditions, averaged over prompts. Prompts of one
+problem with several draws of examples, or of its twins, are one unit together. If the conditions were exchangeable,
+each prompt's difference would be as likely with the other sign, in all heads at once. So where every prompt has a
+filler of its own the signs are flipped prompt by prompt, and each head's |t| is held against the largest |t| of *all*
+heads under the flips: p is adjusted for having looked at every head, with the heads' dependence kept.
 
 One string against one other says nothing about fillers: whatever differs between the two differs. Heads are then only
 ordered, by t. With several strings on either side the string is the unit: a measure's mean over prompts, and the
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from attention_probe.analysis.curves import chosen_problems, has_one_filler
 from attention_probe.measure.definitions import GUARANTEED
+from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces
 from harness.constants import DEFAULT_SEED, FLIPS_AT_ONCE, HEADS_ALPHA, RANKING_DRAWS, TIE
 from harness.errors import ConfigError
@@ -69,8 +71,9 @@ def rank_heads(
         named = [" and ".join(side) or "none" for side in (new, old)]
         raise ConfigError(f"Expected a contrast of different conditions, got {named[0]} against {named[1]}.")
     chosen = chosen_problems(traces, (*old, *new))
-    if len(chosen) < 2:
-        raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")
+    clusters = traces.clusters(chosen)
+    if clusters.max() < 1:
+        raise ConfigError("1 problem cannot rank heads: the problem is the unit. Probe at least two.")
     guaranteed = measure in GUARANTEED and any(has_one_filler(traces, one, other) for one in new for other in old)
     # [string, prompt, head]
     without, with_it = (
@@ -81,7 +84,7 @@ def rank_heads(
         found, note = _by_string(without, with_it, draws)
     else:
         one_string = any(_is_one_string(traces, name, chosen) for name in (*old, *new))
-        found, note = _by_prompt(with_it[0] - without[0], 0 if one_string else draws)
+        found, note = _by_prompt(with_it[0] - without[0], clusters, 0 if one_string else draws)
     header = traces.header
     if guaranteed:
         found[["t", "p_adjusted"]] = np.nan
@@ -102,7 +105,7 @@ def rank_heads(
 def _is_one_string(traces: AttentionTraces, condition: str, chosen: Sequence[str]) -> bool:
     """Whether a condition has the same filler in most prompts: at its ends a tokenizer may merge other tokens."""
     records = (traces.get(problem_id, condition) for problem_id in chosen)
-    fillers = Counter(one.token_ids[slice(*one.filler_span)].tobytes() for one in records if one.filler_span)
+    fillers = Counter(one.token_ids[one.roles == FILLER].tobytes() for one in records if one.filler_span)
     return any(2 * count > len(chosen) for count in fillers.values())
 
 
@@ -121,9 +124,16 @@ class Adjusted(NamedTuple):
         return f"{said}; no p below {least:.2g} is possible, {more}" if out_of_reach else said
 
 
-def _by_prompt(differences: Floats, draws: int) -> tuple[pandas.DataFrame, str]:
-    """One condition against one, paired by prompt: a row for each head, and a note. With no draws, no p."""
-    table = pandas.DataFrame(differences)
+def _by_prompt(differences: Floats, clusters: NDArray[np.int64], draws: int) -> tuple[pandas.DataFrame, str]:
+    """One condition against one, paired by prompt: a row for each head, and a note. With no draws, no p.
+
+    The prompts of a cluster are one unit: their sum over the mean size of a cluster. So the mean over clusters is that
+    over prompts, as in `harness.analysis.tests.by_cluster`.
+    """
+    prompts, grouped = len(differences), pandas.DataFrame(differences).groupby(clusters)
+    table = grouped.sum(min_count=1)
+    table *= table.count() / grouped.count().sum()
+    differences = table.to_numpy()
     numbers = pandas.DataFrame({"n": table.count(), "mean_difference": table.mean(), "standard_error": table.sem()})
     numbers = numbers.assign(t=t_values(differences), p_adjusted=np.nan)
     how = "ordered by t, no p: one string says nothing about others like it, name several"
@@ -131,7 +141,8 @@ def _by_prompt(differences: Floats, draws: int) -> tuple[pandas.DataFrame, str]:
         found = flip_signs(differences, draws=draws)
         numbers["p_adjusted"] = found.p
         how = found.told("sign flips", 1 / found.permutations, "probe at least 6")
-    return numbers, f"{len(differences)} prompts, {how}"
+    units = f"{prompts} prompts" + (f" of {len(table)} problems" if len(table) < prompts else "")
+    return numbers, f"{units}, {how}"
 
 
 def _by_string(without: Floats, with_it: Floats, draws: int) -> tuple[pandas.DataFrame, str]:

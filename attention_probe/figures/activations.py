@@ -59,20 +59,23 @@ def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.Data
             shares = counts / counts.sum() if counts.any() else np.full(len(counts), np.nan)
             rows.append([*(trace.activations[name] for name in ACTIVATION_UNITS), *shares])
         tables[condition] = np.array(rows)
-    parts = [_average(about, condition, table) for condition, table in tables.items()]
+    clusters = traces.clusters(problems)
+    parts = [_average(about, condition, table, clusters) for condition, table in tables.items()]
     change = _relative_change(tables[WITH], tables[WITHOUT])
-    parts.append(_average(about.assign(unit="relative change"), _CHANGE, change))
+    parts.append(_average(about.assign(unit="relative change"), _CHANGE, change, clusters))
     return pandas.concat(parts, ignore_index=True).assign(
-        panel=model.name,
+        panel=model.title,
         model=header.model,
         prompts=len(problems),
         on_outcome=header.on_outcome,
     )
 
 
-def _average(about: pandas.DataFrame, condition: str, table: NDArray[np.float64]) -> pandas.DataFrame:
+def _average(
+    about: pandas.DataFrame, condition: str, table: NDArray[np.float64], clusters: NDArray[np.int64]
+) -> pandas.DataFrame:
     """Means of a [prompt, quantity] table, with bands and the number of prompts that have a value."""
-    low, high = bootstrap_band(table)
+    low, high = bootstrap_band(table, clusters)
     return about.assign(
         condition=condition, mean=_mean(table), low=low, high=high, count=np.isfinite(table).sum(axis=0)
     )
@@ -110,9 +113,9 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
     with style.drawing(1.2 + sum(heights), _note(config, table)) as figure:
         grid = figure.subplots(len(heights), across, squeeze=False, height_ratios=heights)
         for place, model in enumerate(config.models):
-            shown = table[table["panel"] == model.name]
+            shown = table[table["panel"] == model.title]
             draw(list(grid[:, place]), shown, model.c)
-            stamp(grid[0, place], model.name, shown)
+            stamp(grid[0, place], model.title, shown)
         grid[1, 0].set_ylabel(f"Relative change\nfrom {style.label(WITHOUT)} (%)")
         grid[0, 0].set_ylabel("Activations per bin (%)" if config.kind == "histogram" else "Activations near zero (%)")
     return figure
@@ -181,5 +184,5 @@ def _note(config: FigureConfig, table: pandas.DataFrame) -> str:
     )
     if config.kind == "histogram":
         return f"{said} {ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
-    factors = ", ".join(f"{one.c:g} ({one.name})" for one in config.models)
+    factors = ", ".join(f"{one.c:g} ({one.title})" for one in config.models)
     return f"{said} Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."

@@ -93,12 +93,14 @@ class Problem:
     Attributes:
         id: Unique within its source.
         subject, level: Empty and 0 where the source has none.
+        cluster: What it counts as one with, such as itself with other examples; empty: it stands alone.
         prompts: By condition.
     """
 
     id: str
     subject: str
     level: int
+    cluster: str = ""
     prompts: Mapping[str, RunPrompt]
 
 
@@ -216,16 +218,17 @@ def prompt_id(problem_id: str, draw: int) -> str:
     return f"{problem_id}#{draw}" if draw else problem_id
 
 
-def by_problem(prompts: Iterable[RunPrompt]) -> tuple[Problem, ...]:
+def by_problem(asked: Iterable[RunPrompt]) -> tuple[Problem, ...]:
     """The prompts by problem, in the order in which each problem was first met."""
     found: dict[str, dict[str, RunPrompt]] = {}
-    for prompt in prompts:
+    for prompt in asked:
         found.setdefault(prompt.problem_id, {})[prompt.condition] = prompt
-    firsts = [next(iter(prompts.values())) for prompts in found.values()]
-    return tuple(
-        Problem(id=one.problem_id, subject=one.subject, level=one.level, prompts=found[one.problem_id])
-        for one in firsts
-    )
+    problems = []
+    for name, prompts in found.items():
+        one = next(iter(prompts.values()))
+        cluster = one.doc.get("cluster") or one.doc.get("id", "")
+        problems.append(Problem(id=name, subject=one.subject, level=one.level, cluster=cluster, prompts=prompts))
+    return tuple(problems)
 
 
 def filled_answers(conditions: Iterable[Condition]) -> tuple[str, ...]:

@@ -117,6 +117,15 @@ def test_a_region_shared_by_most_is_shaded_for_these_only_and_said(traces):
     assert not full_curve(traces, condition="wo", layer=1, head=1).in_filler.any()
 
 
+def test_a_filler_before_each_example_is_shaded_where_it_stands(tmp_path):
+    records = [make_trace(f"p{n}", "mless") for n in range(3)]
+    for one, example in zip(records, (4, 4, 5), strict=True):
+        one.roles[example] = 0
+    with AttentionTraces.open(write_traces(tmp_path / "x.traces", records)) as traces:
+        curve = full_curve(traces, condition="mless", layer=1, head=1)
+    assert curve.x[curve.in_filler].tolist() == [3, 5, 6] and {*curve.prompts} == {2}
+
+
 TABLES = hnp.arrays(
     np.float64,
     hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=12),
@@ -127,7 +136,7 @@ TABLES = hnp.arrays(
 @given(TABLES, st.integers(0, 5))
 @settings(max_examples=60)
 def test_the_band_holds_the_mean_and_lies_within_the_values(table, seed):
-    low, high = bootstrap_band(table, draws=400, seed=seed)
+    low, high = bootstrap_band(table, np.arange(len(table)), draws=400, seed=seed)
     for column, (lower, upper) in enumerate(zip(low, high, strict=True)):
         values = table[np.isfinite(table[:, column]), column]
         if len(values) < 2:
@@ -149,16 +158,18 @@ def test_the_band_equals_prompts_drawn_one_by_one(table):
         rows = np.repeat(table[:, column], draw)
         if np.isfinite(rows).any():
             means.append(np.nanmean(rows))
-    low, high = bootstrap_band(table, draws=100, seed=3)
+    low, high = bootstrap_band(table, np.arange(size), draws=100, seed=3)
     if np.isfinite(table[:, column]).sum() > 1:
         np.testing.assert_allclose([low[column], high[column]], np.quantile(means, [0.025, 0.975]), atol=1e-12)
+    thrice = bootstrap_band(np.repeat(table, 3, axis=0), np.repeat(np.arange(size), 3), draws=100, seed=3)
+    np.testing.assert_allclose(thrice, (low, high), atol=1e-12)  # prompts of one problem, which say nothing more
 
 
 def test_the_band_covers_the_true_mean_about_as_often_as_it_says():
     random = np.random.default_rng(5)
     hits = [
         (low[0] <= 0.5) & (0.5 <= high[0])
-        for low, high in (bootstrap_band(random.random((40, 1)), draws=400, seed=n) for n in range(400))
+        for low, high in (bootstrap_band(random.random((40, 1)), np.arange(40), draws=400, seed=n) for n in range(400))
     ]
     assert 0.90 <= np.mean(hits) <= 0.98
 

@@ -2,6 +2,7 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,15 @@ def test_what_softmax_guarantees_has_no_p_and_says_so(traces, measure):
     assert not between["guaranteed"].any() and between["p_adjusted"].notna().all()
 
 
+def test_prompts_of_one_problem_are_one_unit(traces, tmp_path):
+    draws = [replace(one, problem_id=f"{one.problem_id}#{n}", cluster=one.problem_id) for one in traces for n in "123"]
+    alone = rank_heads(traces, "filler_entropy", "random", "mless", draws=500)
+    with AttentionTraces.open(write_traces(tmp_path / "x.traces", draws)) as opened:
+        frame = rank_heads(opened, "filler_entropy", "random", "mless", draws=500)
+    pandas.testing.assert_frame_equal(frame, alone)
+    assert frame.attrs["note"].startswith("90 prompts of 30 problems, 500 sign flips")
+
+
 def test_a_small_number_of_prompts_is_enumerated_and_its_limit_told(tmp_path):
     with AttentionTraces.open(write(tmp_path / "x.traces", 4, shift=50.0)) as few:
         frame = rank_heads(few, "filler_entropy", "random", "mless")
@@ -90,7 +100,7 @@ def test_what_cannot_be_ranked_is_told(traces, tmp_path):
             rank_heads(traces, *arguments)
     with (
         AttentionTraces.open(write(tmp_path / "x.traces", 1)) as lone,
-        pytest.raises(ConfigError, match="1 prompt cannot rank heads: the prompt is the unit"),
+        pytest.raises(ConfigError, match="1 problem cannot rank heads: the problem is the unit"),
     ):
         rank_heads(lone, "filler_entropy", "random", "mless")
 
@@ -214,7 +224,9 @@ def test_permuted_labels_err_no_more_than_they_say_however_skewed_the_strings_ar
 
 def test_one_string_against_one_is_ordered_by_t_and_has_no_p(traces, tmp_path):
     first = {one.condition: one.token_ids for one in traces if one.problem_id == "p0"}
-    same = [replace(one, token_ids=first[one.condition]) for one in traces]
+    same = [replace(one, token_ids=first[one.condition].copy(), roles=one.roles.copy()) for one in traces]
+    for number, one in enumerate(one for one in same if one.filler_span):
+        one.roles[4], one.token_ids[4] = 0, number  # an example's token, between a filler's before each
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", same)) as opened:
         frame = rank_heads(opened, "filler_entropy", "random", "mless")
     fresh = rank_heads(traces, "filler_entropy", "random", "mless")
