@@ -13,13 +13,16 @@ def split_words(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) if text else ()
 
 
-def parse_numbers(text: str, where: str) -> tuple[int, ...]:
-    """Numbers of layers or heads such as 1,3 or 11-13, each once.
+def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> tuple[int, ...]:
+    """Numbers of layers or heads such as 1,3 or 11-13, or a list of these, each once; of None no number.
 
     Raises:
         ConfigError: a part is no number or range from 1; `where` says whose.
     """
     found: list[int] = []
+    if text is None:
+        return ()
+    text = ",".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
     for part in split_words(text) or [text]:
         match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", part)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

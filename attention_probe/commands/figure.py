@@ -8,24 +8,42 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Overrides
+from harness.errors import ConfigError
 
 
 def figure(
-    config: Annotated[Path, typer.Argument(help="A figure config, e.g. configs/figures/flipped-products.yaml.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG|TRACES",
+            help="A figure config, such as configs/figures/flipped-products.yaml, or a folder of traces.",
+        ),
+    ],
     overrides: Overrides = None,
+    layers: Annotated[str | None, typer.Option(help="Of traces: only these, such as 1-3; a figure each.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Of traces: only these, such as 1,5.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("results/figures"),
 ) -> None:
-    """Measure what is missing and draw a figure: PNG, SVG, PDF and its numbers as CSV."""
+    """Draw a figure, or a figure of each layer of traces: PNG, SVG, PDF and its numbers as CSV.
+
+    What a config shows and is not measured yet is measured first.
+    """
     from attention_probe.figures.config import load_figure_config
-    from attention_probe.figures.make_figure import make_figure
+    from attention_probe.figures.from_traces import draw_traces
+    from attention_probe.layers_and_heads import parse_numbers
     from harness.display.progress import progress_bar
 
-    with progress_bar("figure") as advance:
-        files = make_figure(
-            load_figure_config(config, overrides or ()),
-            device=device,
-            folder=output,
-            advance=advance,
-        )
+    traces = source.is_dir()
+    if overrides if traces else layers or heads:
+        raise ConfigError("--set changes a config; --layers and --heads choose from a folder of traces.")
+    if traces:
+        chosen = [parse_numbers(text, option) for text, option in ((layers, "--layers"), (heads, "--heads"))]
+        files = draw_traces(source, output, *chosen)
+    else:
+        from attention_probe.figures.make_figure import make_figure  # it needs torch
+
+        with progress_bar("figure") as advance:
+            config = load_figure_config(source, overrides or ())
+            files = make_figure(config, device=device, folder=output, advance=advance)
     typer.echo("\n".join(f"{path.suffix[1:]:<6}  {path}" for path in files))

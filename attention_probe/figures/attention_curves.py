@@ -6,7 +6,10 @@ What qualifies the numbers is drawn with them: the definition and what is left o
 
 from __future__ import annotations
 
+import itertools
+import math
 import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,9 @@ from harness.runs.frame import load_run
 
 BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""
+ACROSS = 3
+"""Panels in a line of a figure."""
+QUERIES = {"common": "common queries", "published": "published definition", "completion": "queries of the answer"}
 EXPLAINED = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
@@ -38,50 +44,53 @@ EXPLAINED = {
 }
 
 
-def read_curves(panel: Panel, config: FigureConfig, traces: AttentionTraces, problem: str | None) -> pandas.DataFrame:
-    """The curves of one panel, one row per point, every condition over the same problems.
+def read_curves(
+    panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces, problem: str | None = None
+) -> pandas.DataFrame:
+    """The curves of panels of one model, one row per point, every condition of a panel over the same problems.
 
     Rows of the kind `control` are the curves of matched problems that did not flip; they are never averaged with the
     problems chosen. `problem` is the id of a single problem; it is missing in a mean over several.
 
     Args:
-        panel: Which layer, head, conditions and view.
+        panels: Each with its layer, head, conditions and view.
         config: The figure.
-        traces: Of the panel's model. The first token is left out of Llama's and Gemma's curves unless the config says.
+        traces: Of the panels' model. The first token is left out of Llama's and Gemma's curves unless the config says.
         problem: Only this one.
 
     Raises:
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
     """
-    shows, subtracted = panel.shows, panel.shows.subtracted
-    needed = [*shows.series, *([subtracted] if subtracted else [])]
-    chosen = chosen_problems(traces, needed)
-    matched = [name for name in shared_problems(traces, needed) if name not in set(chosen)]
-    if problem is not None:
-        chosen, matched = [problem], []
-    legends = {contrast_name(one, subtracted) if subtracted else one: panel.name(one) for one in shows.series}
     tables = []
-    for kind, problems in (("curve", chosen), *([("control", matched)] if matched else [])):
-        curves = average_curves(
-            traces,
-            conditions=shows.series,
-            layer=panel.head.layer,
-            heads=[panel.head.head],
-            view="full" if shows.view == "full" else "aligned",
-            baseline=subtracted,
-            definition=config.definition,
-            exclude_first=config.exclude_first_token,
-            problem_ids=problems,
-        )
-        tables.append(curves.assign(kind=kind, legend=curves["condition"].map(legends)))
-    return pandas.concat(tables, ignore_index=True).assign(
-        panel=panel.title,
-        row=panel.row,
-        column=panel.column,
-        model=panel.head.model,
-        on_outcome=traces.header.on_outcome,
-        problem=chosen[0] if len(chosen) == 1 else None,
-    )
+    for (row, layer), together in itertools.groupby(panels, lambda panel: (panel.row, panel.head.layer)):
+        same = list(together)  # every trace is read once for all of them
+        shows, subtracted = same[0].shows, same[0].shows.subtracted
+        needed = [*shows.series, *([subtracted] if subtracted else [])]
+        chosen = chosen_problems(traces, needed)
+        matched = [name for name in shared_problems(traces, needed) if name not in set(chosen)]
+        if problem is not None:
+            chosen, matched = [problem], []
+        legends = {contrast_name(one, subtracted) if subtracted else one: same[0].name(one) for one in shows.series}
+        for kind, problems in (("curve", chosen), *([("control", matched)] if matched else [])):
+            curves = average_curves(
+                traces,
+                conditions=shows.series,
+                layer=layer,
+                heads=list(dict.fromkeys(panel.head.head for panel in same)),
+                view="full" if shows.view == "full" else "aligned",
+                baseline=subtracted,
+                definition=config.definition,
+                exclude_first=config.exclude_first_token,
+                problem_ids=problems,
+            )
+            one = chosen[0] if len(chosen) == 1 else None
+            about = {"row": row, "kind": kind, "problem": one, "on_outcome": traces.header.on_outcome}
+            curves = curves.assign(**about, legend=curves["condition"].map(legends), model=same[0].head.model)
+            tables += [
+                curves[curves["head"] == panel.head.head].assign(panel=panel.title, column=panel.column)
+                for panel in same
+            ]
+    return pandas.concat(tables, ignore_index=True)
 
 
 def choose_one_prompt(config: FigureConfig, traces: AttentionTraces) -> str:
@@ -137,32 +146,50 @@ def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Da
     return pandas.concat(tables, ignore_index=True).assign(figure=config.name)
 
 
-def draw_figure(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> Figure:
-    """The figure: rows times heads, as in the study.
+def draw_figure(
+    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None, *, note: bool = True
+) -> Figure:
+    """The figure: rows times heads as in the study, ACROSS in a line.
 
     Args:
         config: Titles, legends, limits, regions.
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
+        note: Whether what `explain_figure` says stands below.
     """
-    rows, heads, beside = len(config.rows), len(config.heads), int(config.bars is not None)
-    with style.drawing(0.6 + 1.75 * rows, _note(config, curves, bars), legend=False) as figure:
-        grid = figure.add_gridspec(rows, heads + beside, width_ratios=[*[heads] * beside, *[1] * heads])
-        for panel in config.panels:
-            axes = figure.add_subplot(grid[panel.row, panel.column + beside])
-            points = curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
+    panels, beside = config.panels, int(config.bars is not None)
+    across, down = min(len(config.heads), ACROSS), math.ceil(len(config.heads) / ACROSS)
+    named = {(panel.name(one), look) for panel in panels for one, look in panel.looks.items()}
+    one_legend = not beside and len(named) == len(dict(named))
+    height = 0.7 + (1.75 if down == 1 else 1.4) * down * len(config.rows)
+    said = " ".join(explain_figure(config, curves, bars)) if note else ""
+    with style.drawing(height, said, legend=one_legend, title=config.title) as figure:
+        grid = figure.add_gridspec(
+            down * len(config.rows), across + beside, width_ratios=[*[across] * beside, *[1] * across]
+        )
+        above = 0 if one_legend else 1.6 * FONT
+        for panel in panels:
+            line, place = divmod(panel.column, ACROSS)
+            axes = figure.add_subplot(grid[panel.row * down + line, place + beside])
+            points = points_of(panel, curves)
             _draw_panel(axes, panel, points)
-            _scale(axes, panel, curves[(curves["row"] == panel.row) & (curves["kind"] == "curve")])
-            _label_axes(axes, panel, config, bool(points["first_token_excluded"].any()))
-            stamp(axes, panel.title.replace(" Layer ", "\nLayer "), points, above=1.6 * FONT)
-            if panel.column == 0:
+            row = curves[(curves["row"] == panel.row) & (curves["kind"] == "curve")]
+            _scale(axes, panel, row, points)
+            _label_axes(axes, panel, config, points)
+            stamp(axes, panel.title.replace(" Layer ", "\nLayer "), points, above=above)
+            if panel.column == 0 and not one_legend:
                 _add_legend(axes)
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[:, 0])
             _draw_bars(axes, bars, config.bars.y_limits or (0, 100))
-            stamp(axes, visible(config.bars.title, keep=""), bars, above=1.6 * FONT)
+            stamp(axes, visible(config.bars.title, keep=""), bars, above=above)
             _add_legend(axes)
     return figure
+
+
+def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
+    """The points of one panel."""
+    return curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
 
 
 def _add_legend(axes: Axes) -> None:
@@ -189,21 +216,26 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
         mine = points[points["condition"] == name]
         line = mine[mine["kind"] == "curve"]
         # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
-        thickness = 0.8 + 0.5 * (len(panel.looks) - 1 - place)
-        marks: Any = {"marker": look.marker, "markevery": (3 + 4 * place, 12), "markersize": 2.5}
+        thickness = 0.8 + (0.5 if panel.limits else 0.2) * (len(panel.looks) - 1 - place)
+        marks: Any = {"marker": look.marker, "markevery": (3 + 4 * place, 12), "markersize": 2.5 if panel.limits else 0}
         draw_curve(axes, line, look, panel.name(condition), linewidth=thickness, **marks)
         control = mine[(mine["kind"] == "control") & (2 * mine["count"] >= mine["prompts"])]
         if len(control):
             axes.plot(control["x"], control["mean"], color=look.colour, label="_control", **dashed)
     if (points["kind"] == "control").any():
         axes.plot([], [], color=style.MUTED, label="not flipped (controls)", **dashed)
-    axes.set_xlim(*shows.limits)
+    axes.set_xlim(*(panel.limits or (0, points["x"].max())))
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame) -> None:
-    """The config's ends of the axis, or one scale for the row, with room for the region's name."""
-    shown = row[row["x"].between(*panel.shows.limits)]
+def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame, points: pandas.DataFrame) -> None:
+    """The config's ends of the axis, or one scale for a row of panels, with room for the region's name.
+
+    Panels that fill several lines have scales of their own.
+    """
+    wrapped = row["column"].max() >= ACROSS
+    shown = row if not wrapped else points[points["kind"] == "curve"]
+    shown = shown[shown["x"].between(*axes.get_xlim())]
     low = float(np.nanmin(shown[["mean", "low"]])) if panel.shows.subtracted else 0.0
     high = float(np.nanmax(shown[["mean", "high"]]))
     span = (high - low) or 1.0
@@ -211,20 +243,21 @@ def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame) -> None:
     above = 0.3 if shown["in_filler"].any() else 0.05
     axes.set_ylim(panel.y_limits or (low - below * span, high + above * span))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    if panel.column and len(panel.shows.y_limits) < 2:
+    if panel.column and not wrapped and len(panel.shows.y_limits) < 2:
         axes.tick_params(labelleft=False)
 
 
-def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, first_left_out: bool) -> None:
-    """What x and y are, and what is left out; what the first panel of a row says of y is not said again."""
+def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.DataFrame) -> None:
+    """What x and y are, and what is left out; what one panel of a row says of y is not said again."""
     left_out = [] if panel.shows.view == "full" else ["filler"]
-    left_out += ["first token"] if first_left_out else []
-    axes.set_xlabel("Token position" + (f"\n({' and '.join(left_out)} left out)" if left_out else ""))
-    if panel.column == 0:
+    left_out += ["first token"] if points["first_token_excluded"].any() else []
+    if panel.column + ACROSS >= len(config.heads):
+        axes.set_xlabel("Token position" + (f"\n({' and '.join(left_out)} left out)" if left_out else ""))
+    lines = (len(config.heads) - 1) // ACROSS
+    if panel.column == lines // 2 * ACROSS:  # of several lines the middle one
         subtracted = panel.shows.subtracted
         quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
-        definition = "common queries" if config.definition == "common" else "published definition"
-        axes.set_ylabel(f"{quantity}\n({definition})")
+        axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
 
 
 def stamp(axes: Axes, title: str, table: pandas.DataFrame, *, above: float = 0) -> None:
@@ -278,20 +311,31 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     style.tidy(axes, grid="y")
 
 
-def _note(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> str:
-    """What the numbers stand on."""
-    one = curves["problem"].dropna().unique()
-    counts = curves.loc[curves["kind"] == "curve"].groupby(["row", "column"])["prompts"].max().unique()
-    said = [f"One prompt: {', '.join(one)}." if len(one) else f"n = {', '.join(map(str, counts))} prompts a panel."]
-    if not len(one):
-        said.append("Bands: 95 % bootstrap intervals over prompts. Dotted, without band: fewer than half reach so far.")
-    if any(row.y_limits for row in config.rows):
-        said.append("Axes with fixed ends cut off what lies above.")
-    if config.prompts.flip:
-        said.append(f"Selected on outcome: {config.prompts.flip.replace('_', ' ')}. Dashed: matched, not flipped.")
-    said += [f"{note[0].upper()}{note[1:]}." for note in curves["note"].dropna().unique()]
-    said.append(EXPLAINED[config.definition])
+def explain_figure(
+    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None
+) -> Iterator[str]:
+    """What the numbers stand on, and what every mark means that is drawn, in sentences."""
+    drawn = curves[curves["kind"] == "curve"]
+    one = drawn["problem"].dropna().unique()
+    counts = ", ".join(map(str, drawn.groupby(["row", "column"])["prompts"].max().unique()))
+    yield f"One prompt: {', '.join(one)}." if len(one) else f"n = {counts} prompts a panel."
+    parts = [(panel, points_of(panel, drawn)) for panel in config.panels]
+    seen = pandas.concat(points[points["x"].between(*(panel.limits or (0, np.inf)))] for panel, points in parts)
+    if seen["low"].notna().any():
+        together = ", those of one problem drawn together" if (seen["clusters"] < seen["prompts"]).any() else ""
+        yield f"Bands: 95 % bootstrap intervals over prompts{together}."
+    if (2 * seen["count"] < seen["prompts"]).any():
+        yield "Dotted, without band: fewer than half reach so far."
+    if any(panel.y_limits and points["mean"].max() > panel.y_limits[1] for panel, points in parts):
+        yield "Axes with fixed ends cut off what lies above."
+    if drawn["on_outcome"].any():
+        yield "Selected on outcome" + (f": {config.prompts.flip.replace('_', ' ')}." if config.prompts.flip else ".")
+    if (curves["kind"] == "control").any():
+        yield "Dashed: matched, not flipped."
+    yield from (f"{note[0].upper()}{note[1:]}." for note in curves["note"].dropna().unique())
+    yield EXPLAINED[drawn["definition"].iloc[0]]
     if bars is not None:
         source = bars["reference"].iloc[0] or f"{bars['n'].min()} problems"
-        said.append(f"Bars: {source}.")
-    return " ".join([*said, config.note or ""])
+        yield f"Bars: {source}."
+    if config.note:
+        yield config.note

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, Field, StrictInt, ValidationError, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StrictInt, ValidationError, model_validator
 
+from attention_probe.layers_and_heads import parse_numbers
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.choose_problems import CHANGED, CHANGES
 from harness.constants import BASELINE, NEAR_ZERO_FACTORS, STUDIED, Definition, Shown
@@ -45,24 +46,28 @@ class SeriesConfig(Strict):
     colour: Literal["blue", "red", "green", "orange"] | None = None
 
 
+def _by_name(series: Any) -> Any:
+    return {str(name): {} for name in series} if isinstance(series, list) else series
+
+
 class RowConfig(Strict):
     """What the panels of one row compare.
 
     Attributes:
         view: `full` (every token), `aligned` (tokens of all prompts), `difference` (aligned, less `wo`).
-        series: A line for each condition.
+        series: A line for each condition: a list of names, or a mapping of each to its label and colour.
         y_limits: The ends of the axis, for the row or for each head.
         region: The name of the inserted tokens.
     """
 
     view: Shown
-    series: dict[str, SeriesConfig] = Field(min_length=1)
+    series: Annotated[dict[str, SeriesConfig], BeforeValidator(_by_name)] = Field(min_length=1)
     y_limits: tuple[Limits, ...] = ()
     region: str = "Meaningless tokens"
 
     @property
     def limits(self) -> Limits:
-        """Token positions shown: the study's 0 to 120 for full views and 0 to 60 for others."""
+        """Token positions that the study's figures show: 0 to 120 for full views and 0 to 60 for others."""
         return (0, 120) if self.view == "full" else (0, 60)
 
     @property
@@ -121,14 +126,19 @@ class ModelConfig(Strict):
     """One panel of activations.
 
     Attributes:
-        name: The panel's title.
         model: A hub id, a folder or `smollm2`.
+        name: The panel's title; by default the model's name.
         c: Near zero is |a| below 1.4826 MAD c. The study's: 0.1, 0.13, 0.32.
     """
 
-    name: str = Field(min_length=1)
     model: str
+    name: str = ""
     c: float = NEAR_ZERO_FACTORS[0]
+
+    @property
+    def title(self) -> str:
+        """The panel's title."""
+        return self.name or label_model(self.model)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -145,6 +155,7 @@ class Panel(NamedTuple):
     head: HeadConfig
     shows: RowConfig
     looks: dict[str, Look]
+    limits: Limits | None
 
     def name(self, condition: str) -> str:
         """What the legend calls a line."""
@@ -153,7 +164,7 @@ class Panel(NamedTuple):
     @property
     def title(self) -> str:
         """The panel's title."""
-        return self.head.title or f"{self.head.name} Layer {self.head.layer} Head {self.head.head}"
+        return self.head.title or f"{self.head.name or ''} Layer {self.head.layer} Head {self.head.head}".strip()
 
     @property
     def y_limits(self) -> Limits | None:
@@ -175,7 +186,8 @@ class FigureConfig(Strict):
         definition: Whose queries are averaged: `common` or `published`.
         y_label: The label of the vertical axis.
         exclude_first_token: Whether the first token is left out. By default for Llama and Gemma.
-        heads: The columns of panels.
+        heads: A panel for each in every row: a list of mappings, or numbers such as `1-9` of all `layers`.
+        layers: Of heads that are numbers; also `layer`.
         rows: The rows of panels.
         models: A panel of activations for each.
         bars: Accuracies as bars.
@@ -193,11 +205,23 @@ class FigureConfig(Strict):
     y_label: str = "Average attention weight"
     exclude_first_token: bool | None = None
     heads: tuple[HeadConfig, ...] = ()
+    layers: Any = Field(default="1", validation_alias=AliasChoices("layers", "layer"))
     rows: tuple[RowConfig, ...] = ()
     models: tuple[ModelConfig, ...] = ()
     bars: BarsConfig | None = None
     one_prompt: bool = False
     note: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_heads(cls, values: Any) -> Any:
+        """Heads that are numbers, as mappings."""
+        heads = values.get("heads") if isinstance(values, dict) else None
+        if not heads or (isinstance(heads, list | tuple) and not isinstance(heads[0], str | int)):
+            return values
+        layers = parse_numbers(values.get("layers", values.get("layer", 1)), "layers")
+        heads = parse_numbers(heads, "heads")
+        return {**values, "heads": [{"layer": layer, "head": head} for layer in layers for head in heads]}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -226,16 +250,22 @@ class FigureConfig(Strict):
         return tuple(dict.fromkeys((BASELINE, *shown)))
 
     @property
+    def title(self) -> str:
+        """The model's name, if all panels are of one model; else each has its own in its title."""
+        names = {head.name or self.model_name or label_model(head.model or self.model or "") for head in self.heads}
+        return names.pop() if len(names) == 1 and self.bars is None else ""
+
+    @property
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
-        own, found = looks(self.conditions), []
+        own, title, found = looks(self.conditions), self.title, []
         for place, row in enumerate(self.rows):
             chosen = {name: _look(own[name], one.colour) for name, one in row.series.items()}
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
-                name = head.name or self.model_name or label_model(model)
+                name = "" if title else head.name or self.model_name or label_model(model)
                 whole = head.model_copy(update={"model": model, "name": name})
-                found.append(Panel(place, column, whole, row, chosen))
+                found.append(Panel(place, column, whole, row, chosen, row.limits if self.seed_document else None))
         return found
 
 
@@ -247,10 +277,37 @@ def _look(own: Look, colour: str | None) -> Look:
 def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig:
     """Read and check a figure config; `overrides` are `key=value` with dotted keys and YAML values.
 
+    Where they name another model, what the config says of its own is left out, unless they say it too.
+
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
+    values = read_values(path, "figures", overrides)
+    _forget_model(values, read_values(path, "figures"))
     try:
-        return FigureConfig.model_validate(read_values(path, "figures", overrides))
+        return FigureConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
+
+
+def _forget_model(values: Any, before: Any) -> None:
+    """Take names, ranges, bars and the note of one model out of a config in which another has its place."""
+    pairs = [(values, before)]
+    for key in ("heads", "models", "rows"):
+        lists = [one.get(key) if isinstance(one, dict) else None for one in (values, before)]
+        if all(isinstance(one, list) for one in lists):
+            pairs += zip(*lists, strict=False)
+    pairs = [pair for pair in pairs if all(isinstance(one, dict) for one in pair)]  # the schema refuses others
+    if any(one.get("model") != old.get("model") for one, old in pairs):
+        for one, old in pairs:
+            for name in (
+                "model_name",
+                "note",
+                "bars",
+                "y_limits",
+                "title",
+                "c",
+                *(["name"] if one is not values else ()),
+            ):
+                if one.get(name) == old.get(name):
+                    one.pop(name, None)

@@ -20,12 +20,12 @@ from attention_probe.figures.attention_curves import (
     read_curves,
 )
 from attention_probe.figures.config import FigureConfig
+from attention_probe.figures.from_traces import figure_receipt
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
 from attention_probe.traces import AttentionTraces
 from harness.display.figures.style import write_figure
-from harness.runs import receipts
 
 
 def make_figure(
@@ -55,13 +55,7 @@ def make_figure(
         return traces
 
     def write(name: str, figure: Any, numbers: pandas.DataFrame) -> list[Path]:
-        receipt = {
-            "figure": config.model_dump(mode="json"),
-            "probes": sessions,
-            "versions": receipts.versions(),
-            "git_revision": receipts.git_revision(),
-        }
-        return write_figure(figure, numbers, folder, name, receipt)
+        return write_figure(figure, numbers, folder, name, figure_receipt(config, sessions))
 
     if config.kind != "curves":
         tables = []
@@ -77,7 +71,7 @@ def make_figure(
         with measure(model_name, layers=tuple(sorted({panel.head.layer - 1 for panel in panels}))) as traces:
             for name, curves in found.items():
                 one = None if name == config.name else choose_one_prompt(config, traces)
-                curves += [read_curves(panel, config, traces, one) for panel in panels]
+                curves.append(read_curves(panels, config, traces, one))
     bars = None if config.bars is None else read_bars(config.bars)
     files = []
     for name, curves in found.items():

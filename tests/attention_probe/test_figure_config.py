@@ -91,6 +91,40 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
     first, second = load(tmp_path, text.replace("{layer: 1,", "{model: a/Other-1B, name: Other, layer: 1,")).panels
     assert (first.title, first.head.model) == ("Other Layer 1 Head 1", "a/Other-1B")
     assert (second.title, second.head.model) == ("model Layer 2 Head 5", MODEL)
+    one = load(tmp_path, text)  # of one model, which is named once
+    assert [one.title, *(panel.title for panel in one.panels)] == ["model", "Layer 1 Head 1", "Layer 2 Head 5"]
+
+
+HEADS = "heads: [{layer: 1, head: 1}]"
+
+
+@pytest.mark.parametrize(
+    ("heads", "places"),
+    [
+        ("heads: 1-3", [(1, 1), (1, 2), (1, 3)]),
+        ("heads: [2, 4-5]\nlayer: 3", [(3, 2), (3, 4), (3, 5)]),
+        ("heads: 9\nlayers: 1-2", [(1, 9), (2, 9)]),
+    ],
+)
+def test_heads_are_numbers_and_series_names_too(tmp_path, heads, places):
+    config = load(tmp_path, MINIMAL.replace(HEADS, heads), "rows.0.series=[wo, mless]")
+    assert [(panel.head.layer, panel.head.head) for panel in config.panels] == places
+    assert [config.panels[0].name(one) for one in config.rows[0].series] == ["w/o", "w/ Mless"]
+
+
+def test_another_model_keeps_nothing_that_was_said_of_the_first(tmp_path):
+    said = "note: of demo\nmodel_name: Demo\nbars: {title: t, runs: [r]}\n"
+    text = said + MINIMAL.replace("head: 1}", "head: 1, title: Demo}").replace(
+        "aligned,", "aligned, y_limits: [[0, 1]],"
+    )
+    other = load(tmp_path, text, "model=a/Other-1B", "note=of the other")
+    assert (other.title, other.note, other.bars) == ("Other-1B", "of the other", None)
+    assert [(panel.title, panel.y_limits) for panel in other.panels] == [("Layer 1 Head 1", None)]
+    same = load(tmp_path, text, f"model={MODEL}")
+    assert same == load(tmp_path, text) and same.bars and same.panels[0].title == "Demo" and same.panels[0].y_limits
+    first_mlp = "name: x\nkind: histogram\nprompts: {dataset: math500}\nmodels: [{name: Demo, model: toy, c: 0.32}]"
+    (model,) = load(tmp_path, first_mlp, "models.0.model=smollm2").models
+    assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +132,7 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
     [
         ("head: 1", "haed: 1", r"unknown key 'heads.0.haed'"),
         ("head: 1", "head: 0", r"heads.0.head: layers and heads count from 1, got 0"),
+        (HEADS, "heads: 0-8", "heads 0-8: .* counted from 1; got '0-8'"),
         ("dataset: math500", "n: 3", r"prompts: expected exactly one of `run`, `logs` and `dataset`"),
         ("dataset: math500", "run: x, flip: changed", r"expected `controls: true`"),
         ("dataset: math500", "run: x, controls: true", r"matched to problems that flipped"),
@@ -135,7 +170,7 @@ def test_the_appendixs_heads_exist():
         for panel in config.panels:
             layers, heads = shape(panel)
             assert panel.head.layer <= layers and panel.head.head <= heads and panel.y_limits is None
-            assert panel.title.startswith(config.model_name or config.model.rpartition("/")[2])
+        assert config.title == (config.model_name or config.model.rpartition("/")[2])
 
 
 @pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)

@@ -50,8 +50,7 @@ def open_traces(path, *, controls=0, problems=5, family="qwen2"):
 
 
 def draw_of(config, traces, problem=None):
-    panels = [read_curves(panel, config, traces, problem) for panel in config.panels]
-    return pandas.concat(panels, ignore_index=True)
+    return read_curves(config.panels, config, traces, problem)
 
 
 def write_files(config, drawn, folder, *, bars=None):
@@ -122,6 +121,20 @@ def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, traces)
                 assert text.get_window_extent().width <= region.get_window_extent().width, text
 
 
+def test_nine_heads_fill_three_lines_and_the_caption_says_what_is_drawn(traces):
+    config = load("flipped-demo", "heads=1-9", "rows=[{view: aligned, series: [wo, mless, mful, random]}]")
+    figure = draw_figure(config, draw_of(config, traces))
+    assert covered(figure) == [] and cut_off(figure) == []
+    assert [len({round(axes.get_position().y0, 3) for axes in figure.axes[n : n + 3]}) for n in (0, 3, 6)] == [1, 1, 1]
+    assert [axes.get_title() for axes in figure.axes] == [f"Layer 1 Head {head}" for head in range(1, 10)]
+    assert figure.legends[0].get_title().get_text() == "Bundled model"
+    assert [bool(axes.get_ylabel()) for axes in figure.axes] == [number == 3 for number in range(9)]
+    assert figure.axes[0].get_xlim() == (0, 68)  # the last token has no later query
+    said = " ".join(figure.get_supxlabel().split())
+    assert "Bands: 95 % bootstrap intervals over prompts. Dotted" in said
+    assert not any(word in said for word in ("Dashed", "Selected", "fixed ends", "shaded", "drawn together"))
+
+
 def test_axes_say_the_quantity_its_definition_and_what_is_left_out(tmp_path):
     with open_traces(tmp_path / "llama.traces", family="llama") as traces:
         for options, quantity, position in (
@@ -166,7 +179,7 @@ def test_lines_have_the_labels_and_colours_of_the_config_and_a_legend_for_each_r
 def test_what_the_config_leaves_open_is_our_name_colour_marker_and_one_scale_a_row(flipped):
     config = load("flipped-demo")
     figure = draw_figure(config, draw_of(config, flipped), None)
-    legend, _ = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+    (legend,) = figure.legends  # one is true of both rows
     assert [text.get_text() for text in legend.get_texts()] == ["w/o", "w/ Mless", "not flipped (controls)"]
     for axes in figure.axes:
         for name, line in named(axes).items():
@@ -275,4 +288,4 @@ def test_only_controls_are_refused(tmp_path):
     config = load("flipped-demo")
     with open_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
         with pytest.raises(ConfigError, match=r"c.traces holds only controls"):
-            read_curves(config.panels[0], config, traces, None)
+            read_curves(config.panels, config, traces)

@@ -3,6 +3,7 @@
 import json
 import re
 
+import pandas
 import pytest
 
 from attention_probe.prompts.token_roles import FILLER, SEPARATOR, tokenize
@@ -130,10 +131,32 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
 def test_the_probe_knows_the_examples_and_pairs_their_tokens(run, layout, toy_tokenizer):
-    for problem in read_source(run, layout=layout).problems:
+    problems = read_source(run, layout=layout).problems
+    assert (len(problems), len({problem.cluster for problem in problems})) == (10, 5)
+    for problem in problems:
         plain, filled = tokenize(problem, toy_tokenizer, conditions=["wo", "x"]).values()
         kept = filled.original_pos != ABSENT
         assert filled.original_pos[kept].tolist() == list(range(len(plain)))
         assert (filled.roles[kept] == plain.roles).all() and set(filled.roles[~kept]) == {FILLER, SEPARATOR}
         assert filled.has_role("filler").sum() == 27 and filled.has_role("demonstration").any()
         assert filled.has_role("format").any() == (layout == "raw")
+
+
+def test_traces_are_drawn_by_one_command_and_the_draws_of_a_problem_count_as_one(run, tmp_path, capsys, monkeypatch):
+    def call(*words):
+        return here(capsys, monkeypatch, *map(str, words))
+
+    traces = tmp_path / "t.traces"
+    assert call("probe", run, "--layout", "raw", "--layers", "1-2", "-o", traces).returncode == 0
+    drawn = call("figure", traces, "--heads", "1,4", "-o", tmp_path).stdout
+    assert [line.split()[0] for line in drawn.splitlines()] == ["png", "svg", "pdf", "csv"] * 2
+    table = pandas.read_csv(tmp_path / "t-layer-2.csv")
+    assert {*table["layer"]} == {2} and {*table["head"]} == {1, 4} and {*table["condition"]} == {"wo", "x"}
+    assert {*table["prompts"]} == {10} and {*table["clusters"]} == {5}
+    for words, said in (
+        ((traces, "--layers", 3), "Layer 3 is not in these traces: counted from 1, they hold 1, 2"),
+        ((traces, "--heads", 0), "--heads 0: expected .* counted from 1"),
+        ((traces, "--set", "name=x"), "--set changes a config"),
+        (("flipped-products.yaml", "--heads", 1), "choose from a folder of traces"),
+    ):
+        assert re.search(said, " ".join(call("figure", *words, "-o", tmp_path).stderr.split()))

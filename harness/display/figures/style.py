@@ -102,7 +102,9 @@ def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
 
 
 @contextmanager
-def drawing(height: float, note: str, *, managed: bool = True, legend: bool = True) -> Iterator[Figure]:
+def drawing(
+    height: float, note: str, *, managed: bool = True, legend: bool = True, title: str = ""
+) -> Iterator[Figure]:
     """A new figure to draw on. At the end a legend is added above, where anything has a label, and the note below.
 
     Args:
@@ -110,14 +112,17 @@ def drawing(height: float, note: str, *, managed: bool = True, legend: bool = Tr
         note: What the marks mean.
         managed: Whether matplotlib makes room for labels; False where axes have their place in inches.
         legend: Whether one legend is true of all axes.
+        title: Of the whole.
     """
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(INCHES, height), layout="constrained" if managed else None)
         yield figure
         entries = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
         handles = {name: handle for handle, name in chain(*entries)}
-        if handles and legend:
-            figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)  # names are short
+        if handles and legend:  # names are short
+            figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, title=title or None)
+        elif title:
+            figure.suptitle(title, fontsize=FONT)
         figure.supxlabel(wrap(note), x=0.01, ha="left", fontsize=FONT - 1, color=MUTED)
 
 
@@ -153,7 +158,7 @@ def tidy(axes: Axes, *, grid: Literal["x", "y", "both"], hidden: Sequence[str] =
 
 def wrap(note: str) -> str:
     """A note below a figure, in smaller letters, broken to the figure's width."""
-    return textwrap.fill(note, int(72 * INCHES / (LETTER * (FONT - 1))))
+    return textwrap.fill(note, int(0.98 * 72 * INCHES / (LETTER * (FONT - 1))))
 
 
 def write_figure(

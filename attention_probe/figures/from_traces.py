@@ -1,0 +1,73 @@
+"""A folder of traces as figures: of each layer the mean curves of its heads under all conditions, filler left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+from attention_probe.figures.attention_curves import draw_figure, figure_table, read_curves
+from attention_probe.figures.config import FigureConfig
+from attention_probe.traces import AttentionTraces
+from harness.constants import Definition
+from harness.display.figures.style import write_figure
+from harness.runs import receipts
+
+
+def read_layer(
+    traces: AttentionTraces, layer: int, heads: Sequence[int] = (), definition: Definition = "common"
+) -> tuple[FigureConfig, pandas.DataFrame]:
+    """The figure of one layer, and its curves, over the problems that all conditions have.
+
+    Args:
+        traces: The folder.
+        layer: Counted from 1.
+        heads: Counted from 1; all by default.
+        definition: Which queries the average is over.
+
+    Raises:
+        ConfigError: no such layer or head, or no problem has traces under all conditions.
+    """
+    config = FigureConfig.model_validate(
+        {
+            "name": f"{traces.path.stem}-layer-{layer}",
+            "model": traces.header.model,
+            "prompts": {"run": traces.path},
+            "definition": definition,
+            "layers": layer,
+            "heads": heads or f"1-{traces.header.head_count}",
+            "rows": [{"view": "aligned", "series": list(traces.conditions)}],
+            "note": "That inserted tokens take attention from the others is no finding: softmax guarantees it.",
+        }
+    )
+    return config, read_curves(config.panels, config, traces)
+
+
+def draw_traces(path: Path, folder: Path, layers: Sequence[int] = (), heads: Sequence[int] = ()) -> list[Path]:
+    """Draw a figure of every recorded layer, or of those asked, and return the files.
+
+    Raises:
+        JournalError: there is no such folder, or it is damaged.
+        ConfigError: no such layer or head, or no problem has traces under all conditions.
+    """
+    files = []
+    with AttentionTraces.open(path) as traces:
+        for layer in layers or [index + 1 for index in traces.header.layers]:
+            config, curves = read_layer(traces, layer, heads)
+            receipt = figure_receipt(config, [traces.receipt])
+            files += write_figure(
+                draw_figure(config, curves), figure_table(config, curves, None), folder, config.name, receipt
+            )
+    return files
+
+
+def figure_receipt(config: FigureConfig, probes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was drawn from what."""
+    return {
+        "figure": config.model_dump(mode="json"),
+        "probes": probes,
+        "versions": receipts.versions(),
+        "git_revision": receipts.git_revision(),
+    }
