@@ -12,13 +12,7 @@ from harness.errors import ConfigError
 
 
 def figure(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CONFIG|TRACES",
-            help="A figure config, such as configs/figures/flipped-products.yaml, or a folder of traces.",
-        ),
-    ],
+    source: Annotated[Path, typer.Argument(metavar="CONFIG|TRACES", help="A figure config or a folder of traces.")],
     overrides: Overrides = None,
     layers: Annotated[str | None, typer.Option(help="Of traces: only these, such as 1-3; a figure each.")] = None,
     heads: Annotated[str | None, typer.Option(help="Of traces: only these, such as 1,5.")] = None,
