@@ -333,11 +333,14 @@ def test_a_runs_own_baseline_is_that_of_its_tables_its_second_run_and_its_contra
         return right(request, "no such answer" if "short" in request.task else target)
 
     wordings = [{"name": name, "instruction": f"Answer {name}, within \\boxed{{}}."} for name in ("short", "long")]
-    run = write_run(tmp_path / "made", answer, conditions=wordings, replicates=2, limit=12)
+    own = {"conditions": wordings, "replicates": 2, "dataset": {"make": "products"}}
+    run = write_run(tmp_path / "made", answer, limit=12, **own)
     data = json.loads(make_table([str(run)], form="json"))
     assert (data["baseline"], data["contrasts"]) == ("short", ["long - short"])
     assert [(row["verdict"], row["aa_difference"]) for row in data["rows"]] == [("baseline", 0), ("better", 0)]
     assert json.loads(make_table([str(run)], form="json", baseline="long"))["contrasts"] is None
+    said = " ".join(make_table([str(run)]).split())
+    assert re.match(r"\w+, raw, 12 problems in 1\d clusters, 1 sample each ", said) and "least 299 clusters;" in said
 
 
 def test_lm_evals_output_gives_the_same_table(tmp_path):
