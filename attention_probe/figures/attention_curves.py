@@ -86,10 +86,9 @@ def read_curves(
             one = chosen[0] if len(chosen) == 1 else None
             about = {"row": row, "kind": kind, "problem": one, "on_outcome": traces.header.on_outcome}
             curves = curves.assign(**about, legend=curves["condition"].map(legends), model=same[0].head.model)
-            tables += [
-                curves[curves["head"] == panel.head.head].assign(panel=panel.title, column=panel.column)
-                for panel in same
-            ]
+            for panel in same:
+                mine = curves[curves["head"] == panel.head.head]
+                tables.append(mine.assign(panel=panel.title, column=panel.column))
     return pandas.concat(tables, ignore_index=True)
 
 

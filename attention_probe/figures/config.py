@@ -22,6 +22,8 @@ STUDY_COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orang
 """The study's colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
 
 Limits = tuple[float, float]
+OF_A_MODEL = ("model_name", "note", "bars", "y_limits", "title", "c")
+"""What a config says of the models that it was written for, beside the names of parts."""
 
 
 def _from_one(number: int) -> int:
@@ -217,7 +219,7 @@ class FigureConfig(Strict):
     def _number_heads(cls, values: Any) -> Any:
         """Heads that are numbers, as mappings."""
         heads = values.get("heads") if isinstance(values, dict) else None
-        if not heads or (isinstance(heads, list | tuple) and not isinstance(heads[0], str | int)):
+        if heads is None or (isinstance(heads, list | tuple) and not (heads and isinstance(heads[0], str | int))):
             return values
         layers = parse_numbers(values.get("layers", values.get("layer", 1)), "layers")
         heads = parse_numbers(heads, "heads")
@@ -293,21 +295,12 @@ def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfi
 def _forget_model(values: Any, before: Any) -> None:
     """Take names, ranges, bars and the note of one model out of a config in which another has its place."""
     pairs = [(values, before)]
-    for key in ("heads", "models", "rows"):
-        lists = [one.get(key) if isinstance(one, dict) else None for one in (values, before)]
-        if all(isinstance(one, list) for one in lists):
-            pairs += zip(*lists, strict=False)
+    for key in ("heads", "models", "rows") if isinstance(values, dict) else ():
+        lists = [one.get(key) for one in (values, before)]
+        pairs += zip(*lists, strict=False) if all(isinstance(one, list) for one in lists) else ()
     pairs = [pair for pair in pairs if all(isinstance(one, dict) for one in pair)]  # the schema refuses others
     if any(one.get("model") != old.get("model") for one, old in pairs):
         for one, old in pairs:
-            for name in (
-                "model_name",
-                "note",
-                "bars",
-                "y_limits",
-                "title",
-                "c",
-                *(["name"] if one is not values else ()),
-            ):
+            for name in OF_A_MODEL if one is values else (*OF_A_MODEL, "name"):
                 if one.get(name) == old.get(name):
                     one.pop(name, None)

@@ -133,6 +133,7 @@ def test_another_model_keeps_nothing_that_was_said_of_the_first(tmp_path):
         ("head: 1", "haed: 1", r"unknown key 'heads.0.haed'"),
         ("head: 1", "head: 0", r"heads.0.head: layers and heads count from 1, got 0"),
         (HEADS, "heads: 0-8", "heads 0-8: .* counted from 1; got '0-8'"),
+        (HEADS, "heads: 0", "heads 0: .* counted from 1; got '0'"),
         ("dataset: math500", "n: 3", r"prompts: expected exactly one of `run`, `logs` and `dataset`"),
         ("dataset: math500", "run: x, flip: changed", r"expected `controls: true`"),
         ("dataset: math500", "run: x, controls: true", r"matched to problems that flipped"),
