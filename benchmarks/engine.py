@@ -2,25 +2,24 @@
 
 Both sides get the same prompt token ids, sampling parameters, seeds and engine arguments, each in a fresh process,
 alternately. Timed is generation alone, from the first request added to the last completion: the engine is loaded, and
-for `mless run` every completion is journaled and graded on the way. Decoding is greedy over the bundled problems
-several times over, so that both sides should generate equally many tokens; both totals are reported.
+for `mless run` every completion is journaled and graded on the way. Decoding is greedy, so that both
+sides should generate equally many tokens; both totals are reported.
 
     python -m benchmarks.engine [--small]
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, row
-from benchmarks.runs import CONFIG, alternate, base_overrides, repeated_problems, run_benchmark, run_mless, run_raw
+from benchmarks.runs import CONFIG, alternate, run_benchmark, run_mless, run_raw, speed_overrides
 
-ROUNDS, COPIES = 2, 9
-"""Runs of each side, and how often each bundled problem is asked."""
+ROUNDS = 2
+"""Runs of each side."""
 TARGET = 0.90
 LEAST_SECONDS = 60
 SIDES = {
@@ -32,9 +31,7 @@ SIDES = {
 
 def measure(folder: Path, small: bool) -> Figures:
     """All figures, JSON-ready."""
-    copies = 1 if small else COPIES
-    problems = repeated_problems(folder, copies=copies, limit=8 if small else None)
-    common = [*base_overrides(), f"dataset={json.dumps({'path': str(problems)})}"]
+    common = speed_overrides(small)
 
     def ours(audit: str, name: str) -> dict[str, Any]:
         return run_mless([*common, f"audit={audit}"], folder / name, folder / f"{name}.log")
@@ -43,10 +40,10 @@ def measure(folder: Path, small: bool) -> Figures:
         return run_raw(CONFIG, folder / f"{name}.json", folder / f"{name}.log", common)
 
     sides = {"raw": raw, "graded": partial(ours, "false"), "audited": partial(ours, "true")}
-    return _figures(alternate(sides, 1 if small else ROUNDS), copies=copies)
+    return _figures(alternate(sides, 1 if small else ROUNDS))
 
 
-def _figures(rounds: list[dict[str, dict[str, Any]]], *, copies: int) -> Figures:
+def _figures(rounds: list[dict[str, dict[str, Any]]]) -> Figures:
     raw = statistics.median(one["raw"]["tokens_per_second"] for one in rounds)
     rows = [row(SIDES["raw"], f"{raw:,.0f} tokens/s")]
     for side in ("graded", "audited"):
@@ -72,16 +69,15 @@ def _figures(rounds: list[dict[str, dict[str, Any]]], *, copies: int) -> Figures
     told = "equal on all sides" if equal else "differ: " + "; ".join(f"{k} {v}" for k, v in totals.items())
     return {
         "title": "Engine: `mless run` against raw `vllm.LLM.generate`",
-        "what": f"{first['samples']:,} requests with {first['prompt_tokens']:,} prompt tokens: three conditions, each "
-        f"bundled problem {copies} times, decoded greedily. Tokens/s from the first request to the last completion; "
-        "median over the rounds, ratios within a round.",
+        "what": f"{first['samples']:,} requests with {first['prompt_tokens']:,} prompt tokens to SmolLM2 in float32: "
+        "sums under three conditions, at most 128 tokens each, decoded greedily. Tokens/s from first request "
+        "to last completion; median over the rounds, ratios within a round.",
         "rows": rows,
         "notes": [
             f"Generated tokens {told}: {totals[SIDES['raw']][0]:,} a run.",
             f"The shortest run generated for {shortest:.0f} s, {longer} {LEAST_SECONDS} s.",
             f"Both sides: at most {first['max_num_seqs']} sequences and {first['max_num_batched_tokens']:,} tokens "
             "a step.",
-            "Repeats of a prompt find its prefix cached, on both sides.",
         ],
         "rounds": rounds,
     }

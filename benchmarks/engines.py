@@ -7,17 +7,16 @@ Both sides are `mless run` on the same problems, greedily, each in a fresh proce
 
 from __future__ import annotations
 
-import json
 import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, row
-from benchmarks.runs import alternate, base_overrides, repeated_problems, run_benchmark, run_mless
+from benchmarks.runs import alternate, run_benchmark, run_mless, speed_overrides
 
-PAIRS, COPIES = 5, 5
-"""Runs of each side, and how often each bundled problem is asked."""
+PAIRS = 3
+"""Runs of each side."""
 RAY_SHARE = 0.9
 """Least share of the tokens/s of an engine in the run's own process that one engine in a Ray actor has."""
 SIDES = {"own": "in the run's process", "ray": "in a Ray actor"}
@@ -25,9 +24,7 @@ SIDES = {"own": "in the run's process", "ray": "in a Ray actor"}
 
 def measure(folder: Path, small: bool) -> Figures:
     """All figures, JSON-ready."""
-    pairs, copies = (1, 1) if small else (PAIRS, COPIES)
-    problems = repeated_problems(folder, copies=copies, limit=8 if small else None)
-    common = [*base_overrides(), f"dataset={json.dumps({'path': str(problems)})}"]
+    pairs, common = 1 if small else PAIRS, speed_overrides(small)
 
     def run(engines: list[str], name: str) -> dict[str, Any]:
         return run_mless([*common, *engines], folder / name, folder / f"{name}.log")
@@ -53,8 +50,8 @@ def measure(folder: Path, small: bool) -> Figures:
     loads = {name: statistics.median(one[side]["load_seconds"] for one in rounds) for side, name in SIDES.items()}
     return {
         "title": "One engine through Ray",
-        "what": f"{rounds[0]['own']['samples']:,} requests, three conditions, each bundled problem {copies} times, "
-        f"greedily. Tokens/s of generation alone; median of {pairs} pairs.",
+        "what": f"{rounds[0]['own']['samples']:,} requests to SmolLM2 in float32, at most 128 tokens each, greedily. "
+        f"Tokens/s of generation alone; median of {pairs} pairs.",
         "rows": rows,
         "notes": [
             f"Generated tokens of a run: {', '.join(f'{total:,}' for total in totals)}.",

@@ -1,4 +1,4 @@
-"""What the benchmarks share: commands in processes of their own, the toy's config, its problems repeated, figures.
+"""What the benchmarks share: commands in processes of their own, the toy's config, what speed is measured on, figures.
 
 python -m benchmarks.runs OUT CONFIG [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's requests
 """
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from benchmarks.report import Figures, section
 from harness.errors import EngineError
 from harness.experiment.config import load_config
 from harness.experiment.plan import Plan, make_plan, make_requests
-from harness.experiment.problems import load_jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
 TOY = ROOT / "tests" / "data" / "toy"
@@ -95,24 +93,15 @@ def run_mless(overrides: Sequence[str], output: Path, log: Path, *, limit: int |
     return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
 
 
-def base_overrides() -> list[str]:
-    """What every comparison runs: three conditions, in bfloat16 on both sides."""
-    return [f"conditions={json.dumps(CONDITIONS)}", "model.arguments.dtype=bfloat16"]
+def speed_overrides(small: bool) -> list[str]:
+    """What generation speed is measured on: SmolLM2 answers sums freely under three conditions, in float32.
 
-
-def repeated_problems(folder: Path, *, copies: int, limit: int | None = None) -> Path:
-    """The toy's problems several times over, ids told apart, as a JSONL file.
-
-    Repeats make a run long enough to measure while decoding stays greedy, so that both sides generate the same tokens.
+    As decoding is greedy, all sides generate the same tokens.
     """
-    path = folder / f"problems-x{copies}.jsonl"
-    lines = []
-    for copy in range(1, copies + 1):
-        for problem in load_jsonl(PROBLEMS).problems[:limit]:
-            fields = asdict(problem)
-            lines.append(json.dumps({**fields, "unique_id": f"{fields.pop('id')}#{copy}"}))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    dataset = {"make": "sums", "operands": [10, 99], "count": 8 if small else 200}
+    arguments = {"pretrained": "smollm2", "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
+    changes = {"conditions": CONDITIONS, "model": {"arguments": arguments}, "dataset": dataset, "layouts": ["chat"]}
+    return [f"{key}={json.dumps(value)}" for key, value in {**changes, "max_gen_toks": 128}.items()]
 
 
 def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:

@@ -1,4 +1,3 @@
-import json
 import re
 import subprocess
 
@@ -9,11 +8,11 @@ from attention_probe.analysis.curves import leaves_out_first_token
 from attention_probe.figures.config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from harness.errors import ConfigError
-from tests.make import ROOT, TOY, make_header
+from tests.make import ROOT, make_header
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
-STUDY = [path for path in CONFIGS if not path.stem.endswith(("-demo", "-smollm2", "-products"))]
+STUDY = [path for path in CONFIGS if not path.stem.endswith(("-smollm2", "-products"))]
 
 
 MODEL = "tests/data/toy/model"
@@ -41,20 +40,12 @@ SHAPES = {
 """Layers and query heads, of the models' config.json."""
 
 
-def shape(panel):
-    if panel.head.model == MODEL:
-        config = json.loads((TOY / "model" / "config.json").read_text())
-    else:
-        return SHAPES[panel.head.model]
-    return config["num_hidden_layers"], config["num_attention_heads"]
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_head_exists_and_is_named_in_its_title(path):
     config = load_figure_config(path)
     assert config.name == path.stem
     for panel in config.panels:
-        layers, heads = shape(panel)
+        layers, heads = SHAPES[panel.head.model]
         assert panel.head.layer <= layers and panel.head.head <= heads
         assert f"Head {panel.head.head}" in panel.title
 
@@ -169,7 +160,7 @@ def test_the_appendixs_heads_exist():
         config = load_figure_config(ROOT / path, options[1::2])
         assert set(options[::2]) == {"--set"} and config.name.startswith("figure-")
         for panel in config.panels:
-            layers, heads = shape(panel)
+            layers, heads = SHAPES[panel.head.model]
             assert panel.head.layer <= layers and panel.head.head <= heads and panel.y_limits is None
         assert config.title == (config.model_name or config.model.rpartition("/")[2])
 
