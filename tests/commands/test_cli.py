@@ -287,7 +287,7 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
         ),
         (
             ("report", str(GREEDY_RUN), "--traces", "t.traces", "--head", "9"),
-            "head 9 (Head 10) is not in these traces",
+            "Head 9 is not in these traces: counted from 1",
         ),
         (("heads", "t.traces", "--condition", ""), "Expected a contrast of different conditions, got none against"),
         (("fetch", "t.yaml", "--pin", "file/x"), "file/x cannot be written: File exists."),
