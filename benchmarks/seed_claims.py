@@ -1,4 +1,4 @@
-"""The measured numbers of docs/seeds.md: makes or continues the traces they stand on, and prints two tables.
+"""The measured numbers of docs/seeds.md: makes or continues the traces they stand on, and prints them.
 
     python -m benchmarks.seed_claims
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.figures.config import PromptsConfig
+from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.prompts.token_roles import ROLES
@@ -78,7 +79,7 @@ def load(folder: Path, model: str = "smollm2", prompts: PromptsConfig = PROMPTS)
     Raises:
         HarnessError: the traces there are of something else, or cannot be made.
     """
-    settings = ProbeSettings(model=model, layers=LAYERS, conditions=("wo", *FILLED))
+    settings = ProbeSettings(model=model, layers=LAYERS, conditions=("wo", *FILLED), record=Record(activations=True))
     source = open_source(prompts, FILLED, settings.load_tokenizer)
     selection = choose(prompts, source)
     path = folder / f"{source.prompts_sha256[:8]}.traces"
@@ -101,9 +102,9 @@ def remains(curves: Curves, role: str | None = None) -> Floats:
     return np.asarray(with_it.mean(axis=1) / without.mean(axis=1))
 
 
-def higher(curves: Curves, role: str, condition: str = "mless", than: str = "wo") -> Floats:
-    """The share of a head's positions of the role at which the one mean curve is above the other."""
-    return np.asarray((curves.at(condition, role) > curves.at(than, role)).mean(axis=1))
+def higher(curves: Curves, role: str, than: str) -> Floats:
+    """The share of a head's positions of the role at which Mless's mean curve is above the other's."""
+    return np.asarray((curves.at("mless", role) > curves.at(than, role)).mean(axis=1))
 
 
 def alike(curves: Curves, role: str) -> Floats:
@@ -112,33 +113,21 @@ def alike(curves: Curves, role: str) -> Floats:
     return np.array([np.corrcoef(one, other)[0, 1] for one, other in pairs])
 
 
-def filler_weight(full: Curves) -> Floats:
-    """A head's mean over Mless's positions, over its mean over all others."""
-    return np.asarray(full.at("mless", "filler").mean(axis=1) / full.at("mless", "filler", outside=True).mean(axis=1))
-
-
-def taken(full: Curves, condition: str, than: str) -> Floats:
-    """A head's mean over the one filler's positions, over its mean over the other's."""
-    return np.asarray(full.at(condition, "filler").mean(axis=1) / full.at(than, "filler").mean(axis=1))
+def weight(full: Curves, condition: str, *, outside: bool = False) -> Floats:
+    """A head's mean over the filler's positions, or over all others."""
+    return np.asarray(full.at(condition, "filler", outside=outside).mean(axis=1))
 
 
 def spread(full: Curves, condition: str) -> Floats:
     """A head's standard deviation over the filler's positions, over its mean there."""
-    return np.asarray(full.at(condition, "filler").std(axis=1) / full.at(condition, "filler").mean(axis=1))
-
-
-def stretches(full: Curves) -> list[Floats]:
-    """A head's mean with Mless over positions 1 to 10, over the filler's, and over those behind it."""
-    inside = full.x[full.roles == ROLES.index("filler")]
-    parts = (full.x <= 10, np.isin(full.x, inside), full.x > inside[-1])
-    return [np.asarray(full.means["mless"][:, part].mean(axis=1)) for part in parts]
+    return np.asarray(full.at(condition, "filler").std(axis=1) / weight(full, condition))
 
 
 def heads(values: Floats, places: int = 2, *, percent: bool = False) -> str:
     """The median over heads, the least and the greatest, for people."""
     unit, values = (" %", 100 * values) if percent else ("", values)
     middle, least, greatest = (f"{one:.{places}f}" for one in (np.median(values), values.min(), values.max()))
-    return f"{middle}{unit} ({least} to {greatest})"
+    return f"{middle}{unit} ({least}-{greatest})"
 
 
 def layers_table(one: Traces) -> Iterator[list[str]]:
@@ -149,36 +138,44 @@ def layers_table(one: Traces) -> Iterator[list[str]]:
         yield ["heads whose highest peak is higher", definition, *map(peaks, curves)]
         yield ["mean with Mless / without", definition, *(heads(remains(c)) for c in curves)]
         yield ["the same over the instruction", definition, *(heads(remains(c, "instruction")) for c in curves)]
-        yield ["correlation over the instruction", definition, *(heads(alike(c, "instruction")) for c in curves)]
     yield ["mean with / without, over the problem", "either", *(heads(remains(c, "problem")) for c in curves)]
-    above = [heads(higher(c, "problem"), 0, percent=True) for c in curves]
-    yield ["positions of the problem where it is higher", "either", *above]
-    yield ["correlation over the problem", "either", *(heads(alike(c, "problem")) for c in curves)]
+    for role in ("instruction", "problem"):
+        yield [f"correlation over the {role}", definition, *(heads(alike(c, role)) for c in curves)]
 
 
 def numbers(one: Traces, definition: Definition) -> Iterator[tuple[str, str]]:
     """The other numbers of the page, of Layer 1, with the figures that they stand at."""
     curves, full = average(one, definition), average(one, definition, "full")
-    filler = full.x[full.roles == ROLES.index("filler")]
-    yield "a: positions of the filler", f"{filler[0]} to {filler[-1]}"
-    yield "a, d: weight in the filler / outside", heads(filler_weight(full))
+    inside = full.roles == ROLES.index("filler")
+    first, *_, last = full.x[inside]
+    yield "a: positions of the filler", f"{first} to {last}"
+    yield "a, d: weight in the filler / outside", heads(weight(full, "mless") / weight(full, "mless", outside=True))
     for role in ("problem", "filler"):
-        above = higher(full, role, than="random")
+        above = higher(full, role, "random")
         yield f"b: positions of the {role} where Mless is above the sentence", heads(above, 0, percent=True)
-    yield "b: weight in the filler, Mless / sentence", heads(taken(full, "mless", "random"))
+    yield "b: weight in the filler, Mless / sentence", heads(weight(full, "mless") / weight(full, "random"))
     for name in ("mless", "random"):
         yield f"b, d: standard deviation / mean in the filler, {name}", heads(spread(full, name))
-    for place, part in zip(("at positions 1 to 10", "in the filler", "behind it"), stretches(full), strict=True):
-        yield f"d, e: mean {place}", heads(part, 3)
+    parts = {"at positions 1 to 10": full.x <= 10, "in the filler": inside, "behind it": full.x > last}
+    for place, part in parts.items():
+        yield f"d, e: mean {place}", heads(full.means["mless"][:, part].mean(axis=1), 3)
     yield "e: heads whose highest peak is higher with Mful", peaks(curves, "mful")
 
 
+def activations(one: Traces, quantity: str) -> str:
+    """How much the mean of a quantity of the first MLP changes with each filler."""
+    means = {name: np.mean([trace.activations[quantity] for trace in traces]) for name, traces in one.items()}
+    return ", ".join(f"{name} {100 * (means[name] / means['wo'] - 1):+.1f} %" for name in FILLED)
+
+
 def page(measured: Traces) -> Iterator[str]:
-    """Both tables in Markdown; the second has a column for each definition."""
+    """Both tables in Markdown, the second with a column for each definition; then the first MLP's changes."""
     columns = [list(numbers(measured, definition)) for definition in DEFINITIONS]
     lines = [[same[0][0], *(value for _, value in same)] for same in zip(*columns, strict=True)]
     for head, *body in (layers_table(measured), (["Layer 1", *DEFINITIONS], *lines)):
         yield "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body))
+    for quantity in ("near_zero_c0.1", "l1"):
+        yield f"first MLP, {quantity}: {activations(measured, quantity)}"
 
 
 def main() -> None:

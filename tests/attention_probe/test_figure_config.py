@@ -13,8 +13,6 @@ from tests.make import ROOT, make_header
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
 STUDY = [path for path in CONFIGS if not path.stem.endswith(("-smollm2", "-products"))]
-
-
 MODEL = "tests/data/toy/model"
 MINIMAL = """
 name: one
