@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas
 
+from attention_probe.analysis.curves import shared_problems
 from attention_probe.figures.attention_curves import draw_figure, figure_table, read_curves
 from attention_probe.figures.config import FigureConfig
 from attention_probe.traces import AttentionTraces
@@ -30,9 +32,10 @@ def read_layer(
     Raises:
         ConfigError: no such layer or head, or no problem has traces under all conditions.
     """
+    shared_problems(traces, traces.conditions)  # an empty folder is refused
     config = FigureConfig.model_validate(
         {
-            "name": f"{traces.path.stem}-layer-{layer}",
+            "name": re.sub(r"[^\w.-]", "-", f"{traces.path.stem}-layer-{layer}", flags=re.ASCII),
             "model": traces.header.model,
             "prompts": {"run": traces.path},
             "definition": definition,

@@ -146,11 +146,11 @@ def test_traces_are_drawn_by_one_command_and_the_draws_of_a_problem_count_as_one
     def call(*words):
         return here(capsys, monkeypatch, *map(str, words))
 
-    traces = tmp_path / "t.traces"
+    traces = tmp_path / "t t.traces"
     assert call("probe", run, "--layout", "raw", "--layers", "1-2", "-o", traces).returncode == 0
     drawn = call("figure", traces, "--heads", "1,4", "-o", tmp_path).stdout
     assert [line.split()[0] for line in drawn.splitlines()] == ["png", "svg", "pdf", "csv"] * 2
-    table = pandas.read_csv(tmp_path / "t-layer-2.csv")
+    table = pandas.read_csv(tmp_path / "t-t-layer-2.csv")
     assert {*table["layer"]} == {2} and {*table["head"]} == {1, 4} and {*table["condition"]} == {"wo", "x"}
     assert {*table["prompts"]} == {10} and {*table["clusters"]} == {5}
     for words, said in (
