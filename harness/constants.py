@@ -258,6 +258,8 @@ NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
 """The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
 NORMAL_CONSISTENCY = 1.4826
 """Makes the median absolute deviation of normal values their standard deviation."""
+PANELS_ACROSS = 3
+"""Panels in a line of a figure of attention curves."""
 ACTIVATION_BINS = 100
 """Equal bins of the histogram of |a|, up to its COVERED quantile: the largest of millions of values is an outlier."""
 COVERED = 0.99

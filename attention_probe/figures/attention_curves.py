@@ -24,7 +24,7 @@ from attention_probe.figures.config import BarsConfig, FigureConfig, Limits, Pan
 from attention_probe.traces import AttentionTraces
 from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference
-from harness.constants import FONT, INCHES, LETTER
+from harness.constants import FONT, INCHES, LETTER, PANELS_ACROSS
 from harness.display.figures import style
 from harness.display.figures.lines import draw_curve
 from harness.display.hidden_characters import visible
@@ -34,8 +34,6 @@ from harness.runs.frame import load_run
 
 BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""
-ACROSS = 3
-"""Panels in a line of a figure."""
 QUERIES = {"common": "common queries", "published": "published definition", "completion": "queries of the answer"}
 EXPLAINED = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
@@ -148,7 +146,7 @@ def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Da
 def draw_figure(
     config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None, *, note: bool = True
 ) -> Figure:
-    """The figure: rows times heads as in the study, ACROSS in a line.
+    """The figure: rows times heads as in the study, PANELS_ACROSS in a line.
 
     Args:
         config: Titles, legends, limits, regions.
@@ -157,7 +155,7 @@ def draw_figure(
         note: Whether what `explain_figure` says stands below.
     """
     panels, beside = config.panels, int(config.bars is not None)
-    across, down = min(len(config.heads), ACROSS), math.ceil(len(config.heads) / ACROSS)
+    across, down = min(len(config.heads), PANELS_ACROSS), math.ceil(len(config.heads) / PANELS_ACROSS)
     named = {(panel.name(one), look) for panel in panels for one, look in panel.looks.items()}
     one_legend = not beside and len(named) == len(dict(named))
     height = 0.7 + (1.75 if down == 1 else 1.4) * down * len(config.rows)
@@ -168,7 +166,7 @@ def draw_figure(
         )
         above = 0 if one_legend else 1.6 * FONT
         for panel in panels:
-            line, place = divmod(panel.column, ACROSS)
+            line, place = divmod(panel.column, PANELS_ACROSS)
             axes = figure.add_subplot(grid[panel.row * down + line, place + beside])
             points = points_of(panel, curves)
             _draw_panel(axes, panel, points)
@@ -232,7 +230,7 @@ def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame, points: pandas.DataF
 
     Panels that fill several lines have scales of their own.
     """
-    wrapped = row["column"].max() >= ACROSS
+    wrapped = row["column"].max() >= PANELS_ACROSS
     shown = row if not wrapped else points[points["kind"] == "curve"]
     shown = shown[shown["x"].between(*axes.get_xlim())]
     low = float(np.nanmin(shown[["mean", "low"]])) if panel.shows.subtracted else 0.0
@@ -250,10 +248,10 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
     """What x and y are, and what is left out; what one panel of a row says of y is not said again."""
     left_out = [] if panel.shows.view == "full" else ["filler"]
     left_out += ["first token"] if points["first_token_excluded"].any() else []
-    if panel.column + ACROSS >= len(config.heads):
+    if panel.column + PANELS_ACROSS >= len(config.heads):
         axes.set_xlabel("Token position" + (f"\n({' and '.join(left_out)} left out)" if left_out else ""))
-    lines = (len(config.heads) - 1) // ACROSS
-    if panel.column == lines // 2 * ACROSS:  # of several lines the middle one
+    lines = (len(config.heads) - 1) // PANELS_ACROSS
+    if panel.column == lines // 2 * PANELS_ACROSS:  # of several lines the middle one
         subtracted = panel.shows.subtracted
         quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
         axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
