@@ -27,7 +27,6 @@ PROBE = .venv/bin/mless probe $(EXAMPLE) --model tests/data/toy/model --layers 1
 
 example: .venv/installed $(EXAMPLE)/run.json
 	$(TABLE) text > $(EXAMPLE)/table.part && mv $(EXAMPLE)/table.part $(EXAMPLE)/table.txt
-	$(TABLE) markdown > $(EXAMPLE)/table.part && mv $(EXAMPLE)/table.part $(EXAMPLE)/table.md
 	$(TABLE) json > $(EXAMPLE)/table.part && mv $(EXAMPLE)/table.part $(EXAMPLE)/table.json
 	.venv/bin/mless table $(EXAMPLE) --format csv > $(EXAMPLE)/table.part && mv $(EXAMPLE)/table.part $(EXAMPLE)/table.csv
 	.venv/bin/mless plot $(EXAMPLE) -o $(EXAMPLE)/figures
