@@ -21,6 +21,7 @@ from typing import Any
 
 from harness.constants import EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS, QUOTED_CHARACTERS
 from harness.engines.lifetime import CONTINUE, stopped
+from harness.engines.processor import count_cores
 from harness.engines.vllm import Finished, VLLMEngine
 from harness.errors import EngineError, HarnessError
 from harness.experiment.plan import Request
@@ -98,7 +99,7 @@ class RayCarrier:
             self._connect()
         found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self.gpus = [int(node["GPU"]) for node in found if node.get("GPU", 0) >= 1]
-        self.cores = max(len(os.sched_getaffinity(0)), sum(int(node.get("CPU", 0)) for node in found))
+        self.cores = max(count_cores(), sum(int(node.get("CPU", 0)) for node in found))
         # No CPUs are asked for: an engine is counted by its GPUs, and where there are none by the user.
         self._actor: Any = ray.remote(EngineActor).options(
             num_cpus=0,

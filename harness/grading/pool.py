@@ -41,6 +41,7 @@ from harness.constants import (
     GRADES_KEPT,
     MOST_GRADERS,
 )
+from harness.engines.processor import count_cores
 from harness.errors import GraderError
 from harness.grading.compare import compare
 from harness.grading.extract import Grade, GradeJob, Verdict, read, read_boxes
@@ -185,8 +186,7 @@ class GraderPool:
         deadline_s: float = GRADER_DEADLINE_S,
         memory_bytes: int = GRADER_MEMORY_BYTES,
     ) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._most = workers or min(MOST_GRADERS, cores)
+        self._most = workers or min(MOST_GRADERS, count_cores())
         self._audits, self._deadline_s, self._memory_bytes = audits, deadline_s, memory_bytes
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
