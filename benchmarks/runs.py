@@ -98,7 +98,7 @@ def speed_overrides(small: bool) -> list[str]:
 
     As decoding is greedy, all sides generate the same tokens.
     """
-    dataset = {"make": "sums", "operands": [10, 99], "count": 8 if small else 200}
+    dataset = {"make": "sums", "operands": [10, 99], "count": 8 if small else 120}
     arguments = {"pretrained": "smollm2", "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
     changes = {"conditions": CONDITIONS, "model": {"arguments": arguments}, "dataset": dataset, "layouts": ["chat"]}
     return [f"{key}={json.dumps(value)}" for key, value in {**changes, "max_gen_toks": 128}.items()]
