@@ -19,11 +19,11 @@ demo: .venv/installed
 	.venv/bin/mless figure configs/figures/flipped-$(DEMO).yaml --set prompts.run="$$folder" -o "$$folder"; \
 	.venv/bin/mless report "$$folder" -o "$$folder/report.html"
 
-# The committed example run, results/example: generated where it is not whole (6 minutes on two cores; an interruption is
-# continued), then all that is made of it (1 minute): tables, traces, figures, report, and the notebook's outputs.
+# The committed example run, results/example: generated where it is not whole (XGEN minutes on two cores; an interruption is
+# continued), then all that is made of it (XREST minutes): tables, traces, figures, report, and the notebook's outputs.
 EXAMPLE = results/example
 TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --explain --format
-PROBE = .venv/bin/mless probe $(EXAMPLE) --model tests/data/toy/model --layers 1-4 --conditions mless,mful,random --decompose
+PROBE = .venv/bin/mless probe $(EXAMPLE) --model smollm2 --layers 1-13 --conditions mless,mless-first,random,random-first
 
 example: .venv/installed $(EXAMPLE)/run.json
 	$(TABLE) text > $(EXAMPLE)/table.part && mv $(EXAMPLE)/table.part $(EXAMPLE)/table.txt
@@ -32,13 +32,13 @@ example: .venv/installed $(EXAMPLE)/run.json
 	.venv/bin/mless plot $(EXAMPLE) -o $(EXAMPLE)/figures
 	$(PROBE) --n 20 -o $(EXAMPLE)/drawn.traces
 	$(PROBE) --flip changed --controls -o $(EXAMPLE)/flipped.traces
-	.venv/bin/mless figure tests/data/toy/flipped-demo.yaml -o $(EXAMPLE)/figures
+	.venv/bin/mless figure configs/figures/flipped-products.yaml --set prompts.run=$(EXAMPLE) -o $(EXAMPLE)/figures
 	.venv/bin/mless report $(EXAMPLE) --traces $(EXAMPLE)/drawn.traces --traces $(EXAMPLE)/flipped.traces \
 		-o $(EXAMPLE)/report.html
 	.venv/bin/python docs/notebooks/execute.py docs/notebooks/compare.ipynb
 
 $(EXAMPLE)/run.json: | .venv/installed
-	.venv/bin/mless run configs/runs/example.yaml --limit 200 --output $(@D)
+	.venv/bin/mless run configs/runs/example.yaml --output $(@D)
 
 # All of it again, samples too, in a folder beside; the old run goes when the new one is whole.
 example-anew:

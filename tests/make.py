@@ -62,7 +62,7 @@ GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
 """The toy model on all of its problems, greedily, with lm-eval's logs: see its README."""
 
 REGISTERED = {"primary": "mless - wo", "contrasts": ["mless - wo", "mful - wo", "random - wo"]}
-"""What it, and the example that people read, named before they were run."""
+"""What it named before it was run."""
 
 
 def small_run(folder: Path, problems: int = 25) -> Path:

@@ -14,6 +14,7 @@ from harness.display import columns as declared
 from harness.display.columns import word
 from harness.display.numbers import LEVEL, define_flips, difference, flips, label, p_value, plural, signed
 from harness.display.table import Column, Row, Table
+from harness.experiment.conditions import CONTROLS
 
 if TYPE_CHECKING:
     import pandas
@@ -166,7 +167,7 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
             harmed = row["p"] < ALPHA and row["difference"] < 0
             seen = "this run sees harm" if harmed else "NOT SEEN: this run has not shown that it could see any effect"
             change = f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
-            yield f"Positive control, {where} (an answer at once, no working): {change}: {seen}."
+            yield f"Positive control, {where} ({CONTROLS[row['condition']]}): {change}: {seen}."
     if apart := [f"{row['condition']} ({row['model']})" for row in rows if row["verdict"] == APART]:
         yield f"Set apart, as they change how many samples have a gradable answer: {', '.join(apart)}."
 

@@ -5,7 +5,8 @@ A condition is a filler and a placement. The study compares no filler (`wo`) wit
 written in a config, as it is recorded, and as prompts are built from it are one model: `Condition`.
 
 Yardsticks are what these are held against: harmless rewordings of the instruction without a filler (the prompt null),
-other fillers of the same length (the filler null), and an answer at once, which must do harm (the positive control).
+other fillers of the same length (the filler null), and an answer at once, or one without examples, which must do
+harm (the positive control).
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
@@ -264,13 +265,18 @@ def _count_words(text: str) -> int:
 
 
 def _cut_text(name: str, text: str, count: int, count_tokens: Callable[[str], int]) -> str:
-    """A text repeated, with a blank between, and cut to so many tokens: behind a word, else within the last one."""
-    whole = " ".join([text.strip()] * (2 + count // max(1, count_tokens(text))))
-    words = [0, *(word.end() for word in re.finditer(r"\S+", whole))]
-    fitting = bisect_right(words, count, key=lambda end: count_tokens(whole[:end]))
-    for end in (words[fitting - 1], *range(words[fitting] - 1, words[fitting - 1], -1)) if text.strip() else ():
-        if count_tokens(cut := whole[:end].strip()) == count:
-            return cut
+    """A text repeated, with a blank between, and cut to so many tokens: behind a word, else within the last one.
+
+    Where neither is possible (a line break and a word may be two tokens), it begins at the second word, or a later one.
+    """
+    text = text.strip()
+    whole = " ".join([text] * (3 + count // max(1, count_tokens(text))))
+    for begin in (word.start() for word in re.finditer(r"\S+", text)):
+        words = [begin, *(word.end() for word in re.compile(r"\S+").finditer(whole, begin))]
+        fitting = bisect_right(words, count, key=lambda end, begin=begin: count_tokens(whole[begin:end]))
+        for end in (words[fitting - 1], *range(words[fitting] - 1, words[fitting - 1], -1)):
+            if count_tokens(cut := whole[begin:end].strip()) == count:
+                return cut
     raise ConfigError(f"Condition {name!r}: no cut of its text has exactly {count} tokens in this tokenizer.")
 
 
@@ -301,6 +307,10 @@ LONGEST = min(_estimate_tokens(sentence.split()) for sentence in SENTENCES)
 """Tokens that every sentence has at least."""
 CONTROL = Condition(name="control", answer_prefix="The final answer is $\\boxed{")
 """The positive control: the model must answer at once, without any working."""
+UNSHOWN = Condition(name="no-examples")
+"""The positive control where examples stand before the question, which answer at once: the question without them."""
+CONTROLS = {CONTROL.name: "an answer at once, no working", UNSHOWN.name: "no examples before the question"}
+"""What a positive control is, by its name."""
 
 
 @cache
@@ -377,6 +387,8 @@ def _spell(key: str, value: Any) -> str:
     """A value in letters, digits and hyphens; a number with its key, unless that is the count."""
     if isinstance(value, int) and key != "count":
         return f"{key.replace('_', '-')}-{value}"
+    if key == "placement":
+        return str(value).replace("_", "-")
     spelt = [
         one if one.isascii() and one.isalnum() else f"-{SPELT.get(one) or unicodedata.name(one, 'sign').lower()}-"
         for one in str(value)
@@ -457,7 +469,7 @@ def yardstick(name: str) -> Yardstick | None:
     """What kind of yardstick a condition of this name is. None: it is a condition of the experiment itself."""
     if any(edit.name == name for edit in all_edits()):
         return "rewording"
-    if name == CONTROL.name:
+    if name in CONTROLS:
         return "positive control"
     return "other filler" if re.fullmatch(r"filler-(?!00)\d\d", name) else None
 

@@ -15,6 +15,7 @@ from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, SMOLLM2_LABE
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
     CONTROL,
+    UNSHOWN,
     Condition,
     Placement,
     all_edits,
@@ -161,7 +162,7 @@ class RunConfig(Strict):
     filler_null: int = Field(default=0, ge=0, le=99)
     """How many other fillers of the primary contrast's length are run."""
     positive_control: bool = False
-    """Whether an answer at once is asked for too, which must harm."""
+    """Whether an answer at once, or with `answer: line` one without examples, is asked for too, which must harm."""
     layouts: tuple[Layout, ...] = ()
     """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` where the tokenizer has a template."""
     instruction: str | None = None
@@ -227,6 +228,10 @@ class RunConfig(Strict):
             ),
             (self.samples_per_problem % self.draws, f"samples_per_problem: expected a multiple of {self.draws} draws"),
             (published and shown, "demonstrations: as_published has none"),
+            (
+                self.positive_control and self.answer == "line" and not shown,
+                "positive_control: there are no examples to leave out",
+            ),
             (shown and shown.path and shown.draws > 1, "demonstrations.draws: the examples of a file are one draw"),
             (self.prompt_null and own, "prompt_null rewords the standard instruction, and the run has another one"),
             (self.prompt_null and baseline != BASELINE, f"prompt_null rewords {BASELINE}: the baseline is {baseline}"),
@@ -282,7 +287,8 @@ class RunConfig(Strict):
         """What the conditions are held against: rewordings, other fillers, the positive control."""
         about = (self.primary_contrast or ("",))[0]
         fillers = other_fillers(self.filler_null, sorted(self.conditions, key=lambda one: one.name != about))
-        return (*all_edits()[: self.prompt_null], *fillers, *([CONTROL] if self.positive_control else []))
+        control = [UNSHOWN if self.answer == "line" else CONTROL] if self.positive_control else []
+        return (*all_edits()[: self.prompt_null], *fillers, *control)
 
     @property
     def sampling_words(self) -> str:

@@ -10,13 +10,13 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from harness.errors import ConfigError, DataError
-from harness.experiment.conditions import group_name, yardstick
+from harness.experiment.conditions import UNSHOWN, group_name, yardstick
 from harness.experiment.config import RunConfig
 from harness.experiment.demonstrations import Demonstrations, Draw
 from harness.experiment.problems import Dataset, Problem, open_dataset
@@ -121,18 +121,22 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         named, got = ", ".join(switches), ", ".join(layouts)
         raise ConfigError(f"model.arguments sets {named} of the chat template, and the layout is {got}.")
     config = config.model_copy(update={"layouts": layouts})
+    unshown = [one for one in config.all_conditions if one == UNSHOWN]
+    others = [one for one in config.all_conditions if one != UNSHOWN]
     arms = {
         config.task_name(dataset.name, built.condition.name, layout, built.draw): built
         for layout in layouts
         for draw in draws
+        for conditions, examples in ((others, draw), (unshown, draw and replace(draw, examples=())))
+        if conditions
         for built in build_checked_prompts(
             dataset.problems,
-            config.all_conditions,
+            conditions,
             layout,
             model,
             max_gen_toks=config.max_gen_toks,
             instruction=config.instruction,
-            draw=draw,
+            draw=examples,
         )
     }
     first = model.tokenizer.convert_ids_to_tokens(encode("A", model.tokenizer)[0])[:-1] if model else []

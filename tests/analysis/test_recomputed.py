@@ -1,22 +1,20 @@
 """Every number of the main table again, from the raw journal, with nothing of ours but the files."""
 
 import json
-import lzma
 import math
+import random
 from collections import Counter, defaultdict
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import binomtest, norm
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.make import GREEDY_RUN, REGISTERED, write_run
 
 
 def lines(folder, name):
-    with lzma.open(folder / f"{name}.jsonl.xz", "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def sign_flips(changes):
@@ -84,9 +82,21 @@ def compared(old, new, k):
     return {"difference": 100 * mean, "wrong_to_right": gained, "right_to_wrong": lost, "p": p}, ends
 
 
-@pytest.mark.parametrize("folder", ["results/example", "tests/data/greedy_run"])
+@pytest.fixture(params=[1, 5])
+def folder(request, tmp_path):
+    """A greedy run of the toy model, and one of five samples a problem, right by chance."""
+    if request.param == 1:
+        return GREEDY_RUN
+    draw = random.Random(3)
+
+    def answer(_, target):
+        return f"\\boxed{{{target if draw.random() < 0.8 else -1234}}}", "stop"
+
+    several = {"samples_per_problem": 5, "sampling": {"temperature": 0.5}, "replicates": 2, **REGISTERED}
+    return write_run(tmp_path / "run", answer, limit=200, conditions=["wo", "mless", "mful", "random"], **several)
+
+
 def test_the_table_is_what_the_raw_files_say(folder, mless):
-    folder = ROOT / folder
     verdicts = {line["key"]: line for line in lines(folder, "scores")[1:]}
     right: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     k = 0

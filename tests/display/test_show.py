@@ -11,9 +11,10 @@ from harness.analysis.leaderboard import records
 from harness.display.numbers import MINUS, define_flips, signed
 from harness.display.show import print_changes, spell_out
 from harness.display.table_pages import make_table
+from harness.runs.folder import read_identity
 from harness.runs.prompts_of_run import Problem
 from tests.commands.test_cli import here, refused
-from tests.make import REGISTERED, ROOT, passing_folder, run_prompt, small_run, source_of
+from tests.make import ROOT, passing_folder, run_prompt, small_run, source_of
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""
@@ -86,18 +87,23 @@ def test_both_directions_subject_and_level(show, frame):
 
 def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     row = next(row for row in records(compare(load_run(EXAMPLE))) if row["condition"] == "mless")
-    count, defined = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}", define_flips(5)
+    count, defined = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}", define_flips(3)
     assert "mean over pairs of samples" in defined
     table = " ".join(make_table([str(EXAMPLE)]).split())
     assert count in table and f"+ / -: flips, {defined}" in table
-    whole = compare(load_run(EXAMPLE, replicates=True), **REGISTERED).set_index("condition").loc["mless"]
+    named = [" - ".join(one) for one in read_identity(EXAMPLE).contrasts]
+    whole = (
+        compare(load_run(EXAMPLE, replicates=True), primary="mless - wo", contrasts=named)
+        .set_index("condition")
+        .loc["mless"]
+    )
     drawn = head_of(show(path=EXAMPLE))
     assert drawn[1].startswith(f"difference  {signed(whole['difference'])} [{whole['low']:+.1f}, ".replace(MINUS, "-"))
     assert drawn[2] == f"flips       {count}: {defined}"
     up, down = whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]
     assert drawn[3] == f"A/A         {up:.1f} / {down:.1f}: flips of wo against itself"
     moved = row["problems_up"] + row["problems_down"]
-    assert drawn[4] == f"listed      {moved} of 200 problems, changed, by the share of their samples that is right"
+    assert drawn[4] == f"listed      {moved} of 79 problems, changed, by the share of their samples that is right"
 
 
 def made(verdicts, *, completions=None, answers=None):
@@ -163,7 +169,7 @@ def test_of_several_samples_one_is_shown_that_did_what_the_outcome_says():
     [
         ("--condition", "nope", RUN),
         ("--condition", "wo", RUN),
-        ("--condition", "edit-01", EXAMPLE),  # a rewording is no condition
+        ("--condition", "no-examples", EXAMPLE),  # the positive control is no condition
         ("--subject", "Botany", RUN),
         ("--layout", "chat", RUN),
     ],
@@ -174,4 +180,4 @@ def test_what_is_not_there_is_refused(show, option, value, run):
 
 def test_a_second_run_of_the_baseline_does_not_change_what_is_read():
     prompts = [one for one in Run.load(EXAMPLE).prompts if one.condition == "wo"]
-    assert {len(one.verdicts) for one in prompts} == {5}, "its five samples, and not those of the second run"
+    assert {len(one.verdicts) for one in prompts} == {3}, "its three samples, and not those of the second run"

@@ -238,8 +238,8 @@ def test_an_edit_still_asks_for_the_same(edit):
 
 
 def test_other_fillers_are_sentences_and_random_tokens_and_more_of_them_begin_with_the_same():
-    fillers = other_fillers(12, [MLESS])
-    assert list(find_yardsticks([one.name for one in fillers]).values()) == ["other filler"] * 12
+    fillers = other_fillers(14, [MLESS])
+    assert list(find_yardsticks([one.name for one in fillers]).values()) == ["other filler"] * 14
     assert other_fillers(5, [MLESS]) == fillers[:5]
     numbers = [one.sentence for one in fillers if one.sentence]
     assert len(numbers) == len(set(numbers)) == len(SENTENCES) - 1, "all but the study's own"

@@ -1,4 +1,5 @@
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,26 +17,8 @@ from harness.runs.receipts import model_fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "results" / "example"
-PREFIX = " \n\nThe final answer is $\\boxed{"
-VERDICTS = {
-    ("wo", "correct"): 1682,
-    ("wo", "incorrect"): 318,
-    ("mless", "correct"): 844,
-    ("mless", "incorrect"): 156,
-    ("mful", "correct"): 846,
-    ("mful", "incorrect"): 154,
-    ("random", "correct"): 848,
-    ("random", "incorrect"): 152,
-    ("edit", "correct"): 8450,
-    ("edit", "incorrect"): 1550,
-    ("filler", "correct"): 5430,
-    ("filler", "incorrect"): 3318,
-    ("filler", "no_box"): 252,
-    ("control", "correct"): 120,
-    ("control", "incorrect"): 862,
-    ("control", "no_box"): 18,
-}
-"""Samples by condition and verdict; `wo` was run twice, the 10 rewordings and the 9 other fillers are each together."""
+VERDICTS = {}
+"""Samples by filler and place, and verdict; `wo` was run twice, and the lengths of `/` are together."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +29,7 @@ def table():
 def test_the_example_is_the_run_of_its_config():
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
     assert identity.config == config.identity()
-    assert len(load_run(EXAMPLE, replicates=True, yardsticks=True)) == 25_000
+    assert len(load_run(EXAMPLE, replicates=True, yardsticks=True)) == 13_035
     name = config.model_arguments()["pretrained"]
     assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
@@ -63,13 +46,12 @@ def test_its_verdicts_are_what_todays_grader_says():
         verdicts = {}
         for sample in read_samples(EXAMPLE):
             target = targets[sample.problem_id]
-            condition = sample.task.removeprefix("demo_").partition("-")[0]
-            begun = PREFIX if condition == "control" else ""
-            job = GradeJob(completion=begun + sample.completion, target=target, finish_reason=sample.finish_reason)
-            pool.submit((sample.key, condition), job)
-        for (key, condition), grade in pool.drain():
+            kind = re.sub(r"-\d+|_draw", "", sample.task.removeprefix("products_"))
+            told = {"target": target, "finish_reason": sample.finish_reason, "line": True}
+            pool.submit((sample.key, kind), GradeJob(completion=sample.completion, **told))
+        for (key, kind), grade in pool.drain():
             verdicts[key] = grade.verdict
-            counts[condition, grade.verdict] += 1
+            counts[kind, grade.verdict] += 1
     assert verdicts == {key: score.verdict for key, score in scores.items()}
     assert counts == VERDICTS
 

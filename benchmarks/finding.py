@@ -1,0 +1,115 @@
+"""Where the question's tokens look, and whether accuracy follows: the numbers of docs/finding.md.
+
+    python -m benchmarks.finding results/example
+
+Of each prompt of the run (each problem with each draw of examples, under each condition): the share of the attention of
+the last 40 tokens, mean over heads, that goes to the first token and to the filler, in Layer 1 and in Layers 4 to 10.
+SmolLM2's attention is Hugging Face's own (`eager`), in float32.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pandas
+import torch
+from scipy.stats import rankdata, spearmanr
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.runs import say
+from harness.experiment.conditions import find_yardsticks
+from harness.models import fetch_smollm2
+from harness.runs.prompts_of_run import RunPrompt
+from harness.runs.read import Run
+
+QUERIES, BATCH, RESAMPLES = 40, 16, 400
+DEEPEST = 10
+EARLY = slice(3, DEEPEST)
+"""Layers 4 to 10, counted from 0."""
+
+
+def filler_characters(prompt: RunPrompt) -> tuple[int, int]:
+    """Where the filler's text begins and ends in a raw prompt; nowhere without one."""
+    begun = 0
+    for segment in prompt.segments:
+        if segment.role == "filler":
+            return begun, begun + len(segment.text)
+        begun += len(segment.text)
+    return -1, -1
+
+
+@torch.inference_mode()
+def measure(prompts: list[RunPrompt]) -> pandas.DataFrame:
+    """One row a prompt: whether the first sample is right, and the shares of attention."""
+    folder = str(fetch_smollm2())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model.model.layers = model.model.layers[:DEEPEST]
+    by_length = defaultdict(list)  # prompts of one length make a batch without padding
+    for prompt in prompts:
+        coded = tokenizer(prompt.text, return_offsets_mapping=True)
+        begin, end = filler_characters(prompt)
+        inside = [begin <= a < b <= end for a, b in coded["offset_mapping"]]
+        by_length[len(inside)].append((prompt, coded["input_ids"], inside))
+    rows = []
+    for same in by_length.values():
+        for start in range(0, len(same), BATCH):
+            chosen, ids, inside = zip(*same[start : start + BATCH], strict=True)
+            seen = model.model(torch.tensor(ids), output_attentions=True, use_cache=False).attentions
+            looks = torch.stack([layer[:, :, -QUERIES:].mean((1, 2)) for layer in seen]).numpy()  # [layer, prompt, key]
+            for prompt, looked, mask in zip(chosen, looks.swapaxes(0, 1), np.array(inside), strict=True):
+                first, filler = looked[:, 0], looked[:, mask].sum(axis=1)
+                rows.append(
+                    {
+                        "condition": prompt.condition,
+                        "cluster": prompt.doc["cluster"],
+                        "right": prompt.verdicts[0] == "correct",
+                        "first": first[EARLY].mean(),
+                        "filler": filler[EARLY].mean(),
+                        "layer 1": filler[0],
+                    }
+                )
+            say(f"{len(rows)} of {len(prompts)} prompts")
+    return pandas.DataFrame(rows)
+
+
+def follow(shares: pandas.DataFrame) -> tuple[float, float, float]:
+    """How often a right answer has more attention on the first token than a wrong one, within conditions.
+
+    Half of the pairs without a connection. The interval resamples clusters of problems.
+    """
+
+    def once(frame: pandas.DataFrame) -> float:
+        wins = pairs = 0.0
+        for _, one in frame.groupby("condition"):
+            up, down = one["right"].sum(), (~one["right"]).sum()
+            wins += rankdata(one["first"])[one["right"]].sum() - up * (up + 1) / 2
+            pairs += up * down
+        return wins / pairs
+
+    names = shares["cluster"].unique()
+    parts = dict(iter(shares.groupby("cluster")))
+    draw = np.random.default_rng(1)
+    drawn = [once(pandas.concat([parts[one] for one in draw.choice(names, len(names))])) for _ in range(RESAMPLES)]
+    return once(shares), *np.percentile(drawn, [2.5, 97.5])
+
+
+def main() -> None:
+    """Measure the run that is named, and print a table and two numbers."""
+    run = Run.load(Path(sys.argv[1]))
+    apart = find_yardsticks({one.condition for one in run.prompts})
+    shares = measure([one for one in run.prompts if one.condition not in apart])
+    means = shares.groupby("condition", sort=False).agg(
+        {"right": "mean", "first": "mean", "filler": ["mean", "min", "max"], "layer 1": "mean"}
+    )
+    print(means.round(2).to_string())
+    accuracy, first = means["right", "mean"], means["first", "mean"]
+    print(f"across {len(means)} conditions: rank correlation of accuracy and first {spearmanr(accuracy, first)[0]:.2f}")
+    print("within conditions: a right answer has the larger first in {:.3f} [{:.3f}, {:.3f}]".format(*follow(shares)))
+
+
+if __name__ == "__main__":
+    main()
