@@ -19,8 +19,8 @@ demo: .venv/installed
 	.venv/bin/mless figure configs/figures/flipped-$(DEMO).yaml --set prompts.run="$$folder" -o "$$folder"; \
 	.venv/bin/mless report "$$folder" -o "$$folder/report.html"
 
-# The committed example run, results/example: generated where it is not whole (XGEN minutes on two cores; an interruption is
-# continued), then all that is made of it (XREST minutes): tables, traces, figures, report, and the notebook's outputs.
+# The committed example run, results/example: generated where it is not whole (15 minutes on two cores; an interruption is
+# continued), then all that is made of it (2 minutes): tables, traces, figures, report, and the notebook's outputs.
 EXAMPLE = results/example
 TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --explain --format
 PROBE = .venv/bin/mless probe $(EXAMPLE) --model smollm2 --layers 1-13 --conditions mless,mless-first,random,random-first
@@ -33,8 +33,7 @@ example: .venv/installed $(EXAMPLE)/run.json
 	$(PROBE) --n 20 -o $(EXAMPLE)/drawn.traces
 	$(PROBE) --flip changed --controls -o $(EXAMPLE)/flipped.traces
 	.venv/bin/mless figure configs/figures/flipped-products.yaml --set prompts.run=$(EXAMPLE) -o $(EXAMPLE)/figures
-	.venv/bin/mless report $(EXAMPLE) --traces $(EXAMPLE)/drawn.traces --traces $(EXAMPLE)/flipped.traces \
-		-o $(EXAMPLE)/report.html
+	.venv/bin/mless report $(EXAMPLE) --traces $(EXAMPLE)/flipped.traces -o $(EXAMPLE)/report.html
 	.venv/bin/python docs/notebooks/execute.py docs/notebooks/compare.ipynb
 
 $(EXAMPLE)/run.json: | .venv/installed

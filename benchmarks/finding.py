@@ -2,7 +2,7 @@
 
     python -m benchmarks.finding results/example
 
-Of each prompt of the run (each problem with each draw of examples, under each condition): the share of the attention of
+Of each prompt (each problem with each draw of examples, under each of `CONDITIONS`): the share of the attention of
 the last 40 tokens, mean over heads, that goes to the first token and to the filler, in Layer 1 and in Layers 4 to 10.
 SmolLM2's attention is Hugging Face's own (`eager`), in float32.
 """
@@ -20,13 +20,17 @@ from scipy.stats import rankdata, spearmanr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.runs import say
-from harness.experiment.conditions import find_yardsticks
 from harness.models import fetch_smollm2
 from harness.runs.prompts_of_run import RunPrompt
 from harness.runs.read import Run
 
 QUERIES, BATCH, RESAMPLES = 40, 16, 400
 DEEPEST = 10
+CONDITIONS = [
+    "wo",
+    *(f"{name}{place}" for name in ("mless", "mful", "dots", "random", "ids-1") for place in ("", "-first")),
+]
+CONDITIONS += ["slash-220-between", "slash-220-before-system"]
 EARLY = slice(3, DEEPEST)
 """Layers 4 to 10, counted from 0."""
 
@@ -100,8 +104,7 @@ def follow(shares: pandas.DataFrame) -> tuple[float, float, float]:
 def main() -> None:
     """Measure the run that is named, and print a table and two numbers."""
     run = Run.load(Path(sys.argv[1]))
-    apart = find_yardsticks({one.condition for one in run.prompts})
-    shares = measure([one for one in run.prompts if one.condition not in apart])
+    shares = measure([one for one in run.prompts if one.condition in CONDITIONS])
     means = shares.groupby("condition", sort=False).agg(
         {"right": "mean", "first": "mean", "filler": ["mean", "min", "max"], "layer 1": "mean"}
     )

@@ -194,16 +194,16 @@ def test_the_card_answers_the_question(demo_text, effect):
 
 
 def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
-    """Of the committed example, which has rewordings, controls and a second run of the baseline."""
+    """Of the committed example, which has a control and a second run of the baseline."""
     write_report([EXAMPLE], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     said = card(page)
-    assert f"Positive control, mless-demo, raw (an answer at once, no working): {signed(-72.4)} [" in said
-    assert f"A/A, mless-demo, raw: the baseline run again moves by {signed(-0.6)}, 5.8 / 7.0" in said
+    assert f"Positive control, SmolLM2-135M-Instruct, Q4_1, raw (no examples before the question): {signed(-43.0)} [" in said
+    assert "A/A, SmolLM2-135M-Instruct, Q4_1, raw: the baseline run again moves by 0.0, 5.3 / 5.3" in said
     (drawn,) = images(page)
     texts = re.findall("<!-- (.*?) -->", drawn)
-    assert texts.index("w/o again (A/A)") < texts.index("10 rewordings") < texts.index("w/ Mless")
-    assert {signed(0.4), "1.000", f"[{signed(-0.8)}, +1.0]"} <= set(texts), "as they are in the table"
+    assert texts.index("w/o again (A/A)") < texts.index("w/ Mless")
+    assert {signed(12.2), "0.006", "[+5.6, +19.1]"} <= set(texts), "as they are in the table"
 
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):

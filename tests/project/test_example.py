@@ -17,8 +17,27 @@ from harness.runs.receipts import model_fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "results" / "example"
-VERDICTS = {}
-"""Samples by filler and place, and verdict; `wo` was run twice, and the lengths of `/` are together."""
+RIGHT = {
+    "wo": 204,
+    "mful": 136,
+    "dots": 124,
+    "random-first": 130,
+    "mless-last": 127,
+    "dots-last": 133,
+    "text": 877,
+    "text-first": 883,
+    "slash": 797,
+    "mless": 131,
+    "random": 124,
+    "mful-last": 128,
+    "ids-first": 737,
+    "ids": 730,
+    "mless-first": 40,
+    "dots-first": 39,
+    "random-last": 124,
+    "mful-first": 19,
+}
+"""Right samples by filler and place; `wo` was run twice, all lengths of `/` but 55 are together."""
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +65,14 @@ def test_its_verdicts_are_what_todays_grader_says():
         verdicts = {}
         for sample in read_samples(EXAMPLE):
             target = targets[sample.problem_id]
-            kind = re.sub(r"-\d+|_draw", "", sample.task.removeprefix("products_"))
+            kind = re.sub(r"-\d+|_draw|-before-system|-between", "", sample.task.removeprefix("products_"))
             told = {"target": target, "finish_reason": sample.finish_reason, "line": True}
             pool.submit((sample.key, kind), GradeJob(completion=sample.completion, **told))
         for (key, kind), grade in pool.drain():
             verdicts[key] = grade.verdict
-            counts[kind, grade.verdict] += 1
+            counts[kind] += grade.verdict == "correct"
     assert verdicts == {key: score.verdict for key, score in scores.items()}
-    assert counts == VERDICTS
+    assert +counts == RIGHT
 
 
 def test_its_table_is_what_the_command_prints(table):
