@@ -21,7 +21,7 @@ PATIENCE = 1500
 """Seconds after which a command hangs: one that takes a minute took four on a crowded machine."""
 
 SAMPLE = {
-    "any_tokenizer": [("qwen2", False), ("sentencepiece", True), "tekken"],
+    "any_tokenizer": [("qwen2", False), ("sentencepiece", True), "tekken", "smollm2"],
     "model_type": ["qwen2", "gemma2", "gpt_oss"],
 }
 """Of tests made for every tokenizer kind or many architectures, `make test` runs these; `make test-long` runs all."""
@@ -187,11 +187,15 @@ def load_vocabulary(kind: str):
 
 @pytest.fixture(
     scope="session",
-    params=[*((k, b) for k in PATTERNS for b in (False, True)), *VOCABULARIES],
+    params=[*((k, b) for k in PATTERNS for b in (False, True)), *VOCABULARIES, "smollm2"],
     ids=lambda p: f"real-{p}" if isinstance(p, str) else f"{p[0]}-bos{p[1]}",
 )
 def any_tokenizer(request: pytest.FixtureRequest):
-    """Each tokenizer kind, with and without BOS, trained here; then real vocabularies."""
+    """Each tokenizer kind, with and without BOS, trained here; then real vocabularies, and a real model's tokenizer."""
+    if request.param == "smollm2":
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(request.getfixturevalue("smollm2"))
     if isinstance(request.param, str):
         return load_vocabulary(request.param)
     kind, bos = request.param

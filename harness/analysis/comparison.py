@@ -40,7 +40,7 @@ COLUMNS = {
     "difference": "accuracy less the baseline's, in points, paired by problem",
     "low": "lower end of its score interval, points; it holds 0 if p_adjusted is not below alpha",
     "high": "upper end",
-    "wrong_to_right": "problems that become right, mean over pairs of samples",
+    "wrong_to_right": "problems that become right, mean over pairs of samples with one draw of examples",
     "right_to_wrong": "the reverse",
     "discordance": "both together, percent of the problems",
     "problems_up": "problems with more right samples than under the baseline",
@@ -236,7 +236,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     refuse_unpaired(old, new)
     digest = hashlib.sha256(f"{DEFAULT_SEED}, {new.name}".encode()).digest()
     changes, k = new.right - old.right, old.k
-    gained, lost = count_flips(old.right, new.right, k=k)
+    of_draws = [*zip(old.right_by_draw, new.right_by_draw, strict=True)]  # a sample's pair has the same examples
+    gained, lost = np.mean([count_flips(*pair, k=k // len(of_draws)) for pair in of_draws], axis=0).tolist()
     means, weights = by_cluster(changes / k, old.clusters)
     low, high = score_interval(means, level=1 - 2 * ALPHA, weights=weights)
     equivalent = equivalence_p(means, margin / 100, weights=weights)

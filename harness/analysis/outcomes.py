@@ -28,7 +28,7 @@ class Outcomes:
         replicate: Number of the repetition of the condition, from 0.
         problem_ids: [problem] In an order that all outcomes of a frame share.
         clusters: [problem] The number of its cluster, from 0. Most problems are clusters by themselves.
-        right: [problem] Right samples.
+        right_by_draw: [draw, problem] Right samples with each draw of examples; one row where there are no several.
         samples: [problem] Samples.
     """
 
@@ -37,8 +37,13 @@ class Outcomes:
     replicate: int
     problem_ids: npt.NDArray[Any]
     clusters: Integers
-    right: Integers
+    right_by_draw: Integers
     samples: Integers
+
+    @property
+    def right(self) -> Integers:
+        """[problem] Right samples."""
+        return np.asarray(self.right_by_draw.sum(axis=0))
 
     @property
     def k(self) -> int:
@@ -77,14 +82,15 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
             raise ComparisonError(f"{', '.join(f'{name} {value}' for name, value in first.items())}: {what}.")
     numbers, names = pandas.factorize(frame["problem_id"])
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[np.unique(numbers, return_index=True)[1]]
-    frame = frame[[*keys, "correct"]].assign(problem=numbers, correct=frame["correct"].to_numpy(dtype=np.int64))
-    problems = frame.groupby([*keys, "problem"], observed=True, sort=False, dropna=False)["correct"]
+    correct = frame["correct"].to_numpy(dtype=np.int64)
+    frame = frame[keys].assign(problem=numbers, shown=frame.get("draw", 0), correct=correct)
+    problems = frame.groupby([*keys, "problem", "shown"], observed=True, sort=False, dropna=False)["correct"]
     counted = []
     arms: Any = problems.agg(["sum", "size"]).groupby(level=keys, observed=True, sort=False, dropna=False)
     for key, unordered in arms:
         *setting, condition, replicate = key
-        part = unordered.sort_index(level="problem")
-        places = part.index.get_level_values("problem")
+        part = unordered.droplevel(keys).unstack(fill_value=0).sort_index()
+        places = part.index
         counted.append(
             Outcomes(
                 setting=tuple(zip(split, setting, strict=True)),
@@ -92,8 +98,8 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
                 replicate=int(replicate),
                 problem_ids=np.asarray(names[places]),
                 clusters=pandas.factorize(clusters[places])[0],
-                right=part["sum"].to_numpy(),
-                samples=part["size"].to_numpy(),
+                right_by_draw=part["sum"].to_numpy().T,
+                samples=part["size"].to_numpy().sum(axis=1),
             )
         )
     return counted

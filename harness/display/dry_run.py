@@ -112,10 +112,12 @@ def _prompts(plan: Plan) -> Table:
     for (name, layout), arms in _groups(plan).items():
         row = {"condition": name, "layout": layout}
         if lengths := [length for arm in arms for length in arm.lengths]:
-            low, high = arms[0].prompts[0].filler_span or (0, 0)
+            first = arms[0].prompts[0]
+            low, high = first.filler_span or (0, 0)
+            parts = f" in {len(first.fillers)} parts" if len(first.fillers) > 1 else ""
             row |= {
                 "filler": _count_filler(plan, arms),
-                "place": f"{low}-{high}" if high else "-",
+                "place": f"{low}-{high}{parts}" if high else "-",
                 "least": str(min(lengths)),
                 "median": f"{statistics.median(lengths):.0f}",
                 "most": str(max(lengths)),

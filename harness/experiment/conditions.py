@@ -19,7 +19,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -271,9 +271,13 @@ def _cut_text(name: str, text: str, count: int, count_tokens: Callable[[str], in
     """
     text = text.strip()
     whole = " ".join([text] * (3 + count // max(1, count_tokens(text))))
+
+    def length(begin: int, end: int) -> int:
+        return count_tokens(whole[begin:end])
+
     for begin in (word.start() for word in re.finditer(r"\S+", text)):
         words = [begin, *(word.end() for word in re.compile(r"\S+").finditer(whole, begin))]
-        fitting = bisect_right(words, count, key=lambda end, begin=begin: count_tokens(whole[begin:end]))
+        fitting = bisect_right(words, count, key=partial(length, begin))
         for end in (words[fitting - 1], *range(words[fitting] - 1, words[fitting - 1], -1)):
             if count_tokens(cut := whole[begin:end].strip()) == count:
                 return cut

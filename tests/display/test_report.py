@@ -198,8 +198,8 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     write_report([EXAMPLE], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     said = card(page)
-    assert f"Positive control, SmolLM2-135M-Instruct, Q4_1, raw (no examples before the question): {signed(-43.0)} [" in said
-    assert "A/A, SmolLM2-135M-Instruct, Q4_1, raw: the baseline run again moves by 0.0, 5.3 / 5.3" in said
+    assert f"Q4_1, raw (no examples before the question): {signed(-43.0)} [" in said
+    assert "A/A, SmolLM2-135M-Instruct, Q4_1, raw: the baseline run again moves by 0.0, 0 / 0" in said
     (drawn,) = images(page)
     texts = re.findall("<!-- (.*?) -->", drawn)
     assert texts.index("w/o again (A/A)") < texts.index("w/ Mless")

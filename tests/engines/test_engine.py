@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas
@@ -189,40 +190,37 @@ def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
     assert same.mean() > 0.9  # other kernels, the same arithmetic
 
 
-@pytest.fixture(scope="session")
-def served(tmp_path_factory):
+@contextmanager
+def serve(model, log):
+    """The address of a server of vLLM's, which calls the model `demo`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (tmp_path_factory.mktemp("serve") / "log").open("w")
-    command = [
-        str(Path(sys.executable).with_name("vllm")),
-        "serve",
-        TOY_MODEL,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+        port = str(free.getsockname()[1])
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model), "--host", "127.0.0.1", "--port", port]
     command += ["--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--served-model-name", "demo"]
-    server = subprocess.Popen(
-        command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    )
-    try:
-        for _ in range(PATIENCE):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
-                break
-            except OSError:
-                assert server.poll() is None, Path(log.name).read_text()[-3000:]
-                time.sleep(1)
-        else:
-            pytest.fail("vllm serve never became healthy: " + Path(log.name).read_text()[-3000:])
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.terminate()
-        server.wait(30)
-        log.close()
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with log.open("w") as stream:
+        server = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+        try:
+            for _ in range(PATIENCE):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                    break
+                except OSError:
+                    assert server.poll() is None, log.read_text()[-3000:]
+                    time.sleep(1)
+            else:
+                pytest.fail("vllm serve never became healthy: " + log.read_text()[-3000:])
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    with serve(TOY_MODEL, tmp_path_factory.mktemp("serve") / "log") as address:
+        yield address
 
 
 @pytest.mark.slow

@@ -1,39 +1,131 @@
-"""What `make demo` says of SmolLM2 is what plain Hugging Face finds on the same token ids."""
+"""SmolLM2 from `mless run` to the last command, beside plain Hugging Face, stock lm-eval and a server of vLLM.
 
+One short run is made in `make test`; the rest is `make test-long`.
+"""
+
+import json
+import os
+import subprocess
+
+import numpy as np
 import pytest
 
 import harness
+from attention_probe.traces import AttentionTraces
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.folder import read_prompts
-from tests.conftest import needs_vllm
+from tests.attention_probe.test_probe import column_means, eager
+from tests.conftest import PATIENCE
+from tests.engines.test_engine import serve
+from tests.engines.test_faults import MLESS, samples, wait_for
 from tests.make import ROOT
 
+pytestmark = pytest.mark.engine
+
 ASKED = ["wo", "mless", "mless-first"]
+COMMAND = ("run", str(ROOT / "configs/runs/products.yaml"), "--limit", "12", "--conditions", ",".join(ASKED), "--quiet")
+FOUR = ("--limit", "4", "--apply_chat_template", "--log_samples", "--gen_kwargs", "max_gen_toks=40")
 
 
-def right_by_hugging_face(folder, model_folder):
-    """Right answers of each condition, by greedy decoding of one prompt at a time in float32."""
+@pytest.fixture(scope="session")
+def run(mless, smollm2, tmp_path_factory):
+    """12 products with three draws of examples under three conditions: 108 samples."""
+    folder = tmp_path_factory.mktemp("smollm2") / "run"
+    done = mless(*COMMAND, "-o", str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def whole_model(smollm2):
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    right = dict.fromkeys(ASKED, 0)
-    for row in read_prompts(folder):
-        if row["condition"] in right:
-            ids = tokenizer(row["prompt"])["input_ids"]
-            assert hash_token_ids(ids) == row["prompt_token_sha256"]
-            written = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :]
-            right[row["condition"]] += tokenizer.decode(written).split("\n")[0].strip() == row["doc"]["answer"]
-    return right
+    return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def completions(folder):
+    frame = harness.load_run(folder).sort_values(["condition", "problem_id", "sample_index"])
+    return frame[["condition", "problem_id", "sample_index", "verdict", "completion"]].to_numpy().tolist()
+
+
+def test_right_answers_are_those_of_plain_hugging_face(run, smollm2, whole_model):
+    """Greedy decoding of one prompt at a time, on the run's own token ids."""
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer, right = AutoTokenizer.from_pretrained(smollm2), dict.fromkeys(ASKED, 0)
+    for row in read_prompts(run):
+        ids = tokenizer(row["prompt"])["input_ids"]
+        assert hash_token_ids(ids) == row["prompt_token_sha256"]
+        written = whole_model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :]
+        right[row["condition"]] += tokenizer.decode(written).split("\n")[0].strip() == row["doc"]["answer"]
+    frame = harness.load_run(run)
+    ours = frame.groupby("condition", observed=True)["correct"].sum()
+    assert len(frame) == 108 and sum(right.values()) > 10
+    assert all(abs(ours[name] - right[name]) <= 1 for name in ASKED), (ours, right)
 
 
 @pytest.mark.slow
-@needs_vllm
-def test_right_answers_are_those_of_plain_hugging_face(mless, smollm2, tmp_path):
-    mless("run", str(ROOT / "configs/runs/products.yaml"), "--limit", "12", "--quiet", "-o", str(tmp_path / "run"))
-    frame = harness.load_run(tmp_path / "run")
-    assert len(frame) == 7 * 3 * 12
-    ours = frame.groupby("condition", observed=True)["correct"].sum()
-    theirs = right_by_hugging_face(tmp_path / "run", smollm2)
-    assert all(abs(ours[name] - theirs[name]) <= 1 for name in ASKED), (ours, theirs)
+def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
+    folder = tmp_path / "run"
+    began = subprocess.Popen([MLESS, *COMMAND, "-o", str(folder)], stderr=subprocess.PIPE, text=True)
+    wait_for(began, folder, 5)
+    began.kill()
+    began.communicate(timeout=PATIENCE)
+    assert 0 < samples(folder) < 108
+    assert mless(*COMMAND, "-o", str(folder)).returncode == 0
+    assert completions(folder) == completions(run)
+    traces = str(tmp_path / "drawn.traces")
+    for command in (
+        ("table", str(folder), "--explain"),
+        ("show", str(folder)),
+        ("probe", str(folder), "--n", "4", "--layers", "1-2", "--conditions", ",".join(ASKED), "-o", traces),
+        ("figure", traces, "-o", str(tmp_path / "heads.png")),
+        ("report", str(folder), "--traces", traces, "-o", str(tmp_path / "report.html")),
+    ):
+        done = mless(*command)
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert "SmolLM2-135M-Instruct" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_curves_in_layers_1_to_13_are_those_of_eager_attention(run, whole_model, mless, tmp_path):
+    asked = ("--model", "smollm2", "--n", "3", "--layers", "1-13", "--conditions", ",".join(ASKED))
+    done = mless("probe", str(run), *asked, "-o", str(tmp_path / "drawn.traces"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    with AttentionTraces.open(tmp_path / "drawn.traces") as traces:
+        assert len(traces) >= 9
+        for trace in traces:
+            weights = eager(whole_model, trace.token_ids)[0][:13]
+            expected = column_means(weights, np.arange(len(trace.tokens)))
+            np.testing.assert_allclose(trace.mean_all, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_stock_lm_eval_and_a_server_answer_as_mless_run_does(mless, lm_eval, smollm2, tmp_path):
+    """Two tasks, 40 tokens each: by both of lm-eval's own backends, and by vLLM's server."""
+    done = mless(
+        *("run", "--model", "smollm2", "--dataset", os.environ["MATH500_PATH"], "--conditions", "wo,mless"),
+        *("--limit", "4", "--max-tokens", "40", "--quiet", "-o", str(tmp_path / "run")),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ours = {(name, problem): text for name, problem, *_, text in completions(tmp_path / "run")}
+    own = f"pretrained={smollm2},dtype=float32"
+    with serve(smollm2, tmp_path / "log") as server:
+        client = f"model=demo,num_concurrent=4,base_url={server}/chat/completions"
+        for backend, arguments in (
+            ("vllm", f"{own},max_model_len=2048,enforce_eager=True,kv_cache_memory_bytes=1073741824"),
+            ("hf", f"{own},device=cpu"),
+            ("local-chat-completions", client),
+        ):
+            folder = tmp_path / backend
+            named = ("--model", backend, "--model_args", arguments, "--tasks", "math500_wo,math500_mless")
+            done = lm_eval("run", *named, *FOUR, "--output_path", str(folder))
+            assert done.returncode == 0, done.stderr[-3000:]
+            theirs = {}
+            for log in folder.rglob("samples_*.jsonl"):
+                condition = log.name.removeprefix("samples_math500_").partition("_2")[0]
+                for sample in map(json.loads, log.read_text().rstrip("\n").split("\n")):
+                    theirs[condition, sample["doc"]["id"]] = sample["resps"][0][0]
+            assert theirs == ours, backend

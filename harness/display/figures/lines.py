@@ -52,11 +52,12 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
     looks, settings = style.looks(map(" ".join, doses)), style.split_settings(table)
     baseline = style.label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
-    note = (
-        f"Points less {baseline}; lines: {LEVEL} score intervals, adjusted as p is; filled: adjusted p < 0.05. Band: "
-        "from the lowest to the highest of the harmless rewordings. Dotted: the baseline run a second time, as far up "
-        "as down. Lengths are moved apart a little where lines would cover each other."
-    )
+    note = f"Points less {baseline}; lines: {LEVEL} score intervals, adjusted as p is; filled: adjusted p < 0.05."
+    if (table["verdict"] == "rewording").any():
+        note += " Band: from the lowest to the highest of the harmless rewordings."
+    if table["aa_difference"].notna().any():
+        note += " Dotted: the baseline run a second time, as far up as down."
+    note += " Lengths are moved apart a little where lines would cover each other."
     with style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
         for panel, rows in zip(axes, settings.values(), strict=True):
             _draw_behind(panel, rows)
