@@ -50,6 +50,7 @@ def _unpacked(folder: Path) -> Path:
 
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "results" / "example"
 TOY = ROOT / "tests" / "data" / "toy"
 """A tiny model that was trained on the problems beside it: see its card. Its files name each other from the root."""
 TOY_MODEL = str(TOY / "model")

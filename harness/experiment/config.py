@@ -383,8 +383,8 @@ _WEIGHTS = re.compile(r"model\.arguments(\.(pretrained|model|revision|peft|lora_
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
 
-    A label stands for the weights that the file names, so an override that names others drops it. Where one names other
-    conditions, contrasts that the file registers of conditions that are not asked are left out.
+    A label stands for the weights that the file names, so an override that names others drops it. Where one lists
+    conditions, the file's own are known by name, and its contrasts of conditions that are not asked are left out.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
@@ -395,6 +395,9 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     values = read_values(path, "runs", overrides)
     changed = {one.partition("=")[0] for one in overrides}
     if "conditions" in changed and isinstance(values["conditions"], list):
+        written = read_values(path, "runs").get("conditions")
+        own = {one.get("name"): one for one in (written if isinstance(written, list) else []) if isinstance(one, dict)}
+        values["conditions"] = [own.get(one, one) if isinstance(one, str) else one for one in values["conditions"]]
         swept = expand_sweep(values["sweep"]) if values.get("sweep") else []
         names = [one.get("name") if isinstance(one, dict) else one for one in [*values["conditions"], *swept]]
         for key in {"contrasts", "primary"} - changed:

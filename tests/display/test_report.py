@@ -23,11 +23,20 @@ from harness.display.report.page import write_report
 from harness.errors import ComparisonError, ConfigError, JournalError, RunError
 from harness.runs.read import Run
 from tests.commands.test_cli import here
-from tests.make import CONFIG, GREEDY_RUN, REGISTERED, ROOT, TOY, aligned_curve, make_trace, write_run, write_traces
+from tests.make import (
+    CONFIG,
+    EXAMPLE,
+    GREEDY_RUN,
+    REGISTERED,
+    TOY,
+    aligned_curve,
+    make_trace,
+    write_run,
+    write_traces,
+)
 
 SVG = "data:image/svg+xml;base64,"
 CONDITIONS = ("wo", "mless", "mful", "random")
-EXAMPLE = ROOT / "results" / "example"
 
 HOSTILE = (
     "<script>window.pwned=1</script>",

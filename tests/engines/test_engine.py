@@ -1,6 +1,6 @@
 """The real engine on the bundled model: our run against the stock command, sample for sample.
 
-Two engine starts in `make test` (`mless run`, the stock vLLM backend), more in `make test-long`.
+One engine start in `make test`, more in `make test-long`.
 """
 
 import json
@@ -125,9 +125,8 @@ def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
             assert list(columns.itertuples(index=False, name=None)) == expected
 
 
-@pytest.mark.parametrize(
-    ("layout", "flags"), [("raw", []), pytest.param("chat", ["--apply_chat_template"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "flags"), [("raw", []), ("chat", ["--apply_chat_template"])])
 def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
     theirs = stock(lm_eval, tmp_path, "--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
     mine = ours(our_run[0], layout)

@@ -18,18 +18,18 @@ from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import PATIENCE
 from tests.engines.test_engine import serve
 from tests.engines.test_faults import MLESS, samples, wait_for
-from tests.make import ROOT
+from tests.make import EXAMPLE, ROOT
 
 pytestmark = pytest.mark.engine
 
 ASKED = ["wo", "mless", "mless-first"]
-COMMAND = ("run", str(ROOT / "configs/runs/products.yaml"), "--limit", "12", "--conditions", ",".join(ASKED), "--quiet")
+COMMAND = ("run", str(ROOT / "configs/runs/products.yaml"), "--limit", "4", "--conditions", ",".join(ASKED), "--quiet")
 FOUR = ("--limit", "4", "--apply_chat_template", "--log_samples", "--gen_kwargs", "max_gen_toks=40")
 
 
 @pytest.fixture(scope="session")
 def run(mless, smollm2, tmp_path_factory):
-    """12 products with three draws of examples under three conditions: 108 samples."""
+    """Four products with three draws of examples under three conditions: 36 samples."""
     folder = tmp_path_factory.mktemp("smollm2") / "run"
     done = mless(*COMMAND, "-o", str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -49,21 +49,27 @@ def completions(folder):
     return frame[["condition", "problem_id", "sample_index", "verdict", "completion"]].to_numpy().tolist()
 
 
-def test_right_answers_are_those_of_plain_hugging_face(run, smollm2, whole_model):
-    """Greedy decoding of one prompt at a time, on the run's own token ids."""
+@pytest.mark.parametrize("counted", ["run", pytest.param("the committed example", marks=pytest.mark.slow)])
+def test_right_answers_are_those_of_plain_hugging_face(counted, request, smollm2, whole_model):
+    """Greedy decoding of one prompt at a time, on the run's own token ids: of 100 at most 2 may differ."""
     import torch
     from transformers import AutoTokenizer
 
-    tokenizer, right = AutoTokenizer.from_pretrained(smollm2), dict.fromkeys(ASKED, 0)
-    for row in read_prompts(run):
-        ids = tokenizer(row["prompt"])["input_ids"]
-        assert hash_token_ids(ids) == row["prompt_token_sha256"]
-        written = whole_model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :]
-        right[row["condition"]] += tokenizer.decode(written).split("\n")[0].strip() == row["doc"]["answer"]
-    frame = harness.load_run(run)
-    ours = frame.groupby("condition", observed=True)["correct"].sum()
-    assert len(frame) == 108 and sum(right.values()) > 10
-    assert all(abs(ours[name] - right[name]) <= 1 for name in ASKED), (ours, right)
+    folder = request.getfixturevalue("run") if counted == "run" else EXAMPLE
+    tokenizer, frame = AutoTokenizer.from_pretrained(smollm2), harness.load_run(folder)
+    greedy = {"max_new_tokens": 8, "do_sample": False, "stop_strings": ["\n"], "tokenizer": tokenizer}
+    for name, rows in frame[frame["condition"].isin(ASKED)].groupby("condition", observed=True):
+        ours = rows.set_index("prompt_token_sha256")["correct"][:100]
+        theirs = {}
+        for row in read_prompts(folder):
+            if row["condition"] == name and row["prompt_token_sha256"] in ours.index.difference(theirs):
+                ids = tokenizer(row["prompt"])["input_ids"]
+                assert hash_token_ids(ids) == row["prompt_token_sha256"]
+                written = whole_model.generate(torch.tensor([ids]), **greedy)[0, len(ids) :]
+                line, _, _ = tokenizer.decode(written).partition("\n")
+                theirs[row["prompt_token_sha256"]] = line.strip() == row["doc"]["answer"]
+        off = [key for key, right in theirs.items() if right != ours[key]]
+        assert len(theirs) == len(ours) and len(off) <= 0.02 * len(ours), (name, off)
 
 
 @pytest.mark.slow
@@ -73,7 +79,7 @@ def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
     wait_for(began, folder, 5)
     began.kill()
     began.communicate(timeout=PATIENCE)
-    assert 0 < samples(folder) < 108
+    assert 0 < samples(folder) < 36
     assert mless(*COMMAND, "-o", str(folder)).returncode == 0
     assert completions(folder) == completions(run)
     traces = str(tmp_path / "drawn.traces")
@@ -121,7 +127,7 @@ def test_stock_lm_eval_and_a_server_answer_as_mless_run_does(mless, lm_eval, smo
         ):
             folder = tmp_path / backend
             named = ("--model", backend, "--model_args", arguments, "--tasks", "math500_wo,math500_mless")
-            done = lm_eval("run", *named, *FOUR, "--output_path", str(folder))
+            done = lm_eval("run", *named, *FOUR, "--include_path", str(ROOT / "tasks"), "--output_path", str(folder))
             assert done.returncode == 0, done.stderr[-3000:]
             theirs = {}
             for log in folder.rglob("samples_*.jsonl"):
