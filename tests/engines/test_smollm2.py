@@ -113,7 +113,8 @@ def test_stock_lm_eval_and_a_server_answer_as_mless_run_does(mless, lm_eval, smo
     """Two tasks, 40 tokens each: by both of lm-eval's own backends, and by vLLM's server."""
     done = mless(
         *("run", "--model", "smollm2", "--dataset", os.environ["MATH500_PATH"], "--conditions", "wo,mless"),
-        *("--limit", "4", "--max-tokens", "40", "--quiet", "-o", str(tmp_path / "run")),
+        *("--limit", "4", "--max-tokens", "40", "--set", "model.arguments.dtype=float32"),
+        *("--quiet", "-o", str(tmp_path / "run")),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     ours = {(name, problem): text for name, problem, *_, text in completions(tmp_path / "run")}
@@ -122,7 +123,7 @@ def test_stock_lm_eval_and_a_server_answer_as_mless_run_does(mless, lm_eval, smo
         client = f"model=demo,num_concurrent=4,base_url={server}/chat/completions"
         for backend, arguments in (
             ("vllm", f"{own},max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824"),
-            ("hf", f"{own},device=cpu"),
+            ("hf", own),
             ("local-chat-completions", client),
         ):
             folder = tmp_path / backend
