@@ -41,7 +41,10 @@ def whole_model(smollm2):
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager").eval()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # beside other tests two threads wait for each other most of the time
+    yield AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager").eval()
+    torch.set_num_threads(threads)
 
 
 def completions(folder):
