@@ -84,7 +84,8 @@ def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
     began.communicate(timeout=PATIENCE)
     assert 0 < samples(folder) < 108
     assert mless(*COMMAND, "12", "-o", str(folder)).returncode == 0
-    assert len(completions(folder)) == 108 and all(one in completions(folder) for one in completions(run))
+    finished = completions(folder)
+    assert len(finished) == 108 and all(one in finished for one in completions(run))
     traces = str(tmp_path / "drawn.traces")
     for command in (
         ("table", str(folder), "--explain"),

@@ -112,6 +112,11 @@ def test_contrasts_of_a_file_whose_conditions_the_user_did_not_ask_are_left_out(
     for own in ("contrasts=[mless - random]", "primary=mless - random"):
         with pytest.raises(ConfigError, match="mless - random"):
             load_config(path, ["conditions=[wo, mless]", own])
+    path.write_text(
+        path.read_text().replace("- random\n", "- {name: mine, unit: x}\n", 1).replace(second, "mless - mine")
+    )
+    config = load_config(path, ["conditions=[wo, mine]"])
+    assert [one.unit for one in config.conditions] == [None, "x"], "a condition of the file, by its name"
 
 
 @pytest.mark.parametrize("given", [{}, {"max_num_batched_tokens": 512}])

@@ -9,6 +9,7 @@ import pytest
 from attention_probe.prompts.token_roles import FILLER, SEPARATOR, tokenize
 from harness import load_run
 from harness.constants import ABSENT
+from harness.display.dry_run import describe_plan
 from harness.display.report.samples import read_samples
 from harness.display.table_pages import make_table
 from harness.errors import HarnessError
@@ -125,6 +126,7 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     shown = [here(capsys, monkeypatch, "show", str(run), name).stdout for name in (problem, f"{problem}#2")]
     assert [one.count("w/o, ") for one in shown] == [4, 2] and f"w/o, raw, {problem}#1" in shown[0]
     plan = make_plan(load_config(run.with_suffix(".yaml")), limit=5)
+    assert " in 3 parts " in describe_plan(plan), "before either example and the question"
     assert plan.size == len(list(make_requests(plan, plan.config.resolve_sampling(None)))) == len(frame)
     assert set(plan.lines.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
 
