@@ -76,9 +76,6 @@ class Trace(TraceEntry):
     original_pos: NDArray[np.int32]
     mean_all: NDArray[np.float32]
     mean_common: NDArray[np.float32]
-    count_all: NDArray[np.int32]
-    count_common: NDArray[np.int32]
-    value_norm: NDArray[np.float32]
     activation_histogram: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     activations: Mapping[str, float] = field(default_factory=dict)

@@ -78,7 +78,6 @@ def ours(path: Path, length: int, layers: int, device: torch.device) -> dict[str
             _ids(loaded.config, tokens),
             query_sets=torch.stack([torch.ones_like(common), common], 1),
             key_regions=regions,
-            entropy_regions=[REGIONS.index("filler")],
         )
         assert sorted(found.layers) == list(range(layers))
         mass = found[layers - 1].region_mass[..., :5].sum(-1)

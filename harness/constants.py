@@ -252,7 +252,7 @@ FINGERPRINT_VALUES = 4096
 """Values of each first-layer tensor that are hashed into the fingerprint."""
 ABSENT = -1
 """In `original_pos` of a token: the baseline has no such token."""
-TRACES_FORMAT = 6
+TRACES_FORMAT = 7
 """Of a folder of traces; another one is not read."""
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
 """The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""

@@ -117,8 +117,7 @@ def ask(loaded: LoadedModel, padding: str, **more: object) -> Capture:
     """The capture that all comparisons are about: a block is 16 queries, which does not divide the length."""
     ids, mask = prompts(padding)
     sets, regions = sets_and_regions()
-    usual = {"chunk": 16, "entropy_regions": [0, 1, 2]}
-    return capture(loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **usual | more)
+    return capture(loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **{"chunk": 16} | more)
 
 
 def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
@@ -139,12 +138,10 @@ def reference(weights: torch.Tensor, padding: str) -> dict[str, torch.Tensor]:
     later = sets[:, :, :, None] & (query > key) & real[:, None, :, None] & real[:, None, None, :]
     strictly = weights.nan_to_num()[:, None] * later[:, :, None]
     parts = weights[..., None, :] * regions[:, None, None]
-    share = parts / parts.sum(-1, keepdim=True)
     return {
         "column_mean": strictly.sum(-2) / later.sum(-2)[:, :, None],
         "column_count": later.sum(-2),
         "region_mass": parts.sum(-1),
-        "region_entropy": -torch.xlogy(share, share).sum(-1),
     }
 
 

@@ -275,9 +275,6 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, se
         "original_pos": original,
         "mean_all": curves[0],
         "mean_common": curves[1],
-        "count_all": np.tile(later, (shape[0], 1)),
-        "count_common": np.tile(common, (shape[0], 1)),
-        "value_norm": random.random((*shape, total), dtype=np.float32),
         "activation_histogram": random.integers(0, 1000, 101).astype(np.int32),
         "measures": {"mass_filler": random.random(shape, dtype=np.float32)},
     }

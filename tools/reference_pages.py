@@ -30,7 +30,6 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "an entry of conditions, as a mapping": Condition,
         "demonstrations": runs.Demonstrations,
         "sampling, as a mapping": runs.ExplicitSampling,
-        "study": runs.StudyConfig,
     },
     "Figure configs": {
         "": figures.FigureConfig,

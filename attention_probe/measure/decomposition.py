@@ -16,8 +16,6 @@ from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-import math
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -45,25 +43,10 @@ def inserted_tokens(prompt: TokenizedPrompt) -> NDArray[np.bool_]:
     return absent & ~prompt.has_role("completion")
 
 
-def mass_measures(
-    mass: Float[Tensor, "head query region"], entropy: Float[Tensor, "head query region"], *, filler_tokens: int
-) -> dict[str, Float[Tensor, " head"]]:
-    """Mean attention on each region over the given queries, and how evenly it lies within the filler.
-
-    Args:
-        mass: Of REGIONS, for the queries to average.
-        entropy: In nats, within each region.
-        filler_tokens: How many; 0 leaves out what only a filler has.
-    """
+def mass_measures(mass: Float[Tensor, "head query region"]) -> dict[str, Float[Tensor, " head"]]:
+    """Mean attention on each region over the given queries, which are of REGIONS."""
     means = dict(zip(REGIONS, mass.mean(1).unbind(-1), strict=True))
-    found = {f"mass_{name}": means[name] for name in REGIONS[:-1]}
-    found["lambda"] = 1 - means["inserted"]
-    if filler_tokens:
-        within = entropy[..., REGIONS.index("filler")].nanmean(1)
-        found["filler_entropy"] = within
-        if filler_tokens > 1:
-            found["filler_entropy_relative"] = within / math.log(filler_tokens)
-    return found
+    return {**{f"mass_{name}": means[name] for name in REGIONS[:-1]}, "lambda": 1 - means["inserted"]}
 
 
 def decompose(
@@ -108,23 +91,3 @@ def decompose(
 def _direction(vectors: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
     """Vectors of length 1, in float64: b may be 1e-12 long, and torch's cosine takes anything below 1e-8 for longer."""
     return torch.nn.functional.normalize(vectors.double(), dim=-1, eps=torch.finfo(torch.float64).tiny)
-
-
-def value_measures(values: Float[Tensor, "kv_head token head_dim"], heads: int) -> dict[str, Float[Tensor, " head"]]:
-    """How alike the filler's value vectors are: mean cosine of two of them, and their effective rank.
-
-    Query heads that share a KV head get the same number. The effective rank is the exponential of the entropy of the
-    singular values' shares: 1 if all vectors point one way, at most the number of tokens.
-
-    Source: Roy and Vetterli, "The effective rank", EUSIPCO 2007.
-    """
-    tokens = values.shape[1]
-    unit = _direction(values)
-    # the mean over ordered pairs of different tokens, from the length of the sum of the unit vectors
-    cosine = (unit.sum(1).square().sum(-1) - tokens) / max(tokens * (tokens - 1), 1)
-    shares = torch.linalg.svdvals(values.double())
-    shares = shares / shares.sum(-1, keepdim=True)
-    rank = torch.exp(torch.special.entr(shares).sum(-1))
-    repeats = heads // len(values)
-    found = {"filler_value_rank": rank.repeat_interleave(repeats).float()}
-    return found | ({"filler_value_cosine": cosine.repeat_interleave(repeats).float()} if tokens > 1 else {})

@@ -23,20 +23,16 @@ MEASURES: dict[str, Quantity] = {
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
     "mass_completion": Quantity(SHARE, "Mean attention on the completion; 0 for a prompt's queries, which precede it."),
     "mass_other": Quantity(SHARE, "Mean attention on everything else: template, separators, examples."),
-    "filler_entropy": Quantity("nats", "Mean entropy of the attention within the filler, renormalised to 1 there."),
-    "filler_entropy_relative": Quantity("share", "filler_entropy over log(filler tokens): 1 is uniform."),
     "lambda": Quantity("share", "1 - m, the factor that scales the attention on what was there before."),
     "position_shift": Quantity(_OF_OUTPUT, "Mean |o_gap - o_wo| / |o_wo|: how far moved positions move the output."),
     "scale": Quantity(_OF_OUTPUT, "Mean |m o_gap| / |o_wo|: how far the scaling by 1 - m moves the output."),
     "bias": Quantity(_OF_OUTPUT, "Mean |b| / |o_wo|, b = what the inserted tokens add to the output."),
     "bias_cosine": Quantity("cosine", "Mean cosine of b with o_gap, each query alike, however short its b."),
     "bias_relative_norm": Quantity("share of |o_gap|", "Mean |b| / |o_gap|."),
-    "filler_value_cosine": Quantity("cosine", "Mean cosine of two filler tokens' value vectors, over all pairs."),
-    "filler_value_rank": Quantity("dimensions", "Effective rank of the filler's value vectors."),
 }
 """Every measure of a head, by name. All are means over the same queries in every condition, the problem's tokens; with
 `--queries completion` over the completion's, which are others in every condition. A filler within or behind the problem
-is not seen by the queries before it: they count as giving it nothing, and have no entropy and no cosine.
+is not seen by the queries before it: they count as giving it nothing, and have no cosine.
 
 The six masses add up to 1; m is the mass on all that was inserted, the filler and its separator. With o for a head's
 output, b for the inserted tokens' part of it, and the gap for the prompt without them whose later positions are shifted
@@ -44,7 +40,6 @@ by their number, o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, exactly so in 
 """
 
 _TOKEN, _CURVE = ("position",), ("layer", "head", "position")
-_COUNT = ("layer", "position")
 
 ARRAYS: dict[str, Quantity] = {
     "token_ids": Quantity("vocabulary id", "The prompt, as the model got it.", _TOKEN),
@@ -52,14 +47,11 @@ ARRAYS: dict[str, Quantity] = {
     "original_pos": Quantity("position", "The same token's place without filler; -1 for inserted tokens.", _TOKEN),
     "mean_all": Quantity(SHARE, "A key token's mean weight over all later queries: the published definition.", _CURVE),
     "mean_common": Quantity(SHARE, "The same over those later queries that the prompt without filler has.", _CURVE),
-    "count_all": Quantity("queries", "How many later queries mean_all is over.", _COUNT),
-    "count_common": Quantity("queries", "How many later queries mean_common is over.", _COUNT),
-    "value_norm": Quantity("model units", "Length of a key token's value vector.", _CURVE),
     "activation_histogram": Quantity(
         "activations", "See activations.measure_activations; empty unless asked.", ("bin",)
     ),
 }
-"""Every array of a trace. Where a count is 0 the mean is NaN."""
+"""Every array of a trace. A mean over no query is NaN."""
 
 GUARANTEED = {name for name in MEASURES if name.startswith("mass_")} | {"lambda", "position_shift", "scale", "bias"}
 """Measures whose contrast between a prompt with filler and one without is no finding: softmax takes the filler's mass

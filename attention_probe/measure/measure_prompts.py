@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attention_probe.measure.activations import Reference, measure_activations
-from attention_probe.measure.decomposition import REGIONS, decompose, key_regions, mass_measures, value_measures
+from attention_probe.measure.decomposition import REGIONS, decompose, key_regions, mass_measures
 from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import TokenizedPrompt, common_tokens
 from harness.constants import BASELINE
 
-FILLER, INSERTED = REGIONS.index("filler"), REGIONS.index("inserted")
+INSERTED = REGIONS.index("inserted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,23 +154,11 @@ class _Passed:
         assert output is not None  # asked
         return output[self.place][:, self.row.queries]
 
-    def curves(self, layers: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """Average attention weights over all queries and over the common ones, over how many, and value lengths."""
-        captures = [self.given[layer] for layer in layers]
-
-        def kept(values: Sequence[Tensor], to: type[np.number[Any]]) -> NDArray[Any]:
-            rows = torch.stack([of_layer[self.place] for of_layer in values])
-            return rows[..., : len(self.row.kept)].cpu().numpy().astype(to)
-
-        means = kept([found.column_mean for found in captures], np.float32)
-        counts = kept([found.column_count for found in captures], np.int32)
-        return {
-            "mean_all": means[:, 0],
-            "mean_common": means[:, 1],
-            "count_all": counts[:, 0],
-            "count_common": counts[:, 1],
-            "value_norm": kept([found.value_norm for found in captures], np.float32),
-        }
+    def curves(self, layers: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+        """Average attention weights over all queries, and over the common ones."""
+        means = torch.stack([self.given[layer].column_mean[self.place] for layer in layers])
+        means = means[..., : len(self.row.kept)].cpu().float()
+        return {"mean_all": means[:, 0].numpy(), "mean_common": means[:, 1].numpy()}
 
 
 def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Passed]:
@@ -188,7 +176,6 @@ def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Pas
         position_ids=torch.stack([padded(row.kept) for row in rows]),
         query_sets=torch.stack([padded(row.query_sets) for row in rows]),
         key_regions=torch.stack([padded(row.regions) for row in rows]),
-        entropy_regions=[FILLER],
         output_region=INSERTED if record.decompose else None,
         activations=record.activations,
     )
@@ -199,10 +186,9 @@ def _head_measures(layer: int, one: _Passed, baseline: _Passed, gap: _Passed | N
     """The measures of one prompt's heads in one layer, and `residual` where the change was decomposed."""
     found, queries = one.given[layer], one.row.queries
     mass = found.region_mass[one.place][:, queries]
-    fillers = one.row.regions[FILLER].nonzero()[:, 0]
-    measures = mass_measures(mass, found.region_entropy[one.place][:, queries], filler_tokens=len(fillers))
-    if gap is not None and len(fillers):
-        assert found.region_output is not None and found.values is not None  # asked
+    measures = mass_measures(mass)
+    if gap is not None and one.row.regions[REGIONS.index("filler")].any():
+        assert found.region_output is not None  # asked
         parts, residual = decompose(
             without=baseline.outputs(layer),
             gap=gap.outputs(layer),
@@ -210,6 +196,5 @@ def _head_measures(layer: int, one: _Passed, baseline: _Passed, gap: _Passed | N
             bias=found.region_output[one.place][:, queries],
             mass=mass[..., INSERTED],
         )
-        values = value_measures(found.values[one.place][:, fillers], mass.shape[0])
-        measures |= parts | values | {"residual": residual}
+        measures |= parts | {"residual": residual}
     return {name: values.float().cpu().numpy() for name, values in measures.items()}

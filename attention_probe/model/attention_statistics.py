@@ -8,7 +8,6 @@ from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,23 +29,16 @@ class LayerCapture:
         column_count: How many queries that mean is over.
         window: Keys this far back or further are not seen; None if there is no limit.
         region_mass: Sum of a query's weights over each region of keys; NaN at padding. Sinks count for no region.
-        region_entropy: Entropy in nats of the weights renormalised within the region; NaN where the mass is 0, at
-            padding, and for regions whose entropy was not asked.
-        value_norm: Length of the value vector that each head reads at a key; NaN at padding.
         region_output: Sum over the keys of `output_region` of weight times value; None unless asked.
         output: The whole attention output of each head, before the output projection; None unless asked.
-        values: The value vectors; None unless asked.
     """
 
     column_mean: Float[Tensor, "batch query_set head key"]
     column_count: Int[Tensor, "batch query_set key"]
     window: int | None
     region_mass: Float[Tensor, "batch head query region"]
-    region_entropy: Float[Tensor, "batch head query region"]
-    value_norm: Float[Tensor, "batch head key"]
     region_output: Float[Tensor, "batch head query head_dim"] | None
     output: Float[Tensor, "batch head query head_dim"] | None
-    values: Float[Tensor, "batch kv_head key head_dim"] | None
 
     def not_finite(self, real: Bool[Tensor, "batch seq"]) -> list[int]:
         """Heads with NaN or infinity where a number must be: at tokens, and in a mean over one query or more.
@@ -56,7 +48,7 @@ class LayerCapture:
         """
         due = (self.column_count > 0)[:, :, None]
         broken = (~self.column_mean.isfinite() & due).flatten(3).any(-1).any(1)
-        for part in (self.region_mass, self.region_output, self.output, self.value_norm[..., None]):
+        for part in (self.region_mass, self.region_output, self.output):
             if part is not None:
                 broken |= (~part.isfinite() & real[:, None, :, None]).flatten(2).any(-1)
         return [int(head) for head in broken.any(0).nonzero()]
@@ -71,8 +63,7 @@ class Capture:
         asked: Indices of the layers asked, ascending.
         query_sets: Sets of queries whose weights are averaged. Padding is left out of them.
         key_regions: Sets of keys whose mass is taken.
-        entropy_regions: Regions whose entropy is taken. It costs one logarithm for each weight.
-        output_region: Region whose part of each head's output is kept, with the whole output and the value vectors.
+        output_region: Region whose part of each head's output is kept, with the whole output.
         chunk: Queries in one block; None for as many as fit the caches.
         waits_for_activations: Whether the first MLP's activations are asked and not there yet.
         activations: These, after the non-linearity and before the product with `up_proj`; None unless asked.
@@ -83,7 +74,6 @@ class Capture:
     asked: tuple[int, ...]
     query_sets: Bool[Tensor, "batch query_set seq"]
     key_regions: Bool[Tensor, "batch region seq"]
-    entropy_regions: Sequence[int]
     output_region: int | None
     chunk: int | None
     waits_for_activations: bool
@@ -116,17 +106,13 @@ class Reduction:
         self._asked, self._window = asked, window
         self._sets = (asked.query_sets & asked.real[:, None]).float()
         self._regions = asked.key_regions.float()
-        self._columns = [region.any(0).nonzero()[:, 0] for region in asked.key_regions.unbind(1)]
         self._values = values if asked.output_region is not None else None
-        norms = values.float().square().sum(-1).sqrt()
-        self._value_norm = norms.repeat_interleave(heads // norms.shape[1], dim=1)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, device=asked.real.device)
 
         self._sums = zeros(batch, heads, self._sets.shape[1], length)
         self._mass = zeros(batch, heads, length, self._regions.shape[1])
-        self._entropy = torch.full_like(self._mass, torch.nan)
         self._output = None if self._values is None else zeros(batch, heads, length, self._values.shape[-1])
 
     def add(self, weights: Float[Tensor, "batch head q k"], queries: slice, keys: slice) -> None:
@@ -138,27 +124,18 @@ class Reduction:
             keys: Which keys; the last one is the last query.
         """
         mass = torch.matmul(self._regions[..., keys], weights.flatten(1, 2).mT).mT
-        mass = self._mass[:, :, queries] = mass.reshape(*weights.shape[:3], mass.shape[-1])
-        for index in self._asked.entropy_regions:
-            part, _ = self._within(index, weights, keys)
-            logs = part.clamp_min(torch.finfo(part.dtype).tiny).log_().mul_(part)
-            self._entropy[:, :, queries, index] = torch.log(mass[..., index]) - logs.sum(-1) / mass[..., index]
+        self._mass[:, :, queries] = mass.reshape(*weights.shape[:3], mass.shape[-1])
         if self._output is not None and self._values is not None and self._asked.output_region is not None:
-            part, columns = self._within(self._asked.output_region, weights, keys)
+            region = self._asked.output_region
+            columns = self._asked.key_regions[:, region].any(0).nonzero()[:, 0]  # all that it has in any prompt
+            columns = columns[(columns >= keys.start) & (columns < keys.stop)]
+            part = weights[..., columns - keys.start] * self._regions[:, None, None, region, columns]
             values = self._values[:, :, None, columns].to(part.dtype)
             kv_heads = values.shape[1]
             grouped = torch.unflatten(part, 1, (kv_heads, part.shape[1] // kv_heads))
             self._output[:, :, queries] = torch.matmul(grouped, values).flatten(1, 2)
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
         self._sums[..., keys].add_(torch.matmul(self._sets[:, None, :, queries], weights))
-
-    def _within(
-        self, region: int, weights: Float[Tensor, "batch head q k"], keys: slice
-    ) -> tuple[Float[Tensor, "batch head q column"], Int[Tensor, " column"]]:
-        """The region's part of a block, and the keys that it is of: all that the region has in any prompt."""
-        columns = self._columns[region]
-        columns = columns[(columns >= keys.start) & (columns < keys.stop)]
-        return weights[..., columns - keys.start] * self._regions[:, None, None, region, columns], columns
 
     def finish(self, output: Float[Tensor, "batch head query head_dim"] | None = None) -> LayerCapture:
         """The means and counts over all blocks.
@@ -176,9 +153,6 @@ class Reduction:
             column_count=count.long(),
             window=self._window,
             region_mass=self._mass.masked_fill(padding, torch.nan),
-            region_entropy=self._entropy.masked_fill(padding, torch.nan),
-            value_norm=self._value_norm.masked_fill(~real[:, None], torch.nan),
             region_output=None if self._output is None else self._output.masked_fill(padding, torch.nan),
             output=None if self._output is None else output,
-            values=self._values,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,6 @@ def capture(
     position_ids: Int[Tensor, "batch seq"] | None = None,
     query_sets: Bool[Tensor, "batch query_set seq"] | None = None,
     key_regions: Bool[Tensor, "batch region seq"] | None = None,
-    entropy_regions: Sequence[int] = (),
     output_region: int | None = None,
     activations: bool = False,
     chunk: int | None = None,
@@ -51,8 +50,7 @@ def capture(
         position_ids: None for the usual ones, which count from each prompt's first token. Given ones may leave a gap.
         query_sets: Sets of queries whose mean is taken; None for one set of all queries.
         key_regions: Regions of keys whose mass is taken; None for none.
-        entropy_regions: Regions whose entropy is taken.
-        output_region: Region whose part of each head's output is kept, with the whole output and the value vectors.
+        output_region: Region whose part of each head's output is kept, with the whole output.
         activations: Keep the first MLP's activations.
         chunk: Queries in one block; None for as many as fit the caches.
 
@@ -77,7 +75,6 @@ def capture(
         asked=tuple(sorted(loaded.layers if layers is None else layers)),
         query_sets=everything if query_sets is None else query_sets.to(model.device),
         key_regions=everything[:, :0] if key_regions is None else key_regions.to(model.device),
-        entropy_regions=entropy_regions,
         output_region=output_region,
         chunk=chunk,
         waits_for_activations=activations,

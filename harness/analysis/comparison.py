@@ -86,7 +86,6 @@ def compare(
     primary: str | None = None,
     left_out: Collection[tuple[str, str]] = (),
     yardsticks: Mapping[str, str] = MappingProxyType({}),
-    behind: Mapping[str, float] = MappingProxyType({}),
 ) -> pandas.DataFrame:
     """Compare every condition with the baseline: one row for each model, layout and condition.
 
@@ -108,7 +107,6 @@ def compare(
         left_out: Models with contrasts that were not named before their runs: exploratory there.
         yardsticks: Conditions that the others are held against, with the kind of each: `rewording`, `other filler` or
             `positive control`, as `harness.experiment.conditions.find_yardsticks` finds them. They are not tested.
-        behind: By layout, the p-value of a pooled primary contrast (`pooled.pool`), which is tested before all others.
 
     Returns:
         A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
@@ -155,7 +153,7 @@ def compare(
         measure_yardsticks(table, scores, yardsticks, baseline=baseline)
         rows += table
     family = None if contrasts is None else pairs
-    judge(rows, family=family, primary=about, yardsticks=yardsticks, behind=behind)
+    judge(rows, family=family, primary=about, yardsticks=yardsticks)
     for row in rows:
         if "changes" in row:
             row |= _interval(row)
@@ -187,7 +185,6 @@ def judge(
     family: Collection[str] | None,
     primary: str | None,
     yardsticks: Mapping[str, str],
-    behind: Mapping[str, float],
 ) -> None:
     """Add to each row its family, with how many tests it shares alpha, the p-value adjusted in it, and the verdict.
 
@@ -201,8 +198,6 @@ def judge(
             if none were named; then all are tested.
         primary: The one of the family that the run is about, if any.
         yardsticks: Conditions that are not tested, with the kind of each.
-        behind: By layout, the p-value of the pooled primary contrast, which is tested before all of these. Empty if
-            none is.
 
     Source:
         Serial gatekeeping: Westfall and Krishen (2001), doi:10.1016/S0378-3758(01)00077-5; shares: Bonferroni.
@@ -221,7 +216,7 @@ def judge(
             row["family"] = "all" if family is None else "registered"
             settings.setdefault((row["model"], row["layout"]) if primary else None, []).append(row)
     for tested in settings.values():
-        gate = behind.get(str(tested[0]["layout"]), 0.0)
+        gate = 0.0
         first = [row for row in tested if row["condition"] == primary]
         for step in (first, [row for row in tested if row["condition"] != primary]):
             adjusted = np.maximum(gate, np.minimum(1, len(settings) * holm([row["p"] for row in step])))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.comparison import compare, effects_by_draw, row_name
+from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
 from harness.analysis.outcomes import count_outcomes
 from harness.analysis.pooled import pool
@@ -25,19 +25,6 @@ SCHEMA = "mless-table/1"
 """Name and version of the JSON that `as_json` writes: docs/tables.md."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """The study that all runs of a table were registered in.
-
-    Attributes:
-        name: The study's.
-        missing: Its models that have no run here.
-    """
-
-    name: str
-    missing: tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Leaderboard:
     """All tables of some runs.
@@ -48,9 +35,6 @@ class Leaderboard:
         audit: `controls.audit_table`.
         pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
         sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
-        study: The study that all runs were registered in, if they are of one.
-        behind: By layout, the p-value of the study's pooled contrast, which all tests wait behind. Empty if there is
-            none.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
@@ -66,8 +50,6 @@ class Leaderboard:
     audit: pandas.DataFrame
     pooled: pandas.DataFrame
     sweeps: pandas.DataFrame
-    study: Study | None
-    behind: Mapping[str, float]
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
@@ -117,22 +99,11 @@ def make_leaderboard(
     if baseline != usual:  # what rewords another prompt tells nothing of this one
         frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
     contrasts, primary = _registered(runs) if baseline == usual and not by else (None, None)
-    study = None if primary is None else _study(runs)
     others = (str(name) for name in frame["condition"].unique() if name not in (baseline, *yardsticks))
     pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
-    whole = primary is not None and study is not None and not study.missing
     factors = join_factors(runs)
-    models = frame["model"].nunique()
-    counted = count_outcomes(frame) if not by and (models > 1 or find_sweeps(factors)) else []
-    pooled = pool(
-        counted,
-        pairs,
-        registered=row_name(*read_contrast(primary), baseline) if primary and whole else None,
-        models=models,
-    )
-    first = pooled[pooled["registered"]]
-    behind = dict(zip(first["layout"], first["p_adjusted"], strict=True))
+    counted = count_outcomes(frame) if not by and (frame["model"].nunique() > 1 or find_sweeps(factors)) else []
     return Leaderboard(
         comparison=compare(
             frame,
@@ -143,14 +114,11 @@ def make_leaderboard(
             primary=primary,
             left_out=_left_out(runs, contrasts or ()),
             yardsticks=yardsticks,
-            behind=behind,
         ),
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
-        pooled=pooled,
+        pooled=pool(counted, pairs),
         sweeps=sweep_table(counted, factors, baseline=baseline),
-        study=study,
-        behind=behind,
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
@@ -207,15 +175,6 @@ def _left_out(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, s
 
 def _conditions(one: Run) -> set[str]:
     return {str(name) for name in one.samples["condition"].unique()}
-
-
-def _study(runs: Sequence[Run]) -> Study | None:
-    """The one study that all runs are of; None if there is no such study."""
-    studies = [study for one in runs if (study := one.about.get("study"))]
-    if len(studies) < len(runs) or len({(study["name"], frozenset(study["models"])) for study in studies}) > 1:
-        return None
-    there = {one.about["model"] for one in runs}
-    return Study(name=studies[0]["name"], missing=tuple(name for name in studies[0]["models"] if name not in there))
 
 
 def as_json(board: Leaderboard, **more: Any) -> str:

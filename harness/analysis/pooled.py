@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,8 @@ from harness.analysis.tests import (
     Integers,
     by_cluster,
     cluster_terms,
-    hold_zero,
     paired_test,
     score_interval,
-    verdict,
 )
 from harness.constants import ALPHA, FEWEST_MODELS, MODELS_HEEDED
 
@@ -40,10 +39,7 @@ COLUMNS = {
     "difference": "mean over models of the difference in accuracy, points",
     "low": "lower end of its score interval: these models, new problems",
     "high": "upper end",
-    "p": "two-sided p-value of the same, problems being the unit",
-    "registered": "whether the study was registered, and all its models are there with the same problems",
-    "p_adjusted": "p times the layouts, which share alpha",
-    "verdict": "better, worse or inconclusive if registered, else exploratory",
+    "p": "two-sided p-value of the same, problems being the unit; exploratory, so neither adjusted nor judged",
     "new_low": "lower end of the interval for new models; never shorter than that for these models",
     "new_high": "upper end",
     "new_p": "its p-value",
@@ -51,37 +47,21 @@ COLUMNS = {
 """Meaning of each column of `pool`."""
 
 
-def pool(
-    counted: Iterable[Outcomes],
-    contrasts: Mapping[str, tuple[str, str]],
-    *,
-    registered: str | None = None,
-    models: int = 0,
-) -> pandas.DataFrame:
+def pool(counted: Iterable[Outcomes], contrasts: Mapping[str, tuple[str, str]]) -> pandas.DataFrame:
     """The pooled effect of every contrast that two models have, in each layout: the columns of `COLUMNS`.
+
+    Whoever picks models after seeing them can have any effect, so it has no verdict.
 
     Args:
         counted: Of all models, as `outcomes.count_outcomes` gives them, not split any further.
         contrasts: What stands under `condition`, with the condition and what it is compared with.
-        registered: The one that was named before any of the runs. It is only tested if all models of the study have
-            it in every layout, over the same problems. Layouts share alpha.
-        models: How many the study has.
     """
     layouts: dict[str, list[dict[str, Outcomes]]] = {}
     for (_, (_, layout)), arms in by_setting(counted).items():
         layouts.setdefault(str(layout), []).append({name: one for name, (one, *_) in arms.items()})
-    sides = {
-        (layout, name): [(arms[baseline], arms[condition]) for arms in every if {condition, baseline} <= arms.keys()]
-        for layout, every in layouts.items()
-        for name, (condition, baseline) in contrasts.items()
-    }
-    complete = registered is not None and all(
-        len(both) == models and len({tuple(old.problem_ids.tolist()) for old, _ in both}) == 1
-        for (_, name), both in sides.items()
-        if name == registered
-    )
     rows = []
-    for (layout, name), both in sides.items():
+    for (layout, every), (name, (condition, baseline)) in product(layouts.items(), contrasts.items()):
+        both = [(arms[baseline], arms[condition]) for arms in every if {condition, baseline} <= arms.keys()]
         problems = [set(old.problem_ids.tolist()) for old, _ in both]
         paired = all(old.k == new.k and (old.problem_ids == new.problem_ids).all() for old, new in both)
         if len(both) < 2 or not (shared := set.intersection(*problems)) or not paired:  # which `compare` refuses
@@ -89,34 +69,17 @@ def pool(
         asked = [[problem in shared for problem in old.problem_ids.tolist()] for old, _ in both]
         changes = [((new.right - old.right)[kept], old.k) for kept, (old, new) in zip(asked, both, strict=True)]
         clusters = pandas.factorize(both[0][0].clusters[asked[0]])[0]
-        is_registered = complete and name == registered
-        row: dict[str, Any] = {"layout": layout, "condition": name, "baseline": contrasts[name][1]}
-        row |= pool_changes(changes, clusters, level=1 - ALPHA / len(layouts), passes=is_registered)
-        row |= {"registered": is_registered, "verdict": "exploratory"}
-        if is_registered:
-            row["p_adjusted"] = min(1.0, len(layouts) * row["p"])
-            row["verdict"] = verdict(row["p_adjusted"], row["difference"], within_margin=False)
-        rows.append(row)
-    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(
-        {"models": "Int64", "n": "Int64", "registered": "boolean", "p_adjusted": float}
-    )
+        rows.append({"layout": layout, "condition": name, "baseline": baseline} | pool_changes(changes, clusters))
+    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype({"models": "Int64", "n": "Int64"})
 
 
-def pool_changes(
-    changes: Sequence[tuple[Integers, int]],
-    clusters: Integers | None = None,
-    *,
-    level: float = 1 - ALPHA,
-    passes: bool = True,
-) -> dict[str, Any]:
+def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> dict[str, Any]:
     """The pooled effect of one contrast, as the columns of `COLUMNS` that are numbers.
 
     Args:
         changes: For each model its changes [problem] in right samples, over the same problems in the same order, and
             its samples a problem.
         clusters: As of `tests.by_cluster`; by default each problem is one.
-        level: Of the intervals.
-        passes: Whether the first interval leaves 0 out exactly where p is below 1 - level, as beside a verdict.
     """
     per = math.lcm(*(k for _, k in changes))
     total = np.sum([change * (per // k) for change, k in changes], axis=0)
@@ -124,21 +87,20 @@ def pool_changes(
     clusters = np.arange(len(total)) if clusters is None else clusters
     p = paired_test(total, whole, rng=np.random.default_rng(0), clusters=clusters)
     means, weights = by_cluster(total / whole, clusters)
-    ends = score_interval(means, level=level, weights=weights)
     difference = float(total.mean()) / whole
-    low, high = hold_zero(ends, difference, passed=p < 1 - level) if passes else ends
+    low, high = score_interval(means, weights=weights)
     row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}
     if len(changes) >= FEWEST_MODELS:
         effects = np.array([cluster_terms(change / k, clusters) for change, k in changes])
-        row |= estimate_new_models(effects, alpha=1 - level)
+        row |= estimate_new_models(effects)
         # what a score interval knows of changes that were not seen, mean squares do not
-        row |= {"new_low": min(row["new_low"], ends[0]), "new_high": max(row["new_high"], ends[1])}
+        row |= {"new_low": min(row["new_low"], low), "new_high": max(row["new_high"], high)}
         row["new_p"] = max(row["new_p"], p)
     points = ("difference", "low", "high", "new_low", "new_high")
     return {name: 100 * value if name in points else value for name, value in row.items()}
 
 
-def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, float]:
+def estimate_new_models(effects: Floats) -> dict[str, float]:
     """The mean over all models and problems that there might be, from some of both: crossed random effects.
 
     The variance of the grand mean is that of models over their number, plus that of problems over theirs, less what
@@ -149,7 +111,6 @@ def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, f
 
     Args:
         effects: [model, problem] Each problem's difference under each model, or each cluster's.
-        alpha: Intervals are of level 1 - alpha.
 
     Returns:
         The columns of `COLUMNS` from `new_low` on, the ends as shares.
@@ -177,7 +138,7 @@ def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, f
     if variance == 0:
         return {"new_low": mean, "new_high": mean, "new_p": float(mean == 0)}
     freedom = max(1.0, freedom)
-    reach = float(stdtrit(freedom, 1 - alpha / 2))
+    reach = float(stdtrit(freedom, 1 - ALPHA / 2))
     error = math.sqrt(variance)
     return {
         "new_low": mean - reach * error,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.controls import APART
-from harness.analysis.leaderboard import Leaderboard, Study, records
+from harness.analysis.leaderboard import Leaderboard, records
 from harness.analysis.tests import fewest_problems
 from harness.constants import ALPHA
 from harness.display import columns as declared
@@ -143,10 +143,7 @@ def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[
     if board.primary:
         several = len({(row["model"], row["layout"]) for row in compared}) > 1
         share = ", with an equal share of alpha for each model and layout" if several else ""
-        before = f" after the pooled one of the study {board.study.name}" if board.study and board.behind else ""
-        yield f"*: the primary contrast, tested first{before}{share}: the others can only be found behind it."
-    if board.study and not board.behind:
-        yield f"The pooled contrast of the study {board.study.name}, which comes before these, is not tested here."
+        yield f"*: the primary contrast, tested first{share}: the others can only be found behind it."
     if not judged:
         yield "No test was registered beforehand, so all are exploratory: neither adjusted nor judged."
     elif len(judged) < len(compared):
@@ -202,36 +199,14 @@ def show_audit(board: Leaderboard) -> Table:
 
 def show_pooled(board: Leaderboard) -> Table | None:
     """One effect over all models, of each contrast; None without rows."""
-    rows = [
-        {**row, "primary": row["registered"], "p": row["p_adjusted"] if row["registered"] else row["p"]}
-        for row in records(board.pooled)
-    ]
+    rows = records(board.pooled)
     if not rows:
         return None
     shared, differing = _share(rows, ("layout", "models", "n"))
     words = [word(name) for name in ("layout", "condition", "models", "n") if name in differing]
-    effect, p, new = declared.POOLED
-    columns = [*words, effect, p, replace(declared.VERDICT, key="verdict", legend="")]
-    if any(row["new_low"] is not None for row in rows):
-        columns.append(new)
-    remark = _describe_study(board.study, rows)
-    if "layout" in differing:
-        remark += " Layouts share alpha: p of the starred is times their number."
-    return Table(", ".join(filter(None, ["All models together", shared, "in points"])), rows, columns, [remark])
-
-
-def _describe_study(study: Study | None, rows: Sequence[Row]) -> str:
-    """Whether the pooled effect was named beforehand, and what its test means for the others."""
-    if study is None:
-        return "Exploratory: the runs were not registered as one study."
-    if any(row["registered"] for row in rows):
-        return (
-            f"*: the primary contrast of the study {study.name}, named before any of its runs, and tested before the "
-            "contrasts of single models: these can only be found behind it. The other rows are exploratory."
-        )
-    if study.missing:
-        return f"Exploratory: of the study {study.name} the runs of {', '.join(study.missing)} are not here."
-    return f"Exploratory: not all models of the study {study.name} were asked the same problems in every layout."
+    columns = [column for column in declared.POOLED if any(row[column.key.split()[0]] is not None for row in rows)]
+    title = ", ".join(filter(None, ["All models together", shared, "in points"]))
+    return Table(title, rows, [*words, *columns], ["Exploratory: neither adjusted nor judged."])
 
 
 def show_reference(table: pandas.DataFrame, reference: Reference, differences: Sequence[str]) -> Table:

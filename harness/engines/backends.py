@@ -80,7 +80,6 @@ def open_backend(
     if backend in served.PATHS:
         return closing(served.ServedModel(backend, arguments))
     try:
-        import lm_eval.models  # noqa: F401 - get_model itself does so only while nothing at all is registered
         from lm_eval.api.registry import get_model
 
         model = get_model(backend).create_from_arg_obj({"batch_size": LM_EVAL_BATCH_SIZE, **arguments})

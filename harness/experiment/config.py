@@ -122,15 +122,6 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in free}
 
 
-class StudyConfig(Strict):
-    """Runs of several models whose primary contrasts are pooled."""
-
-    name: str = Field(min_length=1)
-    """The study's name."""
-    models: tuple[str, ...] = Field(min_length=2)
-    """The labels of all its models, named before any run."""
-
-
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
 
 
@@ -153,8 +144,6 @@ class RunConfig(Strict):
     """The tested differences. By default every condition's from the baseline."""
     primary: Contrast | None = None
     """The contrast that the run is about. By default `mless` less the baseline."""
-    study: StudyConfig | None = None
-    """The study that the run belongs to."""
     replicates: int = Field(default=1, ge=1, le=2)
     """How often the baseline is run: 2 gives A/A."""
     prompt_null: int = Field(default=0, ge=0, le=len(all_edits()))
@@ -217,7 +206,6 @@ class RunConfig(Strict):
         own, shown = self.instruction is not None, self.demonstrations
         listed, baseline = ", ".join(names), self.baseline_name
         published = Layout.AS_PUBLISHED in self.layouts
-        models = list(self.study.models) if self.study else []
         needs_baseline = self.baseline or self.contrasts or self.primary or self.replicates > 1 or self.prompt_null
         begun = [one.name for one in self.all_conditions if one.answer_prefix or one.placement is Placement.ANSWER]
         for bad, message in (
@@ -240,11 +228,6 @@ class RunConfig(Strict):
                 self.primary not in (None, *known),
                 f"primary: expected one of the contrasts {', '.join(known) or '(none)'}, got {self.primary!r}",
             ),
-            (
-                self.study and sorted({*models, self.model.label}, key=str) != sorted(models),
-                f"study.models: expected each label once, this run's {self.model.label!r} too, got {', '.join(models)}",
-            ),
-            (self.study and self.primary_contrast is None, "study: its primary contrasts are pooled: name `primary`"),
             (needs_baseline and baseline not in names, f"conditions: {listed} lack the baseline {baseline}"),
             (begun and self.model.templates_itself, f"{', '.join(begun)} begins the answer, which a chat API forbids"),
             (not self.model.name, "model.arguments: expected `pretrained`, or `model` for an API backend"),
@@ -322,14 +305,12 @@ class RunConfig(Strict):
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
         # runs that were begun before these came have none
-        off = ("baseline", "filler_null", "positive_control", "study", "demonstrations")
+        off = ("baseline", "filler_null", "positive_control", "demonstrations")
         values = {
             name: value
             for name, value in self.as_written().items()
             if name not in left_out and (value or name not in off) and (name, value) != ("answer", "box")
         }
-        if self.study is not None:
-            values["study"] = {**values["study"], "label": self.model.label}  # the study knows the run by it
         if self.demonstrations is not None:
             del values["demonstrations"]["path"]
         arguments = fixed_arguments(self.model.arguments)

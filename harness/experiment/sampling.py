@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from harness.constants import GENERATE_TOP_K, MAX_GEN_TOKS
-from harness.errors import ConfigError, ModelError
+from harness.errors import ModelError
 from harness.yaml_settings import Strict
 
 Source = Literal["greedy", "model_default", "explicit"]
@@ -22,7 +22,6 @@ _UNSUPPORTED = (
 )
 """Settings of transformers' `generate` that vLLM has no word for."""
 _OFF: tuple[Any, ...] = (None, 0, 1, [], {})
-_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 
 
 class ExplicitSampling(Strict):
@@ -98,29 +97,6 @@ class Sampling:
     def record(self) -> dict[str, Any]:
         """As the journal keeps them."""
         return {**asdict(self), "stop": list(self.stop)}
-
-
-def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = MAX_GEN_TOKS) -> Sampling:
-    """The sampling that lm-eval's generation arguments ask for.
-
-    Raises:
-        ConfigError: an argument that is not known.
-    """
-    known = {"do_sample", "until", "stop", *_FIELDS, *_LIMITS}
-    if unknown := sorted(arguments.keys() - known):
-        raise ConfigError(
-            f"mless-vllm does not know the generation argument {unknown[0]!r}: expected {', '.join(sorted(known))}."
-        )
-    sample = bool(arguments.get("do_sample", arguments.get("temperature", 0)))
-    values = {name: arguments[name] for name in _FIELDS if arguments.get(name) is not None}
-    until = arguments.get("until") or arguments.get("stop") or ()
-    limit = next((arguments[name] for name in _LIMITS if arguments.get(name) is not None), max_tokens)
-    return Sampling(
-        source="explicit" if sample else "greedy",
-        **{**values, "temperature": values.get("temperature", 1.0) if sample else 0.0},
-        max_tokens=int(limit),
-        stop=(until,) if isinstance(until, str) else tuple(until),
-    )
 
 
 def resolve_sampling(

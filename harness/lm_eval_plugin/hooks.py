@@ -65,8 +65,7 @@ def filler(**metadata: Any) -> Documents:
 def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Grade and audit every repeat of every document; both travel as one JSON text, which sample logs keep as it is.
 
-    A completion may carry `finish_reason`, and `graded`: the JSON text that an earlier run made of it. If all carry
-    that, no grader is started.
+    A completion may carry `graded`: the JSON text that an earlier run made of it. If all do, no grader is started.
     """
     graded: list[list[str]] = [[getattr(completion, "graded", "") for completion in repeats] for repeats in responses]
     missing = [(row, place) for row, texts in enumerate(graded) for place, text in enumerate(texts) if not text]
@@ -74,9 +73,7 @@ def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[s
         with GraderPool(audits=True) as pool:
             for row, place in missing:
                 completion, doc = responses[row][place], docs[row]
-                finish_reason = getattr(completion, "finish_reason", None)
-                job = GradeJob(completion=completion, target=doc["answer"], finish_reason=finish_reason)
-                pool.submit((row, place, "grade"), job)
+                pool.submit((row, place, "grade"), GradeJob(completion=completion, target=doc["answer"]))
                 # the authors' rule reads the prompt too; a chat template adds no boxes to it
                 asked, solution = doc["system"] + doc["user"], doc["solution"] or ""
                 audit = AuditJob(prompt=asked, completion=completion, target=doc["answer"], solution=solution)

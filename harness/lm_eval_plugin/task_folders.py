@@ -1,4 +1,4 @@
-"""Task folders that need lm-eval alone: the study's four conditions, or any task of lm-eval under some conditions.
+"""Any task of lm-eval under some conditions, as a task folder that needs lm-eval alone.
 
 A wrapped task is lm-eval's own, loaded by its name: its documents, examples, stop strings and scoring. Only the text of
 the question at hand is another: the condition's filler stands before it.
@@ -6,23 +6,21 @@ the question at hand is another: the condition's filler stands before it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING
 
 import yaml
 
 from harness import models, resources
-from harness.constants import BASELINE, STUDY_COUNT
+from harness.constants import BASELINE
 from harness.errors import ConfigError, list_near
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
-from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, Problem
+from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout
-from harness.experiment.token_checks import BuiltPrompt, build_checked_prompts
+from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.journal import clear_messages
 from harness.yaml_settings import parse_option
@@ -30,55 +28,12 @@ from harness.yaml_settings import parse_option
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
-GROUP = "math500_fillers"
-"""The name of the group of tasks. Each task's name begins with it."""
-
-_CUT_FREELY = "has 59 tokens in the first and 63 in the second, as it was cut without a tokenizer"
-"""What the README says of the random sentence; a test counts the tokens."""
 _NOT_BEFORE = ("instruction", "cue", "answer_prefix", "repeat_problem", "random_ids")
 """What of a condition cannot stand before the question of another task."""
 _HELPER = "with_filler.py"
 _GENERATES = "generate_until"
 _QUESTION = "Question"
 """Stands for the question while a filler's text is made."""
-
-
-def write_standalone(folder: Path, model: str | None = None) -> list[str]:
-    """Write the study's four conditions as a task folder, and return its files.
-
-    Args:
-        folder: A new or an empty folder.
-        model: Model folder or hub name. Its tokenizer gives the random sentence its exact length. None: the sentence's
-            length is approximate.
-
-    Raises:
-        ConfigError: the folder is not empty, or cannot be written.
-        ModelError: the tokenizer cannot be had.
-        PromptMismatchError: a filler has another number of tokens in this tokenizer.
-    """
-    conditions = named_conditions()
-    built = _build_one_prompt(conditions.values(), "{{problem}}", model)  # which lm-eval fills in
-    files = {
-        f"{GROUP}_{name}.yaml": f"include: _{GROUP}_yaml\ntask: {GROUP}_{name}\ndoc_to_text: {json.dumps(user)}\n"
-        for name, user in ((name, one.prompt.user) for name, one in built.items())
-    }
-    tasks = "".join(f"  - {GROUP}_{name}\n" for name in conditions)
-    files[f"{GROUP}.yaml"] = f"group: {GROUP}\ntask:\n{tasks}metadata:\n  version: 1.0\n"
-    values = {
-        "repository": MATH500_REPOSITORY,
-        "revision": MATH500_REVISION,
-        "description": json.dumps(built[BASELINE].prompt.system),
-        "group": GROUP,
-        "count": STUDY_COUNT,
-        "rows": "\n".join(f"| `{GROUP}_{name}` | {_describe(one)} |" for name, one in conditions.items()),
-        "sentence": _CUT_FREELY if model is None else f"has exactly {STUDY_COUNT} in the tokenizer of {model}",
-    }
-    for template in (resources.folder("tasks") / "standalone").iterdir():
-        if template.is_file():
-            text = template.read_text(encoding="utf-8")
-            # the helper module is code, and stays as it is
-            files[template.name] = text if template.suffix == ".py" else Template(text).substitute(values)
-    return _write_files(folder, files)
 
 
 def write_wrapped(folder: Path, task: str, conditions: str | None = None, model: str | None = None) -> list[str]:
@@ -103,7 +58,10 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
     chosen = _read_conditions(conditions)
     names = [f"{task}_{condition.name}" for condition in chosen]
     file = _find_task(task)
-    built = _build_one_prompt([named_conditions()[BASELINE], *chosen], _QUESTION, model)
+    known = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
+    asked = [Problem(id="problem", problem=_QUESTION, answer="?")]
+    every = build_checked_prompts(asked, [named_conditions()[BASELINE], *chosen], Layout.RAW, known, max_gen_toks=0)
+    built = {one.condition.name: one.prompts[0] for one in every}
     start = built[BASELINE].prompt.text.removesuffix(_QUESTION)
     files = {_HELPER: (resources.folder("tasks") / "wrap" / _HELPER).read_text(encoding="utf-8")}
     told = []
@@ -191,17 +149,3 @@ def _write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
     return [str(folder / name) for name in sorted(files)]
-
-
-def _build_one_prompt(conditions: Iterable[Condition], problem: str, model: str | None) -> dict[str, BuiltPrompt]:
-    """The prompt of one problem under each condition, checked with the model's tokenizer where it is named."""
-    known = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
-    asked = [Problem(id="problem", problem=problem, answer="?")]
-    built = build_checked_prompts(asked, conditions, Layout.RAW, known, max_gen_toks=0)
-    return {one.condition.name: one.prompts[0] for one in built}
-
-
-def _describe(condition: Condition) -> str:
-    if condition.unit is not None:
-        return f"`{condition.unit}` {condition.count} times, with blanks between"
-    return f"one unrelated sentence of about {condition.count} tokens" if condition.filler else "nothing"

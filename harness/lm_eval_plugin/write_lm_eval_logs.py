@@ -20,13 +20,18 @@ from typing import TYPE_CHECKING, Any
 from lm_eval.api.model import LM
 
 from harness import resources
-from harness.engines.mless_vllm import Completion
 from harness.errors import JournalError
 from harness.runs import receipts
 from harness.runs.records import Arm, Identity, Sample, Score
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
+
+
+class Completion(str):
+    """A recorded completion with its grades as JSON text. lm-eval hands it on to `hooks.grade_responses` unchanged."""
+
+    graded: str
 
 
 class Replay(LM):  # type: ignore[misc]
@@ -52,8 +57,9 @@ class Replay(LM):  # type: ignore[misc]
         for instance in requests:
             place = str(instance.task_name), str(instance.doc["id"])
             one = self._samples[(*place, asked[place])]
-            graded = json.dumps(self._scores[one.key].graded())
-            found.append(Completion(one.completion, finish_reason=one.finish_reason, graded=graded))
+            completion = Completion(one.completion)
+            completion.graded = json.dumps(self._scores[one.key].graded())
+            found.append(completion)
             asked[place] += 1
         return found
 

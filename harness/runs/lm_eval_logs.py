@@ -127,7 +127,6 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "backend": first.config.model,
         "contrasts": None,  # nobody named any beforehand
         "primary": None,
-        "study": None,
         # a name that the user gave says nothing of what a condition is
         "yardsticks": {} if any(given for given, _ in files) else find_yardsticks(order),
         "seed": first.config.random_seed,

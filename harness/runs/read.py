@@ -198,7 +198,6 @@ def _read_folder(path: Path) -> Run:
         "engine": " ".join(filter(None, [engine["name"], engine["version"], "on", engine["device"] or "unknown"])),
         "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
         "primary": identity.primary and contrast_name(*identity.primary),
-        "study": identity.config.get("study"),
         "yardsticks": find_yardsticks(dict.fromkeys(row["condition"] for row in prompts)),
         "seed": receipt["seed"],
         "created": receipt["created"],

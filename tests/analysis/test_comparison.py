@@ -201,18 +201,18 @@ def table_rows(p_values):
 @given(st.lists(st.floats(0, 1), min_size=6, max_size=6), st.booleans())
 def test_without_a_primary_contrast_holm_goes_over_every_test_of_the_family(p_values, registered):
     rows = table_rows(p_values)
-    judge(rows, family=CONDITIONS if registered else None, primary=None, yardsticks={}, behind={})
+    judge(rows, family=CONDITIONS if registered else None, primary=None, yardsticks={})
     assert [row["p_adjusted"] for row in rows[2:]] == holm(p_values).tolist()
     assert [row["verdict"] == "better" for row in rows[2:]] == (holm(p_values) < 0.05).tolist()
     part = table_rows(p_values)
-    judge(part, family=["mless", "random"], primary=None, yardsticks={}, behind={})
+    judge(part, family=["mless", "random"], primary=None, yardsticks={})
     kept = [p for p, row in zip(p_values, part[2:], strict=True) if row["condition"] != "mful"]
     assert [row["p_adjusted"] for row in part[2:] if row["condition"] != "mful"] == holm(kept).tolist()
 
 
 def test_with_a_primary_contrast_each_model_has_a_share_and_the_others_wait_for_it():
     rows = table_rows([0.02, 0.001, 0.01, 0.03, 0.001, 0.001])
-    judge(rows, family=CONDITIONS, primary="mless", yardsticks={}, behind={})
+    judge(rows, family=CONDITIONS, primary="mless", yardsticks={})
     assert [row["p_adjusted"] for row in rows[2:]] == pytest.approx([0.04, 0.04, 0.04, 0.06, 0.06, 0.06])
     assert [row["tests"] for row in rows[2:]] == [2, 4, 4, 2, 4, 4]
     assert [row["verdict"] for row in rows[2:]] == ["better"] * 3 + ["inconclusive"] * 3
@@ -244,7 +244,7 @@ def test_tables_without_any_effect_hold_a_false_finding_at_most_five_times_in_a_
     found = 0
     for p_values in 2 * ndtr(-np.abs(scores.reshape(experiments, -1))):
         rows = table_rows(p_values)
-        judge(rows, family=family, primary=primary, yardsticks={}, behind={})
+        judge(rows, family=family, primary=primary, yardsticks={})
         found += any(row["verdict"] in ("better", "worse") for row in rows if not effect or row["condition"] != primary)
     error = (0.05 * 0.95 / experiments) ** 0.5
     assert 0.02 < found / experiments < 0.05 + 3 * error

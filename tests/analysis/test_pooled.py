@@ -5,21 +5,15 @@ from scipy import stats
 from harness.analysis import paired_test, score_interval
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
-from harness.display.comparison_tables import show_comparison, show_pooled
+from harness.display.comparison_tables import show_pooled
 from tests.make import drawn, evaluation
 
 NAMED = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
 
 
-def models(count, mless, *, n=200, k=1, study=None, **facts):
+def models(count, mless):
     chances = {"wo": 0.5, "mless": mless, "random": 0.45}
-    return [
-        evaluation(drawn(i, n, k, chances), model=f"m{i}", greedy=False, study=study, **{**NAMED, **facts})
-        for i in range(count)
-    ]
-
-
-STUDY = {"name": "S", "models": ["m0", "m1", "m2", "m3"]}
+    return [evaluation(drawn(i, 200, 1, chances), model=f"m{i}", greedy=False, **NAMED) for i in range(count)]
 
 
 def test_it_is_the_mean_of_the_models_and_a_test_over_problems_whatever_their_samples():
@@ -72,7 +66,7 @@ def three_points_each():
             new[2 * (12 * model + place)] = ["correct"]
         for place in range(4):
             new[2 * (4 * model + place) + 1] = ["incorrect"]
-        runs.append(evaluation({"wo": old, "mless": new, "random": old}, model=f"m{model}", study=STUDY, **NAMED))
+        runs.append(evaluation({"wo": old, "mless": new, "random": old}, model=f"m{model}", **NAMED))
     return runs
 
 
@@ -81,53 +75,14 @@ def test_models_that_are_each_inconclusive_are_plain_together():
     alone = board.comparison[board.comparison["condition"] == "mless"]
     pooled = board.pooled.set_index("condition")
     assert list(board.pooled.columns) == list(COLUMNS) and '"pooled": [' in as_json(board)
-    assert set(alone["verdict"]) == {"inconclusive"} and pooled.loc["mless", "verdict"] == "better"
+    assert set(alone["verdict"]) == {"inconclusive"}
     assert (alone["difference"] == 3.2).all() and pooled.loc["mless", "difference"] == pytest.approx(3.2)
     assert pooled.loc["mless", "low"] > 1 and pooled.loc["mless", "p"] < 0.001
     assert pooled.index.tolist() == ["mless", "random", "mless - random"]
-    assert pooled["registered"].tolist() == [True, False, False]
-    assert set(pooled["verdict"][1:]) == {"exploratory"}
     grid = show_pooled(board)
-    assert [row[0].text for row in grid.cells] == ["w/ Mless *", "Random sentence", "mless - random"]
-    assert "*: the primary contrast of the study S, named before any of its runs" in grid.notes[-1]
-    assert "tested first after the pooled one of the study S" in " ".join(show_comparison(board).notes)
-
-
-def test_single_models_are_found_only_behind_the_pooled_effect():
-    chances = [{"wo": 0.3, "mless": 0.7}, {"wo": 0.7, "mless": 0.3}]
-    facts = {"contrasts": ["mless - wo"], "primary": "mless - wo"}
-
-    def board_of(study):
-        runs = [drawn(i, 100, 1, chance) for i, chance in enumerate(chances)]
-        return make_leaderboard([evaluation(one, model=f"m{i}", study=study, **facts) for i, one in enumerate(runs)])
-
-    free = board_of(None)
-    assert free.comparison["verdict"].tolist() == ["baseline", "better", "baseline", "worse"]
-    board = board_of({"name": "S", "models": ["m0", "m1"]})
-    assert board.pooled["verdict"].tolist() == ["inconclusive"]
-    assert board.comparison["verdict"].tolist() == ["baseline", "inconclusive"] * 2
-    assert (board.comparison["p_adjusted"].dropna() == board.pooled["p"].item()).all()
-
-
-NO_STUDY = "Exploratory: the runs were not registered as one study."
-
-
-@pytest.mark.parametrize(
-    ("count", "study", "last", "said"),
-    [
-        (3, STUDY, {}, "Exploratory: of the study S the runs of m3 are not here."),
-        (2, None, {}, NO_STUDY),
-        (3, STUDY, {"study": {**STUDY, "name": "T"}}, NO_STUDY),
-        (3, STUDY, {"study": STUDY, "primary": "mless - random"}, NO_STUDY),
-    ],
-    ids=["missing", "none", "two", "two primaries"],
-)
-def test_without_all_of_its_runs_a_study_shows_no_star(count, study, last, said):
-    runs = models(count, 0.6, study=study)
-    board = make_leaderboard([*runs, models(4, 0.6, **last)[3]] if last else runs)
-    grid = show_pooled(board)
-    assert grid.notes[-1] == said and not any("*" in row[0].text for row in grid.cells)
-    assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
+    assert [row[0].text for row in grid.cells] == ["w/ Mless", "Random sentence", "mless - random"]
+    assert grid.header[-1] == "new models" and grid.notes[-1] == "Exploratory: neither adjusted nor judged."
+    assert "new models" not in show_pooled(make_leaderboard(three_points_each()[:2])).header
 
 
 def test_one_model_or_a_split_table_has_nothing_to_pool():
@@ -140,28 +95,6 @@ def test_only_problems_that_all_models_were_asked_are_pooled():
     frame = part.samples[part.samples["problem_id"].isin([f"p{i}" for i in range(50)])]
     object.__setattr__(part, "samples", frame)
     assert make_leaderboard([whole, part]).pooled["n"].tolist() == [50] * 3
-
-
-def test_a_study_is_tested_only_with_all_models_in_every_layout_over_the_same_problems():
-    study = {"name": "S", "models": ["a", "b"]}
-    chances = {"wo": 0.4, "mless": 0.7, "random": 0.4}
-
-    def one(model, layout="raw", n=80, seed=1):
-        run = evaluation(drawn(seed, n, 1, chances), model=model, layout=layout, study=study, **NAMED)
-        object.__setattr__(run, "name", f"results/{model}-{layout}")
-        return run
-
-    whole = make_leaderboard([one("a"), one("b"), one("a", "chat"), one("b", "chat")])
-    first = whole.pooled[whole.pooled["registered"]]
-    assert len(first) == 2 and (first["p_adjusted"] == 2 * first["p"]).all() and set(first["verdict"]) == {"better"}
-    single = whole.comparison[whole.comparison["primary"].fillna(False)]
-    assert (single["p_adjusted"] >= first["p_adjusted"].min()).all()
-    for runs in ([one("a"), one("b"), one("a", "chat")], [one("a"), one("b", n=60)]):
-        board = make_leaderboard(runs)
-        assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
-        assert show_pooled(board).notes[-1].startswith("Exploratory: not all models of the study S were asked the same")
-    alone = " ".join(show_comparison(make_leaderboard([one("a")])).notes)
-    assert "The pooled contrast of the study S, which comes before these, is not tested here" in alone
 
 
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():

@@ -1,10 +1,9 @@
-import itertools
 import math
 
 import numpy as np
 import torch
 
-from attention_probe.measure.decomposition import decompose, value_measures
+from attention_probe.measure.decomposition import decompose
 
 HEADS, QUERIES, WIDTH = 3, 5, 4
 
@@ -58,25 +57,3 @@ def test_a_short_bias_has_the_cosine_of_a_long_one():
     for length in (1.0, 1e-12, 1e-25):
         parts, _ = decompose(without=gap, gap=gap, with_filler=gap, bias=bias * length, mass=mass)
         np.testing.assert_allclose(parts["bias_cosine"], [expected], rtol=1e-6)
-
-
-def test_value_vectors_are_compared_pair_by_pair_and_shared_by_the_heads_of_a_group():
-    values = drawn(2, 6, WIDTH)
-    found = value_measures(values, 4)
-    for head in range(4):
-        own = values[head // 2].numpy()
-        cosines = [a @ b / norm(a) / norm(b) for a, b in itertools.combinations(own, 2)]
-        np.testing.assert_allclose(found["filler_value_cosine"][head], np.mean(cosines), rtol=1e-5)
-        shares = np.sqrt(np.linalg.eigvalsh(own.T @ own))
-        shares = shares / shares.sum()
-        np.testing.assert_allclose(
-            found["filler_value_rank"][head], np.exp(-(shares * np.log(shares)).sum()), rtol=1e-5
-        )
-
-
-def test_equal_value_vectors_have_cosine_and_rank_one_and_orthogonal_ones_their_number():
-    equal = value_measures(drawn(1, 1, WIDTH).expand(1, 5, WIDTH), 1)
-    assert abs(equal["filler_value_cosine"][0] - 1) < 1e-6 and abs(equal["filler_value_rank"][0] - 1) < 1e-5
-    apart = value_measures(torch.eye(WIDTH)[None], 1)
-    assert abs(apart["filler_value_cosine"][0]) < 1e-6 and abs(apart["filler_value_rank"][0] - WIDTH) < 1e-5
-    assert "filler_value_cosine" not in value_measures(drawn(1, 1, WIDTH), 1)

@@ -21,11 +21,11 @@ def write(path, count, *, shift=0.0, seed=0):
     traces = []
     for n in range(count):
         for condition in ("wo", "mless", "random"):
-            entropy = random.normal(size=(len(LAYERS), HEADS)).astype(np.float32)
-            entropy[1, 1] += shift * (condition == "mless")
-            measures = {"mass_filler": np.abs(entropy), "mass_problem": entropy}
+            size = random.normal(size=(len(LAYERS), HEADS)).astype(np.float32)
+            size[1, 1] += shift * (condition == "mless")
+            measures = {"mass_filler": np.abs(size), "mass_problem": size}
             if condition != "wo":
-                measures["filler_entropy"] = entropy
+                measures["bias_cosine"] = size
             traces.append(make_trace(f"p{n}", condition, seed=n, measures=measures))
     return write_traces(path, traces)
 
@@ -37,7 +37,7 @@ def traces(tmp_path_factory):
 
 
 def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
-    frame = rank_heads(traces, "filler_entropy", "random", "mless", draws=2000)
+    frame = rank_heads(traces, "bias_cosine", "random", "mless", draws=2000)
     assert frame["rank"].tolist() == list(range(1, 7))
     assert {*zip(frame["layer"], frame["head"], strict=True)} == {*itertools.product((1, 3), (1, 2, 3))}
     first = frame.iloc[0]
@@ -48,8 +48,8 @@ def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
 
 
 def test_the_numbers_are_those_of_a_paired_t(traces):
-    frame = rank_heads(traces, "filler_entropy", "random", "mless", draws=100)
-    one, other = (traces.measures(["filler_entropy"], c, traces.problem_ids)[0] for c in ("mless", "random"))
+    frame = rank_heads(traces, "bias_cosine", "random", "mless", draws=100)
+    one, other = (traces.measures(["bias_cosine"], c, traces.problem_ids)[0] for c in ("mless", "random"))
     for row in frame.itertuples():
         place = LAYERS.index(row.layer - 1), row.head - 1
         values = (one - other)[:, place[0], place[1]]
@@ -71,16 +71,16 @@ def test_what_softmax_guarantees_has_no_p_and_says_so(traces, measure):
 
 def test_prompts_of_one_problem_are_one_unit(traces, tmp_path):
     draws = [replace(one, problem_id=f"{one.problem_id}#{n}", cluster=one.problem_id) for one in traces for n in "123"]
-    alone = rank_heads(traces, "filler_entropy", "random", "mless", draws=500)
+    alone = rank_heads(traces, "bias_cosine", "random", "mless", draws=500)
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", draws)) as opened:
-        frame = rank_heads(opened, "filler_entropy", "random", "mless", draws=500)
+        frame = rank_heads(opened, "bias_cosine", "random", "mless", draws=500)
     pandas.testing.assert_frame_equal(frame, alone)
     assert frame.attrs["note"].startswith("90 prompts of 30 problems, 500 sign flips")
 
 
 def test_a_small_number_of_prompts_is_enumerated_and_its_limit_told(tmp_path):
     with AttentionTraces.open(write(tmp_path / "x.traces", 4, shift=50.0)) as few:
-        frame = rank_heads(few, "filler_entropy", "random", "mless")
+        frame = rank_heads(few, "bias_cosine", "random", "mless")
     assert frame["p_adjusted"].min() == 1 / 8
     assert frame.attrs["note"].startswith(
         "4 prompts, all 8 sign flips; p adjusted for all heads (max-T); no p below 0.12"
@@ -89,12 +89,12 @@ def test_a_small_number_of_prompts_is_enumerated_and_its_limit_told(tmp_path):
 
 def test_what_cannot_be_ranked_is_told(traces, tmp_path):
     for arguments, told in [
-        (("entropy", "wo", "mless"), "has no entropy under wo: it has .*mass_f"),
-        (("filler_entropy", "mless", "mless"), "different conditions, got mless against mless"),
-        (("filler_entropy", "mless", ()), "different conditions, got none against mless"),
-        (("filler_entropy", "wo", "mless"), "has no filler_entropy under wo: "),
+        (("size", "wo", "mless"), "has no size under wo: it has .*mass_f"),
+        (("bias_cosine", "mless", "mless"), "different conditions, got mless against mless"),
+        (("bias_cosine", "mless", ()), "different conditions, got none against mless"),
+        (("bias_cosine", "wo", "mless"), "has no bias_cosine under wo: "),
         (("bias", "random", "mless"), "has no bias under random: .*--decompose"),
-        (("filler_entropy", "mful", "mless"), "has no problem under all of mful, mless"),
+        (("bias_cosine", "mful", "mless"), "has no problem under all of mful, mless"),
     ]:
         with pytest.raises(ConfigError, match=told):
             rank_heads(traces, *arguments)
@@ -102,7 +102,7 @@ def test_what_cannot_be_ranked_is_told(traces, tmp_path):
         AttentionTraces.open(write(tmp_path / "x.traces", 1)) as lone,
         pytest.raises(ConfigError, match="1 problem cannot rank heads: the problem is the unit"),
     ):
-        rank_heads(lone, "filler_entropy", "random", "mless")
+        rank_heads(lone, "bias_cosine", "random", "mless")
 
 
 DIFFERENCES = hnp.arrays(
@@ -171,9 +171,9 @@ def write_strings(path, strings, *, prompts=6, shift=0.0, seed=0):
     traces = []
     for problem in range(prompts):
         for name in ("wo", *names):
-            entropy = own.get(name, 0) + 0.1 * random.normal(size=(len(LAYERS), HEADS))
-            entropy[1, 1] += shift * name.startswith("b")
-            traces.append(make_trace(f"p{problem}", name, measures={"mass_first": entropy.astype(np.float32)}))
+            size = own.get(name, 0) + 0.1 * random.normal(size=(len(LAYERS), HEADS))
+            size[1, 1] += shift * name.startswith("b")
+            traces.append(make_trace(f"p{problem}", name, measures={"mass_first": size.astype(np.float32)}))
     return write_traces(path, traces, conditions=("wo", *names)), names[:strings], names[strings:]
 
 
@@ -228,8 +228,8 @@ def test_one_string_against_one_is_ordered_by_t_and_has_no_p(traces, tmp_path):
     for number, one in enumerate(one for one in same if one.filler_span):
         one.roles[4], one.token_ids[4] = 0, number  # an example's token, between a filler's before each
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", same)) as opened:
-        frame = rank_heads(opened, "filler_entropy", "random", "mless")
-    fresh = rank_heads(traces, "filler_entropy", "random", "mless")
+        frame = rank_heads(opened, "bias_cosine", "random", "mless")
+    fresh = rank_heads(traces, "bias_cosine", "random", "mless")
     assert frame["p_adjusted"].isna().all()
     assert frame["t"].tolist() == fresh["t"].tolist()
     assert "one string says nothing about others like it" in frame.attrs["note"]

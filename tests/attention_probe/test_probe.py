@@ -123,30 +123,6 @@ def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(t
         everyone, common = np.arange(len(trace.tokens)), np.flatnonzero(trace.original_pos >= 0)
         np.testing.assert_allclose(trace.mean_all, column_means(weights, everyone), atol=1e-5)
         np.testing.assert_allclose(trace.mean_common, column_means(weights, common), atol=1e-5)
-        later = [(everyone > key).sum() for key in everyone]
-        assert trace.count_all.tolist() == [later] * len(LAYERS)
-        assert trace.count_common.tolist() == [[(common > key).sum() for key in everyone]] * len(LAYERS)
-
-
-def test_value_lengths_are_those_of_the_models_own_projection(traced, whole_model):
-    traces, _ = traced
-    shape = whole_model.config
-    for trace in traces:
-        found = {}
-        hooks = [
-            whole_model.model.layers[layer].self_attn.v_proj.register_forward_hook(
-                lambda _, __, given, layer=layer, found=found: found.__setitem__(layer, given[0])
-            )
-            for layer in LAYERS
-        ]
-        eager(whole_model, trace.token_ids)
-        for hook in hooks:
-            hook.remove()
-        values = torch.stack([found[layer] for layer in LAYERS]).unflatten(-1, (shape.num_key_value_heads, -1))
-        expected = values.norm(dim=-1).mT.repeat_interleave(
-            shape.num_attention_heads // shape.num_key_value_heads, dim=1
-        )
-        np.testing.assert_allclose(trace.value_norm, expected.numpy(), rtol=1e-5)
 
 
 def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traced, whole_model):
@@ -175,26 +151,6 @@ def test_the_change_of_a_heads_output_splits_exactly_in_the_first_layer(traced, 
         parts = sum(trace.measures[name][0] for name in ("position_shift", "scale", "bias"))
         assert (size.mean(-1)[0] <= parts + 1e-5).all(), "a change is no larger than its parts"
         assert "bias" not in without.measures
-
-
-def test_filler_entropy_and_values_stand_only_where_there_is_a_filler(traced):
-    traces, _ = traced
-    for trace in traces:
-        only = {"filler_entropy", "filler_entropy_relative", "filler_value_cosine", "filler_value_rank"}
-        assert only.isdisjoint(trace.measures) if trace.condition == "wo" else only <= set(trace.measures)
-        if trace.condition != "wo":
-            assert (
-                (0 <= trace.measures["filler_entropy_relative"])
-                & (trace.measures["filler_entropy_relative"] <= 1 + 1e-5)
-            ).all()
-            assert (trace.measures["filler_value_rank"] >= 1 - 1e-5).all()
-    # in Layer 1 a token has one value vector wherever it stands, and the first slash is another token than ` /`
-    assert (traces.measures(["filler_value_rank"], "mless", traces.problem_ids)[0][:, 0] < 2).all()
-    assert (traces.measures(["filler_value_rank"], "random", traces.problem_ids)[0][:, 0] > 4).all()
-    repeated, varied = (
-        traces.measures(["filler_value_cosine"], name, traces.problem_ids)[0][:, 0] for name in ("mless", "random")
-    )
-    assert (repeated > 0.95).all() and (varied < repeated).all()
 
 
 def test_activation_thresholds_are_frozen_without_filler(traced):

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -69,22 +66,6 @@ def test_the_device_of_a_backend_is_told_where_it_is_known():
     assert LmEvalBackend(model).facts() == {"device": None, "device_names": None}
     model.device = torch.device("cpu")
     assert LmEvalBackend(model).facts() == {"device": "cpu", "device_names": None}
-
-
-OURS_FIRST = """
-import sys
-from pathlib import Path
-import harness.engines.mless_vllm
-from harness.engines.backends import open_backend
-with open_backend("dummy", {"pretrained": "x"}, sampled=False, engines=None, most=1, log=Path(sys.argv[1])) as model:
-    print(model.facts()["device"])
-"""
-
-
-def test_lm_evals_own_backends_open_although_ours_was_registered_before_them(tmp_path):
-    command = [sys.executable, "-c", OURS_FIRST, str(tmp_path / "log")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -157,19 +157,6 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engines", ["", ",data_parallel_size=2"])
-def test_lm_eval_itself_can_use_the_engine(engines, our_run, tmp_path):
-    code = "import harness.engines.mless_vllm; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
-    command = [sys.executable, "-c", code, "run", "--model", "mless-vllm", "--model_args", ENGINE + engines]
-
-    def lm_eval(*arguments):
-        return subprocess.run([*command[:3], *arguments], capture_output=True, text=True, timeout=PATIENCE)
-
-    theirs = stock(lm_eval, tmp_path, *command[4:])
-    assert_equal(theirs, ours(our_run[0], "raw"), "problem_id", "prompt_sha256", "completion", "verdict")
-
-
-@pytest.mark.slow
 def test_a_completion_ends_with_its_first_line_by_every_backend(mless, tmp_path):
     asked = ("dataset={make: products, seed: 3}", "answer=line", "max_gen_toks=24", "conditions=[wo, mless]")
     on_hf = f"model={{backend: hf, arguments: {{pretrained: {TOY_MODEL}, dtype: float32, device: cpu}}}}"

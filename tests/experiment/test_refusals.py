@@ -45,8 +45,6 @@ CONFIGS = [
         {"conditions": ["wo", {"name": "x", "unit": "/", "placement": "answer"}], "model": CHAT_API},
         "x begins the answer",
     ),
-    ({"study": {"name": "s", "models": ["a", "b"]}}, "this run's 'toy' too, got a, b"),
-    ({"study": {"name": "s", "models": ["a", "toy"]}, "contrasts": []}, "study: "),
     ({"dataset": "product"}, "dataset: Input should be 'math500', got 'product'"),
     ({"dataset": {"make": "product"}}, "dataset.make: Input should be 'products', "),
     ({"dataset": {"make": "sums", "cuont": 5}}, "unknown key 'dataset.cuont'"),

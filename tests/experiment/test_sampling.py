@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.vllm import read_outputs, sampling_parameters
-from harness.errors import ConfigError, ModelError
-from harness.experiment.sampling import ExplicitSampling, from_lm_eval, resolve_sampling, sample_seed
+from harness.errors import ModelError
+from harness.experiment.sampling import ExplicitSampling, resolve_sampling, sample_seed
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
 
@@ -44,20 +44,6 @@ def test_model_default_of_a_greedy_model_is_greedy_with_its_penalty():
 def test_model_default_refuses_what_vllm_cannot_do():
     with pytest.raises(ModelError, match=r"sets num_beams, suppress_tokens, unknown to vLLM"):
         resolve("model_default", own={**SAMPLING_MODEL, "num_beams": 4, "suppress_tokens": [1], "typical_p": 1.0})
-
-
-@pytest.mark.parametrize("sampling", [resolve("greedy"), resolve({"temperature": 0.5, "top_k": 20, "min_p": 0.1})])
-def test_lm_evals_arguments_mean_the_same(sampling):
-    back = from_lm_eval(sampling.lm_eval())
-    assert back.vllm() == sampling.vllm()
-
-
-def test_lm_evals_defaults():
-    assert from_lm_eval({"until": "a", "do_sample": True}).temperature == 1.0
-    assert from_lm_eval({"until": []}).greedy and from_lm_eval({}).max_tokens == 2048
-    assert from_lm_eval({"max_new_tokens": 9, "stop": "x"}).vllm()["max_tokens"] == 9
-    with pytest.raises(ConfigError, match=r"does not know the generation argument 'num_beams': expected do_sample"):
-        from_lm_eval({"num_beams": 4})
 
 
 @given(st.integers(0, 2**40), st.text(max_size=20), st.integers(0, 1000), st.integers(0, 5))

@@ -122,21 +122,18 @@ def test_what_cannot_be_wrapped_is_refused_in_one_line(task, conditions, message
 
 
 def test_the_command_names_the_files_it_wrote(tmp_path, capsys, monkeypatch):
-    for place, options in (("own", ["--standalone"]), ("wrapped", ["--wrap", "gsm8k", "-o"])):
-        done = here(capsys, monkeypatch, "tasks", *options, str(tmp_path / place))
-        assert done.returncode == 0, done.stderr
-        written = sorted(map(str, (tmp_path / place).iterdir()))
-        assert done.stdout.splitlines()[: len(written)] == written
+    done = here(capsys, monkeypatch, "tasks", "--wrap", "gsm8k", "-o", str(tmp_path / "wrapped"))
+    assert done.returncode == 0, done.stderr
+    written = sorted(map(str, (tmp_path / "wrapped").iterdir()))
+    assert done.stdout.splitlines()[: len(written)] == written
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--standalone full", "full exists and is not an empty folder"),
-        ("--standalone full/mine.yaml", "not an empty folder"),
-        ("--standalone /proc/nothing/tasks", "cannot be written"),
-        ("--standalone new --wrap gsm8k -o other", "--standalone DIR, or --wrap TASK"),
-        ("--wrap gsm8k -o full", "not an empty folder"),
+        ("--wrap gsm8k -o full", "full exists and is not an empty folder"),
+        ("--wrap gsm8k -o full/mine.yaml", "not an empty folder"),
+        ("--wrap gsm8k -o /proc/nothing/tasks", "cannot be written"),
         ("--wrap gsm8k", "--output DIR"),
         ("--wrap nothing -o new", "--wrap nothing"),
         ("-o new", "--wrap TASK"),

@@ -31,7 +31,6 @@ NEED_HEAVY = {
     "attention_probe.model",
     "attention_probe.probe",
     "attention_probe.self_check",
-    "harness.engines.mless_vllm",
     "harness.lm_eval_plugin.write_lm_eval_logs",
 }
 """Modules, or folders of such, that need torch or lm-eval as soon as they are imported. All others must not."""

@@ -84,9 +84,8 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     if pooled is not None and len(pooled):
         for layout, mine in pooled.groupby("layout", sort=False):
             rows.append(Row("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
-            rows += [
-                _difference(row, looks, outer=(row["new_low"], row["new_high"])) for row in mine.to_dict("records")
-            ]
+            for row in mine.assign(p_adjusted=np.nan, verdict="exploratory").to_dict("records"):
+                rows.append(_difference(row, looks, outer=(row["new_low"], row["new_high"])))
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} score intervals, adjusted as p is (Holm). Filled: adjusted p < "
         f"0.05. Shaded: the margin of {points(margin)}. A/A: the baseline run a second time less the first. Ticks: "

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.analysis.leaderboard import Leaderboard, records, task_name
+from harness.analysis.leaderboard import Leaderboard, task_name
 from harness.constants import CARD_ROWS
 from harness.display.comparison_tables import remark_noise, shown_rows
 from harness.display.numbers import difference, label, p_value, plural, points, verdict
@@ -20,8 +20,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
     rows = shown_rows(board, board.comparison)
     tested = [row for row in rows if row["test"] is not None]
-    pooled: list[Row] = [{**row, "model": "all models"} for row in records(board.pooled) if row["registered"]]
-    first = pooled or [row for row in tested if row["primary"]] or tested
+    first = [row for row in tested if row["primary"]] or tested
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     about = f"{models[0] if len(models) == 1 else f'{len(models)} models'} on {task_name(board.receipt)}"
     names = list_first([f'"{name}"' for name in dict.fromkeys(label(row["condition"]) for row in first)], CARD_ROWS)
