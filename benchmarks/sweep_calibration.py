@@ -1,10 +1,11 @@
-"""Simulated sweeps with a known truth: what the tests and the estimate of `mless table` keep. Writes SWEEPS.md.
+"""Simulated sweeps with a known truth: what the test of `mless table` keeps. Writes SWEEPS.md.
 
     python -m benchmarks.sweep_calibration [--experiments N]
 
-A baseline and eight lengths of one filler on the same 500 problems, one greedy answer each. In half of the settings a
-problem is settled or a coin, in the others its chance comes from a U-shaped beta distribution, as in CALIBRATION.md.
-Before that, the time that it takes to plan a large sweep.
+A baseline and eight lengths of one filler on the same problems. `coins`: a problem is settled, or a coin that the
+filler weights. `logits`: its log-odds are normal, and the filler moves those of all alike. `skewed`: one problem in a
+hundred gains wholly and all others lose a little, so that nothing is true of the mean. Before that, the time that it
+takes to plan a large sweep.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
 from benchmarks.runs import ROOT, TOY, say
 from harness.analysis.sweeps import trend
@@ -23,43 +25,55 @@ from harness.analysis.tests import holm, paired_test
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import make_plan
 
-Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+POPULATIONS = ("coins", "logits", "skewed")
+SIZES = ((100, 1), (200, 1), (500, 1), (100, 20), (200, 20), (500, 20))
 PROBLEMS, DISCORDANCE, ALPHA, SEED = 500, 0.1, 0.05, 20_264
+NONE = [0.0] * 8
 EFFECTS: dict[str, list[float]] = {
-    "none": [0.0] * 8,
     "2 points at all lengths": [0.02] * 8,
-    "-2 points at all lengths": [-0.02] * 8,
-    "up to 3 points, in the middle": [0, 0.01, 0.02, 0.03, 0.03, 0.02, 0.01, 0],
+    "monotone, 0 to 4 points": [0.04 * length / 7 for length in range(8)],
+    "saturating at 3 points": [0.01, 0.02, 0.025, 0.03, 0.03, 0.03, 0.03, 0.03],
+    "a step to 3 points": [0.0] * 4 + [0.03] * 4,
+    "harm of the longest, to -6 points": [0.0] * 5 + [-0.02, -0.04, -0.06],
+    "U, 3 points at the ends": [0.03, 0.015, 0, -0.015, -0.015, 0, 0.015, 0.03],
+    "hump to 3 points": [0, 0.01, 0.02, 0.03, 0.03, 0.02, 0.01, 0],
     "3 points at one length": [0, 0, 0, 0.03, 0, 0, 0, 0],
 }
 PLANNING_TARGET = 60
 """Seconds."""
 
 
-def simulate(effect: list[float], population: str, rng: np.random.Generator) -> Floats:
-    """Differences [problem, length] of one experiment."""
+def simulate(effect: list[float], population: str, rng: np.random.Generator, n: int = PROBLEMS, k: int = 1) -> Integers:
+    """Changes in right samples [problem, length] of one experiment."""
+    gains = np.array(effect)
     if population == "coins":
-        coin = rng.random(PROBLEMS) < 2 * DISCORDANCE
-        chance = np.where(coin, 0.5, (rng.random(PROBLEMS) < 0.6).astype(float))
-        moved = chance[:, None] + coin[:, None] * np.array(effect) / (2 * DISCORDANCE)
+        coin = rng.random(n) < 2 * DISCORDANCE
+        chance = np.where(coin, 0.5, (rng.random(n) < 0.6).astype(float))
+        moved = chance[:, None] + coin[:, None] * gains / (2 * DISCORDANCE)
+    elif population == "logits":
+        logit = 0.6 + 3.5 * rng.normal(size=n)
+        chance = expit(logit)
+        moved = expit(logit[:, None] + gains / (chance * (1 - chance)).mean())
     else:
-        chance = rng.beta(0.35, 0.19, PROBLEMS)
-        room = chance * (1 - chance)
-        moved = chance[:, None] + room[:, None] * np.array(effect) / room.mean()
-    moved = np.clip(moved, 0, 1)
-    changes = rng.binomial(1, moved) - rng.binomial(1, chance)[:, None]
-    return changes.astype(float)
+        share = 0.01
+        chance, wins = np.full(n, 0.5), rng.random(n) < share
+        moved = np.repeat(np.where(wins, 1.0, 0.5 - 0.5 * share / (1 - share))[:, None], len(gains), axis=1)
+    return np.asarray(rng.binomial(k, np.clip(moved, 0, 1)) - rng.binomial(k, chance)[:, None])
 
 
-def measure(effect: list[float], population: str, experiments: int) -> list[float]:
+def measure(
+    effect: list[float], population: str, experiments: int, n: int = PROBLEMS, k: int = 1
+) -> tuple[float, float]:
     """Shares of the experiments in which the trend is found, and in which Holm over lengths finds any."""
-    rng, test_rng = np.random.default_rng(SEED), np.random.default_rng(SEED)
-    found = []
+    rng = np.random.default_rng([SEED, n, k])
+    found = np.zeros(2)
     for _ in range(experiments):
-        changes = simulate(effect, population, rng)
-        single = holm([paired_test(arm.astype(int), 1, rng=test_rng) for arm in changes.T])
-        found.append([trend(changes)[1] < ALPHA, single.min() < ALPHA])
-    return [float(mean) for mean in np.mean(np.array(found, dtype=float), axis=0)]
+        changes = simulate(effect, population, rng, n, k)
+        single = holm([paired_test(arm, k, rng=rng) for arm in changes.T])
+        found += trend(changes, k) < ALPHA, single.min() < ALPHA
+    trended, singly = (found / experiments).tolist()
+    return trended, singly
 
 
 def time_planning() -> float:
@@ -85,20 +99,30 @@ def page(experiments: int) -> str:
     lines = [
         "# Sweeps, simulated",
         "",
-        f"Written by `python -m benchmarks.sweep_calibration --experiments {experiments}`: that many of each, "
-        f"{PROBLEMS} problems, eight lengths, one answer each, {100 * DISCORDANCE:.0f} % discordance, seed {SEED}.",
-        "Trend: the test over all lengths. Holm: any of the eight single tests. Alpha is 0.05.",
+        f"Written by `python -m benchmarks.sweep_calibration --experiments {experiments}`: that many of each, eight "
+        f"lengths, seed {SEED}; populations as at the top of that file. Trend: the test over all lengths. Holm: any of "
+        "the eight single tests. Alpha is 0.05.",
         "",
-        "| truth | problems | trend | Holm | ratio |",
-        "| --- | --- | ---: | ---: | ---: |",
+        "No effect: how often the trend is found, for problems x samples (target: at most 6 %).",
+        "",
+        f"| problems | {' | '.join(f'{n} x {k}' for n, k in SIZES)} |",
+        f"| --- |{' ---: |' * len(SIZES)}",
+    ]
+    for population in POPULATIONS:
+        cells = [f"{100 * measure(NONE, population, experiments, n, k)[0]:.1f} %" for n, k in SIZES]
+        lines.append(f"| {population} | {' | '.join(cells)} |")
+        say(lines[-1])
+    lines += [
+        "",
+        f"Effects, {PROBLEMS} problems, one sample each: how often the trend is found, and Holm (in brackets).",
+        "",
+        "| truth | coins | logits |",
+        "| --- | ---: | ---: |",
     ]
     for name, effect in EFFECTS.items():
-        for population in ("coins", "beta"):
-            one = measure(effect, population, experiments)
-            ratio = f"{one[0] / one[1]:.2f}" if any(effect) else ""
-            trend_found, holm_found = (f"{100 * share:.1f} %" for share in one)
-            lines.append(f"| {name} | {population} | {trend_found} | {holm_found} | {ratio} |")
-            say(lines[-1])
+        found = [measure(effect, population, experiments) for population in POPULATIONS[:2]]
+        lines.append(f"| {name} | {' | '.join(f'{100 * a:.0f} % ({100 * b:.0f})' for a, b in found)} |")
+        say(lines[-1])
     return "\n".join([*lines, "", planned, ""])
 
 

@@ -187,7 +187,7 @@ ROOT_GAP = 1e-12
 FEWEST_MODELS = 4
 """Fewer models say nothing about new ones."""
 FEWEST_LENGTHS = 3
-"""Fewer lengths of a filler have no shape."""
+"""Fewer lengths of a filler are no sweep."""
 FEWEST_YARDSTICKS = 3
 """Fewer rewordings or other fillers show no spread."""
 MODELS_HEEDED = 0.7

@@ -1,11 +1,10 @@
-"""What a sweep of lengths says: whether accuracy moves with the filler at all, in which shape, and its best length.
+"""What a sweep of lengths says: whether accuracy moves with the filler at all, how far, and towards which end.
 
 Many arms are many chances to find something by luck. So one question is asked of all lengths of a filler together.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,8 +13,8 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.tests import Floats, by_cluster, holm, score_interval, score_statistic
-from harness.constants import ALPHA, FEWEST_LENGTHS
+from harness.analysis.tests import Integers, by_cluster, holm, paired_test, score_interval
+from harness.constants import FEWEST_LENGTHS
 
 COLUMNS = {
     "model": "the model's label",
@@ -28,10 +27,12 @@ COLUMNS = {
     "difference": "mean over all lengths of the difference from the baseline, points",
     "low": "lower end of its score interval, points",
     "high": "upper end",
-    "shape": "plateau, peak, or none (no trend found)",
-    "p": "two-sided, of the likelier shape, as the larger of two statistics",
+    "slope": "from the shortest length to the longest, points, on the straight line along their order",
+    "slope_low": "lower end of its score interval, points",
+    "slope_high": "upper end",
+    "p": "two-sided, that mean or slope is not 0",
     "p_adjusted": "by Holm over the rows of the table",
-    "best": "the length that is best on all problems, tokens",
+    "best": "the length that is best on all problems, tokens; it was not tested",
 }
 """Meaning of each column of `sweep_table`."""
 
@@ -48,34 +49,31 @@ def sweep_table(
     """
     rows: list[dict[str, Any]] = []
     for setting, arms in by_setting(counted).items():
-        shares = {name: one.right / one.samples for name, (one, *_) in arms.items()}
         for group, by_length in group_lengths(factors).items():
             there = [length for length, name in by_length.items() if length and name != baseline and name in arms]
             if baseline not in arms or len(there) < FEWEST_LENGTHS:
                 continue
-            clusters = arms[baseline][0].clusters
-            each = [by_cluster(shares[by_length[length]] - shares[baseline], clusters) for length in there]
-            changes, weights = np.column_stack([means for means, _ in each]), each[0][1]
-            mean = changes.mean(axis=1)
-            low, high = score_interval(mean, weights=weights)
-            shape, p = trend(changes, weights)
-            rows.append(
-                {
-                    **dict(setting),
-                    **dict(zip(("filler", "placement", "words"), group, strict=True)),
-                    "lengths": " ".join(map(str, there)),
-                    "n": len(clusters),
-                    "difference": 100 * float((weights * mean).mean()),
-                    "low": 100 * low,
-                    "high": 100 * high,
-                    "shape": shape,
-                    "p": p,
-                    "best": there[int((weights @ changes).argmax())],
-                }
-            )
+            old = arms[baseline][0]
+            changes = np.column_stack([arms[by_length[length]][0].right - old.right for length in there])
+            row = {
+                **dict(setting),
+                **dict(zip(("filler", "placement", "words"), group, strict=True)),
+                "lengths": " ".join(map(str, there)),
+                "n": len(old.clusters),
+                "p": trend(changes, old.k, old.clusters),
+                "best": there[int(changes.sum(axis=0).argmax())],
+            }
+            ones, ranks = _contrasts(len(there))
+            reach = 2 * ranks.max() * np.abs(ranks).sum() / (ranks @ ranks)  # of the line, where all move as it does
+            for name, prefix, weights, unit in (("difference", "", ones, 1.0), ("slope", "slope_", ranks, reach)):
+                moved = changes @ weights / (old.k * np.abs(weights).sum())  # at most 1
+                means, sizes = by_cluster(moved, old.clusters)
+                low, high = score_interval(means, weights=sizes)
+                found = {name: float(moved.mean()), f"{prefix}low": low, f"{prefix}high": high}
+                row |= {key: 100 * unit * value for key, value in found.items()}
+            rows.append(row)
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_adjusted"] = float(adjusted)
-        row["shape"] = row["shape"] if adjusted < ALPHA else "none"
     return pandas.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -102,36 +100,28 @@ def find_sweeps(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str
     return {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths.keys() - {0}) > 1}
 
 
-def trend(changes: npt.ArrayLike, weights: npt.ArrayLike = 1.0) -> tuple[str, float]:
-    """Test all lengths together against the baseline, in two shapes; return the likelier shape and its p-value.
+def trend(changes: npt.ArrayLike, k: int, clusters: Integers | None = None) -> float:
+    """Test all lengths together against the baseline: two-sided p that neither their mean nor their slope is 0.
 
-    Use it in place of a test for each length: it asks one question, and its noise is averaged over the lengths.
+    Use it in place of a test for each length: it asks one question, and its noise is averaged over the lengths. It
+    sees little of a curve that goes down and up again by as much, whose mean and slope are 0.
 
     Args:
-        changes: [problem, length] Differences in the share of right samples, the lengths in order.
-        weights: [problem] Where these are clusters of problems: see `tests.by_cluster`.
+        changes: [problem, length] Right samples less the baseline's, the lengths in order.
+        k: Samples a problem.
+        clusters: As of `tests.by_cluster`; by default each problem is one.
 
-    Returns:
-        `plateau` or `peak`, and the two-sided p-value of the score test of its weighted mean, as the larger of two
-        statistics that go together as these do.
+    Source:
+        The smaller of two p-values of `tests.paired_test`, doubled: Bonferroni.
     """
-    values = np.asarray(changes, dtype=float)
-    rise = np.minimum(np.arange(1, values.shape[1] + 1), np.arange(values.shape[1], 0, -1)).astype(float)
-    shapes = {"plateau": np.full(len(rise), 1 / len(rise)), "peak": rise / rise.sum()}
-    shaped = {name: values @ parts for name, parts in shapes.items()}
-    found = {name: abs(score_statistic(one, 0.0, weights=weights)) for name, one in shaped.items()}
-    shape = max(found, key=lambda name: found[name])
-    return shape, _larger_of_two(found[shape], *(np.asarray(weights) * one for one in shaped.values()))
+    values = np.asarray(changes, dtype=np.int64)
+    tests = []
+    for weights in _contrasts(values.shape[1]):
+        most = k * int(np.abs(weights).sum())
+        tests.append(paired_test(values @ weights, most, rng=np.random.default_rng(0), clusters=clusters))
+    return min(1.0, 2 * min(tests))
 
 
-def _larger_of_two(statistic: float, first: Floats, second: Floats) -> float:
-    """The chance that the larger of two normal statistics, correlated as these values are, lies so far from 0."""
-    if not first.any() or not math.isfinite(statistic):
-        return 1.0 if not first.any() else 0.0
-
-    from scipy.stats import multivariate_normal  # longer to load than the rest of a table
-
-    together = float(np.corrcoef(first, second)[0, 1])
-    joint = multivariate_normal(cov=[[1, together], [together, 1]], allow_singular=True)
-    inside = joint.cdf([statistic, statistic], lower_limit=[-statistic, -statistic])
-    return float(min(1.0, max(0.0, 1 - inside)))
+def _contrasts(lengths: int) -> tuple[Integers, Integers]:
+    """Whole weights [length] of the mean over so many lengths, and of the slope along their order."""
+    return np.ones(lengths, dtype=np.int64), 2 * np.arange(lengths) - (lengths - 1)

@@ -108,8 +108,8 @@ SWEEPS = _meant(
     sweeps.COLUMNS,
     ("lengths", "tokens", lambda lengths: str(lengths).replace(" ", ", ")),
     ("difference low high", f"all lengths [{LEVEL}]", difference),
+    ("slope slope_low slope_high", "shortest to longest", difference),
     ("p_adjusted", "p adj.", p_value),
-    ("shape", "shape", str),
     ("best", "best", str),
 )
 MEDIATORS = _meant(

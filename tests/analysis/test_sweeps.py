@@ -3,39 +3,31 @@ import json
 import numpy as np
 import pandas
 import pytest
-from scipy import stats
 
-from benchmarks.sweep_calibration import EFFECTS, measure, simulate
+from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
 from harness.analysis.outcomes import count_outcomes
 from harness.analysis.sweeps import COLUMNS, group_lengths, sweep_table, trend
-from harness.analysis.tests import score_statistic
+from harness.analysis.tests import paired_test
 
 
-def differences(effect, number):
-    return simulate(effect, "coins", np.random.default_rng(number))
-
-
-def test_the_shape_is_the_likelier_one_and_p_is_that_of_the_larger_of_two():
-    flat, peaked = differences([0.05] * 8, 1), differences([0, 0, 0.02, 0.06, 0.06, 0.02, 0, 0], 2)
-    assert trend(flat)[0] == "plateau" and trend(peaked)[0] == "peak"
-    weights = np.array([1, 2, 3, 4, 4, 3, 2, 1]) / 20
-    both = [score_statistic(values, 0) for values in (peaked.mean(axis=1), peaked @ weights)]
-    single = 2 * stats.norm.sf(max(map(abs, both)))
-    assert single < trend(peaked)[1] < 2 * single, "dearer than one test, cheaper than two"
-    draws = np.random.default_rng(1).multivariate_normal(
-        [0, 0], np.corrcoef(peaked.mean(axis=1), peaked @ weights), size=1_000_000
-    )
-    largest = np.abs(draws).max(axis=1)
-    assert trend(peaked)[1] == pytest.approx((largest > max(map(abs, both))).mean(), rel=0.1)
-    assert trend(-flat)[1] == pytest.approx(trend(flat)[1])
-    assert trend(np.zeros((20, 3)))[1] == 1.0, "nothing moved"
+def test_p_is_twice_the_smaller_of_those_of_mean_and_slope():
+    changes = simulate(EFFECTS["monotone, 0 to 4 points"], "coins", np.random.default_rng(1))
+    ranks = np.array([-7, -5, -3, -1, 1, 3, 5, 7])
+    singles = [
+        paired_test(values, most, rng=np.random.default_rng(0))
+        for values, most in ((changes.sum(axis=1), 8), (changes @ ranks, 32))
+    ]
+    assert trend(changes, 1) == 2 * min(singles) and singles[1] < singles[0]
+    for turned in (-changes, changes[:, ::-1]):
+        assert trend(turned, 1) == pytest.approx(trend(changes, 1))
+    assert trend(np.zeros((20, 3)), 1) == 1.0, "nothing moved"
 
 
 def test_in_simulation_it_errs_as_promised():
-    wrong, _ = measure(EFFECTS["none"], "coins", 150)
-    assert wrong < 0.1
-    found, singly = measure(EFFECTS["2 points at all lengths"], "coins", 100)
-    assert found > singly
+    assert measure(NONE, "coins", 150)[0] < 0.1 and measure(NONE, "skewed", 40, 100, 20)[0] < 0.15
+    for name in ("2 points at all lengths", "monotone, 0 to 4 points", "harm of the longest, to -6 points"):
+        found, singly = measure(EFFECTS[name], "coins", 100)
+        assert found > singly, name
 
 
 def test_the_table_has_a_row_for_each_filler_and_place():
@@ -60,15 +52,14 @@ def test_the_table_has_a_row_for_each_filler_and_place():
         for problem in range(200)
     )
     table = sweep_table(count_outcomes(frame), factors, baseline="wo")
-    assert list(table.columns) == list(COLUMNS) and len(table) == 1, "two lengths have no shape"
+    assert list(table.columns) == list(COLUMNS) and len(table) == 1, "two lengths are no sweep"
     (row,) = table.to_dict("records")
     assert (row["filler"], row["placement"], row["lengths"], row["n"]) == ("/", "end", "10 25 40", 200)
     accuracy = frame.groupby("condition")["correct"].mean()
     assert row["difference"] == pytest.approx(100 * (accuracy[["s10", "s25", "s40"]].mean() - accuracy["wo"]))
-    assert row["best"] == 25
-    assert (
-        row["shape"] == "peak" and row["p"] == row["p_adjusted"] < 0.05 and row["low"] < row["difference"] < row["high"]
-    )
+    line = np.polyfit([0, 1, 2], 100 * accuracy[["s10", "s25", "s40"]].to_numpy(), 1)
+    assert row["slope"] == pytest.approx(2 * line[0]) and row["slope_low"] < row["slope"] < row["slope_high"]
+    assert row["best"] == 25 and row["p"] == row["p_adjusted"] < 0.05 and row["low"] < row["difference"] < row["high"]
     json.dumps(table.to_dict("records"))
     assert sweep_table([], factors, baseline="wo").empty
     assert sweep_table(count_outcomes(frame), factors, baseline="s40").empty, "the baseline is no length of its own"

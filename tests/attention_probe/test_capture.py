@@ -74,7 +74,7 @@ def test_layers_without_softmax_attention_are_refused_naming_one_that_has_it(lay
     [
         (1, "q_proj", torch.nan, "Layer 2, Head 3, counted from 1, in float32"),
         (0, "k_proj", torch.inf, "Layer 1, Head 5, 6, counted"),
-        (0, "v_proj", torch.nan, "Layer 1, Head 5, 6, counted"),
+        (0, "v_proj", torch.nan, "Layer 2, Head 1, 2, 3, 4, 5, 6, counted"),
         (0, "q_proj", 1e38, "Layer 1, Head 3, counted"),
     ],
 )

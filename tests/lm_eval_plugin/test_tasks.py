@@ -181,13 +181,10 @@ def test_lm_evals_mean_is_over_the_documents_that_were_measured():
     assert [line.get("math_verify") for line in logged] == [1.0, 0.0, None, 1.0]
 
 
-def test_only_what_is_not_graded_is_graded_and_truncation_is_known():
+def test_only_what_is_not_graded_is_graded():
     from harness.lm_eval_plugin.hooks import grade_responses
 
-    class Cut(str):
-        finish_reason = "length"
-
     doc = {"system": "", "user": "", "answer": "3", "solution": ""}
-    ((first, second),) = grade_responses([[Replayed("a"), Cut("thinking")]], [doc])
+    ((first, second),) = grade_responses([[Replayed("a"), "thinking"]], [doc])
     assert first == Replayed.graded
-    assert json.loads(second)["verdict"] == "truncated"
+    assert json.loads(second)["verdict"] == "no_box"
