@@ -144,7 +144,8 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
     mediators = board.mediators.set_index("condition")
     audit = board.audit.set_index("condition").loc[CONDITION]
     change = mediators.loc[CONDITION]
-    parts = tuple(name for name in ("format", "answer") if abs(change[f"{name}_difference"]) >= 2)
+    moved = {"format": row["difference"] - row["answer_difference"], "answer": row["answer_difference"]}
+    parts = tuple(name for name, points in moved.items() if abs(points) >= 2)
     states = tuple(
         name
         for name in ("no_box", "truncated", "refused", "timed_out", "looping")

@@ -4,26 +4,21 @@
 
 A baseline and eight lengths of one filler on the same problems. `coins`: a problem is settled, or a coin that the
 filler weights. `logits`: its log-odds are normal, and the filler moves those of all alike. `skewed`: one problem in a
-hundred gains wholly and all others lose a little, so that nothing is true of the mean. Before that, the time that it
-takes to plan a large sweep.
+hundred gains wholly and all others lose a little, so that nothing is true of the mean.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import time
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from benchmarks.runs import ROOT, TOY, say
+from benchmarks.runs import ROOT, say
 from harness.analysis.sweeps import trend
 from harness.analysis.tests import holm, paired_test
-from harness.experiment.config import RunConfig
-from harness.experiment.plan import make_plan
 
 Integers = npt.NDArray[np.int64]
 POPULATIONS = ("coins", "logits", "skewed")
@@ -40,8 +35,6 @@ EFFECTS: dict[str, list[float]] = {
     "hump to 3 points": [0, 0.01, 0.02, 0.03, 0.03, 0.02, 0.01, 0],
     "3 points at one length": [0, 0, 0, 0.03, 0, 0, 0, 0],
 }
-PLANNING_TARGET = 60
-"""Seconds."""
 
 
 def simulate(effect: list[float], population: str, rng: np.random.Generator, n: int = PROBLEMS, k: int = 1) -> Integers:
@@ -76,26 +69,8 @@ def measure(
     return trended, singly
 
 
-def time_planning() -> float:
-    """Seconds to build and check every prompt of a baseline and 128 other arms of the toy's 500 problems."""
-    sweep = {"unit": ["/", "he"], "count": [*range(1, 65)]}
-    model, data = {"arguments": {"pretrained": str(TOY / "model")}}, {"path": TOY / "demo.jsonl"}
-    config = RunConfig.model_validate({"name": "large", "model": model, "dataset": data, "sweep": sweep})
-    begun = time.perf_counter()
-    plan = make_plan(config)
-    seconds = time.perf_counter() - begun
-    assert (len(plan.arms), len(plan.dataset.problems)) == (129, PROBLEMS)
-    return seconds
-
-
 def page(experiments: int) -> str:
     """The whole page."""
-    seconds, cores = time_planning(), len(os.sched_getaffinity(0))
-    planned = (
-        f"A plan of 128 arms and a baseline, {PROBLEMS} problems each, took {seconds:.0f} s on {cores} cores (target: "
-        f"{PLANNING_TARGET} s): every prompt built and checked, with the toy's tokenizer."
-    )
-    say(planned)
     lines = [
         "# Sweeps, simulated",
         "",
@@ -123,7 +98,7 @@ def page(experiments: int) -> str:
         found = [measure(effect, population, experiments) for population in POPULATIONS[:2]]
         lines.append(f"| {name} | {' | '.join(f'{100 * a:.0f} % ({100 * b:.0f})' for a, b in found)} |")
         say(lines[-1])
-    return "\n".join([*lines, "", planned, ""])
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

@@ -178,6 +178,12 @@ POWER = 0.8
 """With which a planned run should find a true difference: the usual one."""
 MARGIN = 1.0
 """Equivalence margin in points, unless told: a gain below it would change no decision on a prompt."""
+PASSED = ("better", "worse")
+"""Verdicts that need a significant test. Only these are bold."""
+FEWEST_GRADED = 0.5
+"""Where a smaller share of a condition's samples has a graded answer, an effect that is not seen says nothing."""
+TOLD_UNGRADED = 0.05
+"""From this share of ungraded samples on, a line says why they are."""
 SIGN_FLIP_DRAWS = 100_000
 """Random sign flips where the exact distribution would be too long: p is then right to 0.1 points near ALPHA."""
 EXACT_SIGN_FLIPS = 20_000
@@ -222,6 +228,8 @@ LOAD_STEPS |= {"torch.compile": "compiling", "Capturing CUDA graphs": "capturing
 """What vLLM (0.24 to 0.33) writes as it starts, in this order, and at which step it then is."""
 SHOWN_LETTERS = 1200
 """About this many characters of a completion are shown, unless all are asked for."""
+SHOWN_POINTS = 0.05
+"""Fewer points or percent are 0.0 where they are shown."""
 TABLE_WIDTH = 80
 """A terminal's usual width: tables and notes are fitted to it."""
 NOTE_LINES = 4

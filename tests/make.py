@@ -175,10 +175,12 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
     )
 
 
-def drawn(seed: int, problems: int, k: int, chances: dict[str, float]) -> dict[str, list[list[str]]]:
-    """Verdicts at random; a condition's value is its chance to be right, and the rest has all other verdicts."""
+WRONG = ("incorrect", "no_box", "truncated", "refused", "timeout", "crashed")
+
+
+def drawn(seed: int, problems: int, k: int, chances: dict[str, float], others=WRONG) -> dict[str, list[list[str]]]:
+    """Verdicts at random; a condition's value is its chance to be right, and the rest has the others."""
     rng = np.random.default_rng(seed)
-    others = ["incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
     return {
         name: [
             ["correct" if rng.random() < chance else str(rng.choice(others)) for _ in range(k)] for _ in range(problems)

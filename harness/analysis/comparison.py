@@ -22,7 +22,7 @@ from harness.analysis.tests import (
     score_interval,
     verdict,
 )
-from harness.constants import ALPHA, BASELINE, DEFAULT_SEED, MARGIN
+from harness.constants import ALPHA, BASELINE, DEFAULT_SEED, FEWEST_GRADED, MARGIN, PASSED
 from harness.errors import ComparisonError
 from harness.experiment.conditions import contrast_name, read_contrast
 
@@ -40,6 +40,13 @@ COLUMNS = {
     "difference": "accuracy less the baseline's, in points, paired by problem",
     "low": "lower end of its score interval, points; it holds 0 if p_adjusted is not below alpha",
     "high": "upper end",
+    "answer_difference": "the part of the difference from pairs of samples that both have a graded answer, points",
+    "answer_low": "lower end of its score interval, not adjusted; the rest of the difference is format",
+    "answer_high": "upper end",
+    "by_format": "whether a difference that is judged better or worse may be all format",
+    "graded": "percent of the samples with a graded answer",
+    "least_difference": "the difference if every ungraded sample of the baseline alone were right, points",
+    "most_difference": "the same of the condition's",
     "wrong_to_right": "problems that become right, mean over pairs of samples with one draw of examples",
     "right_to_wrong": "the reverse",
     "discordance": "both together, percent of the problems",
@@ -65,7 +72,8 @@ COLUMNS = {
     "fillers": "other fillers, as long as the primary contrast's",
     "filler_spread": "standard deviation of the accuracy among these, points",
     "filler_difference": "accuracy less the fillers' mean, points",
-    "verdict": "better, worse, equivalent, inconclusive, exploratory, or baseline",
+    "verdict": "better, worse, equivalent, inconclusive, unmeasured, exploratory, or baseline",
+    "unmeasured": "why the run could not have shown equivalence",
 }
 """Meaning of each column of `compare`. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha."""
 _COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings", "fillers")
@@ -124,7 +132,8 @@ def compare(
     _refuse_unknown(settings, baseline, pairs.values())
     unnamed = {(model, row_name(*read_contrast(name), baseline)) for model, name in left_out}
     about = None if primary is None else row_name(*read_contrast(primary), baseline)
-    broken = find_broken(frame, [name for name in yardsticks if yardsticks[name] == "rewording"], baseline=baseline)
+    rewordings = [name for name, kind in yardsticks.items() if kind == "rewording"]
+    broken = find_broken(settings, rewordings, baseline=baseline) if rewordings else {}
     rows: list[Row] = []
     for setting, arms in settings.items():
         noise: Row = {}
@@ -139,7 +148,7 @@ def compare(
             row = {**dict(setting), "condition": name, "baseline": against, "margin": margin}
             row |= measure_accuracy(new) | (noise if against == baseline else {})
             model = str(row["model"])
-            if (model, str(row["layout"]), name) in broken:
+            if (setting, name) in broken:
                 row["verdict"] = APART
             if condition != against:
                 registered = (model, name) not in unnamed
@@ -149,6 +158,8 @@ def compare(
                     | ({} if registered else {"verdict": "exploratory"})
                 )
             table.append(row)
+        for row in table:
+            row["unmeasured"] = _why_unmeasured(row, table, yardsticks)
         scores = {name: one.right / one.samples for name, (one, *_) in arms.items()}
         measure_yardsticks(table, scores, yardsticks, baseline=baseline)
         rows += table
@@ -159,7 +170,7 @@ def compare(
             row |= _interval(row)
     model_column, layout_column, *others = COLUMNS
     return pandas.DataFrame(rows, columns=[model_column, layout_column, *by, *others]).astype(
-        {**dict.fromkeys(_COUNTS, "Int64"), "primary": "boolean", "within_margin": "boolean"}
+        {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(("primary", "within_margin", "by_format"), "boolean")}
     )
 
 
@@ -222,6 +233,7 @@ def judge(
             adjusted = np.maximum(gate, np.minimum(1, len(settings) * holm([row["p"] for row in step])))
             for row, p in zip(step, adjusted.tolist(), strict=True):
                 word = verdict(p, row["difference"], within_margin=row["within_margin"])
+                word = "unmeasured" if row.get("unmeasured") and word not in PASSED else word
                 row |= {"tests": len(settings) * len(step), "p_adjusted": p, "verdict": word}
                 gate = p if row["condition"] == primary else gate
 
@@ -236,9 +248,15 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     means, weights = by_cluster(changes / k, old.clusters)
     low, high = score_interval(means, level=1 - 2 * ALPHA, weights=weights)
     equivalent = equivalence_p(means, margin / 100, weights=weights)
+    ungraded = [100 * (1 - float(one.graded.sum() / one.samples.sum())) for one in (old, new)]
+    difference = 100 * float(changes.mean()) / k
     return {
         "changes": (means, weights),
-        "difference": 100 * float(changes.mean()) / k,
+        # of the k * k pairs of a problem's samples those that both have an answer
+        "answers": by_cluster((new.right * old.graded - old.right * new.graded) / k**2, old.clusters),
+        "least_difference": difference - ungraded[0],
+        "most_difference": difference + ungraded[1],
+        "difference": difference,
         "wrong_to_right": gained,
         "right_to_wrong": lost,
         "discordance": 100 * ((gained + lost) / len(changes)),
@@ -259,7 +277,33 @@ def _interval(row: Row) -> Row:
     ends = score_interval(means, level=1 - ALPHA / row.get("tests", 1), weights=weights)
     if "tests" in row:
         ends = hold_zero(ends, row["difference"], passed=row["p_adjusted"] < ALPHA)
-    return {"low": 100 * ends[0], "high": 100 * ends[1]}
+    values, weights = row["answers"]
+    answer, (low, high) = float((weights * values).mean()), score_interval(values, weights=weights)
+    judged = row["verdict"] in PASSED
+    return {
+        "low": 100 * ends[0],
+        "high": 100 * ends[1],
+        "answer_difference": 100 * answer,
+        "answer_low": 100 * low,
+        "answer_high": 100 * high,
+        "by_format": low <= 0 <= high and abs(200 * answer) < abs(row["difference"]) if judged else None,
+    }
+
+
+def _why_unmeasured(row: Row, table: Sequence[Row], yardsticks: Mapping[str, str]) -> str | None:
+    """Why an effect that is not seen says nothing; None if it may. `table` are the rows of one setting."""
+    by_name = {one["condition"]: one for one in table}
+    if "difference" not in row or row["baseline"] not in by_name:
+        return None
+    sides = [by_name[row["baseline"]], row]
+    if min(one["graded"] for one in sides) < 100 * FEWEST_GRADED:
+        return "fewer than half of the samples of one side have a graded answer"
+    if all(one["accuracy_low"] <= 0 or one["accuracy_high"] >= 100 for one in sides):
+        return "both accuracies are at the end of the scale"
+    controls = [one for name, one in by_name.items() if yardsticks.get(name) == "positive control"]
+    if any(one["p"] >= ALPHA or one["difference"] > 0 for one in controls):
+        return "the positive control was not seen"
+    return None
 
 
 def _refuse_unknown(

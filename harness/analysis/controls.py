@@ -1,6 +1,6 @@
 """What a difference is held against: rewordings and other fillers, what else a condition changes, other graders.
 
-Mediators are missing boxes, length and loops, and how much of the difference comes from format. The audit has the
+Mediators are missing boxes, length and loops. The audit has the
 verdicts of all graders on the same completions, and how often each differs from ours.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.analysis.outcomes import by_setting, count_outcomes, refuse_unpaired
+from harness.analysis.outcomes import Outcomes, Setting, refuse_unpaired
 from harness.analysis.tests import Floats, holm, sign_flip_test
 from harness.constants import ALPHA, BASELINE, BREAKS_FORMAT, FEWEST_YARDSTICKS
 from harness.grading import COLUMNS as GRADERS
@@ -29,14 +29,10 @@ MEDIATORS = {
     "completion_tokens": "mean tokens of a completion",
     "characters": "mean characters of a completion",
     "looping": "percent that end in a loop: the last 100 characters occur at least 4 times",
-    "format_changed": "percent of pairs of samples with one graded answer, or without for different reasons",
-    "format_difference": "points of the difference from pairs with one graded answer",
-    "answer_difference": "points from pairs with two; both add up to the difference",
 }
 """Meaning of each column of `mediator_table`."""
 
 _STATES = ["no_box", "truncated", "refused", "timed_out"]
-_PARTS = ["format_changed", "format_difference", "answer_difference"]
 
 
 def measure_yardsticks(
@@ -68,55 +64,46 @@ def measure_yardsticks(
                 row[f"{name}_difference"] = 100 * float(means[row["condition"]] - np.mean(others))
 
 
-def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baseline: str) -> dict[tuple[str, ...], float]:
-    """Rewordings that break the format, by model, layout and condition: the change in samples that cannot be graded.
+def find_broken(
+    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], rewordings: Collection[str], *, baseline: str
+) -> dict[tuple[Setting, str], float]:
+    """Rewordings that break the format, by setting and condition: the change in samples that cannot be graded.
 
     A rewording breaks the format if it changes their share by at least `BREAKS_FORMAT`, and that is no chance: by a
-    sign-flip test over problems, adjusted by Holm over the model's rewordings. Right and wrong answers have no part in
-    it, so setting such a rewording apart is no choice by the result.
+    sign-flip test over problems, adjusted by Holm over the setting's rewordings. Right and wrong answers have no part
+    in it, so setting such a rewording apart is no choice by the result.
 
     Args:
-        frame: One row per sample, as of `harness.load_run`. Without its verdicts nothing is found.
+        settings: As of `outcomes.by_setting`.
         rewordings: The conditions.
         baseline: What they reword.
     """
-    if "verdict" not in frame or not rewordings:
-        return {}
-    kept = frame[frame["condition"].isin([baseline, *rewordings])]
-    ungraded = kept.assign(correct=~kept["verdict"].isin(("correct", "incorrect")))
     broken = {}
-    for setting, arms in by_setting(count_outcomes(ungraded)).items():
-        old, changes = arms.pop(baseline)[0], {}
-        for name, (new, *_) in arms.items():
-            refuse_unpaired(old, new)
-            changes[name] = np.bincount(old.clusters, new.right - old.right)
+    for setting, arms in settings.items():
+        old, changes = arms[baseline][0], {}
+        for name in (name for name in arms if name in rewordings):
+            refuse_unpaired(old, arms[name][0])
+            changes[name] = np.bincount(old.clusters, old.graded - arms[name][0].graded)
         p = holm([sign_flip_test(change, rng=np.random.default_rng(0)) for change in changes.values()])
         for (name, change), adjusted in zip(changes.items(), p, strict=True):
             share = float(change.sum() / old.samples.sum())
             if adjusted < ALPHA and abs(share) >= BREAKS_FORMAT:
-                broken[(*(str(value) for _, value in setting), name)] = share
+                broken[setting, name] = share
     return broken
 
 
-def mediator_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Sequence[str] = ()) -> pandas.DataFrame:
+def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
     """One row for each model, layout and condition: the columns of `MEDIATORS`.
-
-    The difference in accuracy is the mean over problems, and over the k * k pairs of a problem's samples under either
-    condition, of the difference in right or wrong. Such a pair has two graded answers, one, or none: the last kind
-    adds nothing, and the other two are the parts of the difference. This is arithmetic, no claim about causes: that a
-    pair lacks a box under one condition may itself be an effect on the answer.
 
     Args:
         frame: One row per sample, as `frame.read_frame` gives it.
-        baseline: The condition that others are compared with; without it the last three columns are missing.
         by: Further columns to split by.
     """
     keys = ["model", "layout", *by, "condition"]
     first = frame[frame["replicate"] == 0]
     verdict = first["verdict"]
-    counted = first[[*keys, "problem_id", "completion_tokens", "characters"]].assign(
+    counted = first[[*keys, "completion_tokens", "characters"]].assign(
         samples=1,
-        right=first["correct"].astype(float),
         no_box=verdict == "no_box",
         truncated=verdict == "truncated",
         refused=verdict == "refused",
@@ -127,13 +114,6 @@ def mediator_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Seq
     table = arms[["completion_tokens", "characters"]].mean()
     table["samples"] = arms["samples"].sum()
     table[[*_STATES, "looping"]] = 100 * arms[[*_STATES, "looping"]].mean()
-    new, old = _pair(counted, keys, ["right", *_STATES], baseline)
-    before, after = (1 - part[_STATES].sum(axis=1, skipna=False) for part in (old, new))  # answered
-    same = before * after + sum(old[state] * new[state] for state in _STATES)
-    by_format = new["right"] * (1 - before) - old["right"] * (1 - after)
-    by_answer = new["right"] * before - old["right"] * after
-    for name, part in zip(_PARTS, (1 - same, by_format, by_answer), strict=True):
-        table[name] = 100 * part.groupby(level=keys, observed=True, sort=False).mean()
     return table[list(MEDIATORS)].reset_index()
 
 

@@ -115,7 +115,7 @@ def make_leaderboard(
             left_out=_left_out(runs, contrasts or ()),
             yardsticks=yardsticks,
         ),
-        mediators=mediator_table(frame, baseline=baseline, by=by),
+        mediators=mediator_table(frame, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         pooled=pool(counted, pairs),
         sweeps=sweep_table(counted, factors, baseline=baseline),

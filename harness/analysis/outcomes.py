@@ -14,6 +14,8 @@ import pandas
 from harness.analysis.tests import Integers, by_cluster, cluster_terms, score_interval
 from harness.errors import ComparisonError, list_first
 
+GRADED = ("correct", "incorrect")
+"""Verdicts of samples with a graded answer."""
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by, beginning with model and layout."""
 
@@ -29,6 +31,7 @@ class Outcomes:
         problem_ids: [problem] In an order that all outcomes of a frame share.
         clusters: [problem] The number of its cluster, from 0. Most problems are clusters by themselves.
         right_by_draw: [draw, problem] Right samples with each draw of examples; one row where there are no several.
+        graded: [problem] Samples with a graded answer, right or wrong; all where the frame has no verdicts.
         samples: [problem] Samples.
     """
 
@@ -38,6 +41,7 @@ class Outcomes:
     problem_ids: npt.NDArray[Any]
     clusters: Integers
     right_by_draw: Integers
+    graded: Integers
     samples: Integers
 
     @property
@@ -82,11 +86,15 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
             raise ComparisonError(f"{', '.join(f'{name} {value}' for name, value in first.items())}: {what}.")
     numbers, names = pandas.factorize(frame["problem_id"])
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[np.unique(numbers, return_index=True)[1]]
-    correct = frame["correct"].to_numpy(dtype=np.int64)
-    frame = frame[keys].assign(problem=numbers, shown=frame.get("draw", 0), correct=correct)
-    problems = frame.groupby([*keys, "problem", "shown"], observed=True, sort=False, dropna=False)["correct"]
+    counts = {
+        "correct": frame["correct"].to_numpy(dtype=np.int64),
+        "graded": frame["verdict"].isin(GRADED).to_numpy(dtype=np.int64) if "verdict" in frame else 1,
+        "samples": 1,
+    }
+    frame = frame[keys].assign(problem=numbers, shown=frame.get("draw", 0), **counts)
+    problems = frame.groupby([*keys, "problem", "shown"], observed=True, sort=False, dropna=False)[[*counts]]
     counted = []
-    arms: Any = problems.agg(["sum", "size"]).groupby(level=keys, observed=True, sort=False, dropna=False)
+    arms: Any = problems.sum().groupby(level=keys, observed=True, sort=False, dropna=False)
     for key, unordered in arms:
         *setting, condition, replicate = key
         part = unordered.droplevel(keys).unstack(fill_value=0).sort_index()
@@ -98,8 +106,9 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
                 replicate=int(replicate),
                 problem_ids=np.asarray(names[places]),
                 clusters=pandas.factorize(clusters[places])[0],
-                right_by_draw=part["sum"].to_numpy().T,
-                samples=part["size"].to_numpy().sum(axis=1),
+                right_by_draw=part["correct"].to_numpy().T,
+                graded=part["graded"].to_numpy().sum(axis=1),
+                samples=part["samples"].to_numpy().sum(axis=1),
             )
         )
     return counted
@@ -160,6 +169,7 @@ def measure_accuracy(one: Outcomes) -> dict[str, Any]:
         "standard_error": 100 * clustered_error(cluster_terms(scores, one.clusters)),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
+        "graded": 100 * float(one.graded.sum() / one.samples.sum()),
     }
 
 

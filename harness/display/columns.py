@@ -73,13 +73,19 @@ DIFFERENCE = Column(
     "from {baseline} in points, paired by problem, with a score interval{zero}",
 )
 P = Column("p_adjusted", "p adj.", p_value, "{test}, adjusted by Holm over {family}")
+ANSWERS = Column(
+    "answer_difference answer_low answer_high",
+    f"by answer [{LEVEL}]",
+    difference,
+    "the part of it from pairs of samples that both have a graded answer; the rest is format",
+)
 VERDICT = Column(
-    "verdict within_margin margin",
+    "verdict within_margin margin by_format",
     "verdict",
     verdict,
     f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for "
     f"several, lies between {MINUS}{{margin:g}} and +{{margin:g}} points, of at least {{fewest}}; otherwise "
-    "inconclusive: the data neither show an effect nor rule one out",
+    "inconclusive: the data neither show an effect nor rule one out; (format): by answer nothing shows",
     numeric=False,
     strong=True,
 )
@@ -120,9 +126,6 @@ MEDIATORS = _meant(
     ("timed_out", "late", number),
     ("completion_tokens", "tokens", partial(number, digits=0)),
     ("looping", "loops", number),
-    ("format_changed", "format moved", number),
-    ("format_difference", "by format", signed),
-    ("answer_difference", "by answer", signed),
 )
 GRADERS = tuple(
     Column(f"{name} {name}_difference", heading, _by_grader, legend)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from harness.analysis.controls import APART
 from harness.analysis.leaderboard import Leaderboard, records
 from harness.analysis.tests import fewest_problems
-from harness.constants import ALPHA
+from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
 from harness.display import columns as declared
 from harness.display.columns import word
 from harness.display.numbers import LEVEL, define_flips, difference, flips, label, p_value, plural, signed
 from harness.display.table import Column, Row, Table
+from harness.errors import list_first
 from harness.experiment.conditions import CONTROLS
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = shown_rows(board, board.comparison)
     title, words = heading(board)
-    columns = [declared.ACCURACY, declared.DIFFERENCE, declared.P, declared.VERDICT, declared.FLIPS]
+    format_moved = any(abs((row["answer_difference"] or 0) - (row["difference"] or 0)) >= SHOWN_POINTS for row in rows)
+    columns = [declared.ACCURACY, declared.DIFFERENCE, declared.P, declared.VERDICT]
+    columns.append(declared.ANSWERS if format_moved else declared.FLIPS)  # both are wider than a terminal
     facts, remarks = _explain(board, rows)
     return Table(title, rows, [*words, *_explained(columns, facts)], remarks, facts)
 
@@ -125,7 +128,7 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
         **({} if judged else {declared.P.key: False, declared.VERDICT.key: False}),
     }
     # what changes how verdicts must be read comes first
-    remarks = [*_remark_tests(board, compared, judged)]
+    remarks = [*remark_ungraded(board), *_remark_tests(board, compared, judged)]
     if board.draws:
         remarks.append("Intervals and p are for these draws of examples: others can move the differences further.")
     return facts, remarks if board.by else [*remarks, *remark_noise(board), *_remark_draws(board)]
@@ -150,6 +153,35 @@ def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[
         yield "exploratory: not registered beforehand, so neither adjusted nor judged."
     if others := dict.fromkeys(row["condition"] for row in compared if row["baseline"] != board.baseline):
         yield f"{', '.join(others)}: the first condition less the second."
+
+
+def remark_ungraded(board: Leaderboard) -> Iterator[str]:
+    """Why verdicts say nothing, if they do; and why samples have no graded answer, where many have none."""
+    rows = [row for row in records(board.comparison) if row["p_adjusted"] is not None]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["verdict"] == "unmeasured":
+            reasons.setdefault(row["unmeasured"], []).append(label(row["condition"]))
+    for reason, names in reasons.items():
+        yield f"unmeasured ({list_first(list(dict.fromkeys(names)), 4)}): {reason}."
+    if board.by or not rows:
+        return
+    shares = {(one["model"], one["layout"], one["condition"]): one for one in records(board.mediators)}
+    states = {column.key: column.heading.removesuffix(" %") for column in declared.MEDIATORS[:4]}
+    worst = max(rows, key=lambda row: row["most_difference"] - row["least_difference"])
+    said, most = [], 0.0
+    for name in (worst["baseline"], worst["condition"].partition(" - ")[0]):
+        one = shares[worst["model"], worst["layout"], name]
+        most = max(most, sum(one[state] for state in states))
+        found = [f"{word} {one[state]:.1f} %" for state, word in states.items() if one[state] >= SHOWN_POINTS]
+        said += [f"{label(name)} {', '.join(found)}"] if found else []
+    if most >= 100 * TOLD_UNGRADED:
+        advice = ": raise max_gen_toks" if "cut off" in " ".join(said) else ""
+        ends = f"{signed(worst['least_difference'])} to {signed(worst['most_difference'])}"
+        yield (
+            f"Ungraded: {'; '.join(said)}{advice}. If all of these were right on one side only, the difference would "
+            f"be {ends}."
+        )
 
 
 def remark_noise(board: Leaderboard) -> Iterator[str]:
@@ -186,8 +218,8 @@ def show_yardsticks(board: Leaderboard) -> Table | None:
 
 
 def show_mediators(board: Leaderboard) -> Table:
-    """What else a condition changes, and how the difference splits into format and answer."""
-    title = "What else changed: percent of the samples; points of the difference"
+    """What else a condition changes."""
+    title = "What else changed: percent of the samples"
     return Table(title, shown_rows(board, board.mediators), [*_settings(board), *declared.MEDIATORS])
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.constants import ALPHA
+from harness.constants import ALPHA, PASSED
 
 NONE = "\N{EN DASH}"
 """Shown for a missing value."""
 MINUS = "\N{MINUS SIGN}"
-PASSED = ("better", "worse")
-"""Verdicts that need a significant test. Only these are bold."""
 LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence"}
 """The study's labels of its conditions."""
 LEVEL = f"{100 * (1 - ALPHA):g} %"
@@ -84,11 +82,12 @@ def p_value(value: Any) -> str:
     return next((text for text in texts if (float(text) < ALPHA) == (value < ALPHA)), repr(value))
 
 
-def verdict(word: Any, within_margin: Any = False, margin: Any = None) -> str:
-    """The verdict in a word. A significant difference within the margin says so."""
+def verdict(word: Any, within_margin: Any = False, margin: Any = None, by_format: Any = False) -> str:
+    """The verdict in a word. A significant difference says if it is within the margin, or may be all format."""
     if word == "baseline":
         return NONE
-    return f"{word} (< {margin:g})" if word in PASSED and within_margin else str(word)
+    said = (["format"] if by_format else []) + ([f"< {margin:g}"] if within_margin else [])
+    return f"{word} ({', '.join(said)})" if word in PASSED and said else str(word)
 
 
 def points(margin: float) -> str:

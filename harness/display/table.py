@@ -15,9 +15,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.constants import NOTE_LINES, TABLE_WIDTH, Format
+from harness.constants import NOTE_LINES, PASSED, TABLE_WIDTH, Format
 from harness.display.hidden_characters import visible
-from harness.display.numbers import MINUS, NONE, PASSED
+from harness.display.numbers import MINUS, NONE
 
 Row = Mapping[str, Any]
 

@@ -127,6 +127,17 @@ def make_leaderboard_page(
     return _page(tables, form, explain, *boards)
 
 
+def show_board(board: Leaderboard, form: Format = "text", *, explain: bool = True) -> str:
+    """The page of `mless compare`: the comparison alone."""
+    if form == "json":
+        return as_json(board)
+    return (
+        as_csv(board.comparison, board)
+        if form == "csv"
+        else _page([shown.show_comparison(board)], form, explain, board)
+    )
+
+
 def _page(tables: Sequence[Table | None], form: Format, explain: bool, *boards: Leaderboard) -> str:
     below = [receipt_line(entry) for board in boards for entry in board.receipt]
     if form == "text" and not explain:

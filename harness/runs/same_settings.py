@@ -97,10 +97,10 @@ def _samples(one: Run) -> set[tuple[str, ...]]:
 
 def _disagreement(one: Run, other: Run) -> str:
     """Why the two may not stand in one table; empty if they may."""
-    return _other_problems(one, other) or other_settings(one, other)
+    return other_problems(one, other) or other_settings(one, other)
 
 
-def _other_problems(one: Run, other: Run) -> str:
+def other_problems(one: Run, other: Run) -> str:
     """In what their problems differ, in words; empty if they are the same, as far as is known."""
     ours, theirs = one.about.get("dataset"), other.about.get("dataset")
     if ours is not None and theirs is not None:

@@ -202,6 +202,7 @@ def test_the_card_answers_the_question(demo_text, effect):
     assert set(re.findall(r"<strong[^>]*>([^<]*)</strong>", page)) == {"better"}, "what passed its test, and no more"
 
 
+@pytest.mark.slow
 def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     """Of the committed example, which has a control and a second run of the baseline."""
     write_report([EXAMPLE], tmp_path / "page.html")

@@ -63,7 +63,7 @@ def test_accuracies_alone_have_errors_over_problems():
 
 
 def test_verdicts_in_words_and_only_what_passed_is_bold():
-    board = make_leaderboard([evaluation(drawn(3, 200, 1, REAL), **REGISTERED)])
+    board = make_leaderboard([evaluation(drawn(3, 200, 1, REAL, ["incorrect"]), **REGISTERED)])
     found = rows(show_comparison(board))
     words = {"w/o": NONE, "w/ Mless *": "better", "w/ Mful": "inconclusive", "Random sentence": "worse"}
     assert {name: row["verdict"].text for name, row in found.items()} == words
@@ -97,7 +97,7 @@ def test_a_rows_words_and_numbers(changes, margin, shown):
 
 
 def test_the_baseline_run_again_stands_beside_every_effect():
-    verdicts = drawn(5, 100, 2, {"wo": 0.5, "wo again": 0.5, "mless": 0.6})
+    verdicts = drawn(5, 100, 2, {"wo": 0.5, "wo again": 0.5, "mless": 0.6}, ["incorrect"])
     for greedy, words in ((True, "measures only what the engine does not repeat"), (False, "drawn with other seeds")):
         board = make_leaderboard([evaluation(verdicts, greedy=greedy)])
         grid = show_comparison(board)
@@ -107,7 +107,7 @@ def test_the_baseline_run_again_stands_beside_every_effect():
         assert floor["difference [95 %]"].text == f"A/A {100 * (b.mean() - a.mean()):+.1f}".replace("-", MINUS)
         assert floor["+ / -"].text.startswith(f"{up:.1f}".removesuffix(".0")) and floor["verdict"].text == NONE
         assert any(words in note for note in grid.notes)
-    none = show_comparison(make_leaderboard([evaluation(drawn(5, 9, 1, REAL))]))
+    none = show_comparison(make_leaderboard([evaluation(drawn(5, 9, 1, REAL, ["incorrect"]))]))
     assert rows(none)["w/o"]["difference [95 %]"].text == rows(none)["w/o"]["+ / -"].text == NONE
 
 

@@ -13,7 +13,7 @@ from tests.make import ROOT
 from tools import reference_pages
 
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE))
-QUICK = {"A served model", "A reasoning model", "My own plot"}
+QUICK = {"A served model", "My own plot"}
 """Recipes that start no engine and load no model."""
 
 

@@ -10,10 +10,10 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.constants import FONT, INCHES, ROW_HEIGHT, ROW_NAMES
+from harness.constants import FONT, INCHES, PASSED, ROW_HEIGHT, ROW_NAMES
 from harness.display.figures import style
 from harness.display.hidden_characters import visible
-from harness.display.numbers import LEVEL, PASSED, interval, number, p_value, plural, points, signed
+from harness.display.numbers import LEVEL, interval, number, p_value, plural, points, signed
 
 
 class Row(NamedTuple):

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.analysis.sweeps import find_sweeps
-from harness.constants import FONT
+from harness.constants import FONT, PASSED
 from harness.display.figures import style
 from harness.display.hidden_characters import name_character, visible
-from harness.display.numbers import LEVEL, PASSED
+from harness.display.numbers import LEVEL
 
 
 def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: str, **marks: Any) -> None:

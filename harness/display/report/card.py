@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.analysis.leaderboard import Leaderboard, task_name
 from harness.constants import CARD_ROWS
-from harness.display.comparison_tables import remark_noise, shown_rows
+from harness.display.comparison_tables import remark_noise, remark_ungraded, shown_rows
 from harness.display.numbers import difference, label, p_value, plural, points, verdict
 from harness.display.table import Row
 from harness.errors import list_first
@@ -41,11 +41,11 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
 
 
 def _judge(row: Row) -> str:
-    """The verdict for a sentence, with its margin; a pooled effect has none."""
-    margin = row.get("margin")
+    """The verdict for a sentence, with its margin."""
+    margin = row["margin"]
     if row["verdict"] == "equivalent" and margin:
         return f"equivalent within {points(margin)}"
-    return verdict(row["verdict"], row.get("within_margin"), margin)
+    return verdict(row["verdict"], row["within_margin"], margin, row["by_format"])
 
 
 def _say(row: Row) -> str:
@@ -72,5 +72,6 @@ def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> di
         "Model": ", ".join(models),
         "Dataset": f"{task_name(board.receipt)} ({'; '.join(dict.fromkeys(sizes))})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
+        "Ungraded": " ".join(remark_ungraded(board)),
         "Noise and control": noise or "The baseline was run once and no positive control, so nothing shows them.",
     }
