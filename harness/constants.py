@@ -194,8 +194,12 @@ FEWEST_MODELS = 4
 """Fewer models say nothing about new ones."""
 FEWEST_LENGTHS = 3
 """Fewer lengths of a filler are no sweep."""
-FEWEST_YARDSTICKS = 3
-"""Fewer rewordings or other fillers show no spread."""
+FEWEST_REWORDINGS = 3
+"""Fewer show no range."""
+FEWEST_TEXTS = 8
+"""Fewer other texts say little of new ones of their kind."""
+FEWEST_WORDINGS = 4
+"""Fewer instructions say nothing about new ones: the pooled effect's `FEWEST_MODELS`."""
 MODELS_HEEDED = 0.7
 """From this share of the problems' part of the variance on, the models' part decides the degrees of freedom: with it
 4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md)."""

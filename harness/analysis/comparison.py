@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.analysis.controls import APART, find_broken, measure_yardsticks
+from harness.analysis.controls import APART, find_broken, measure_rewordings
 from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outcomes, measure_accuracy, refuse_unpaired
 from harness.analysis.tests import (
     by_cluster,
@@ -67,16 +67,14 @@ COLUMNS = {
     "aa_wrong_to_right": "problems that become right between them",
     "aa_right_to_wrong": "the reverse",
     "wordings": "wordings without a filler: the baseline's and its rewordings",
-    "wording_spread": "standard deviation of the accuracy among these, points",
+    "wording_low": "the least accuracy among these, percent",
+    "wording_high": "the greatest",
     "wording_difference": "accuracy less the wordings' mean, points",
-    "fillers": "other fillers, as long as the primary contrast's",
-    "filler_spread": "standard deviation of the accuracy among these, points",
-    "filler_difference": "accuracy less the fillers' mean, points",
     "verdict": "better, worse, equivalent, inconclusive, unmeasured, exploratory, or baseline",
     "unmeasured": "why the run could not have shown equivalence",
 }
 """Meaning of each column of `compare`. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha."""
-_COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings", "fillers")
+_COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings")
 _NOISE = ("difference", "wrong_to_right", "right_to_wrong")
 """Columns that the second replicate of the baseline gets too, named `aa_...`."""
 
@@ -113,8 +111,9 @@ def compare(
         primary: The contrast that the run is about. It is tested first, at full alpha; the others can only be found
             behind it.
         left_out: Models with contrasts that were not named before their runs: exploratory there.
-        yardsticks: Conditions that the others are held against, with the kind of each: `rewording`, `other filler` or
-            `positive control`, as `harness.experiment.conditions.find_yardsticks` finds them. They are not tested.
+        yardsticks: Conditions that the others are held against, with the kind of each: `rewording`, `other filler`,
+            `other wording` or `positive control`, as `harness.experiment.conditions.find_yardsticks` finds them. They
+            are not tested.
 
     Returns:
         A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
@@ -161,7 +160,7 @@ def compare(
         for row in table:
             row["unmeasured"] = _why_unmeasured(row, table, yardsticks)
         scores = {name: one.right / one.samples for name, (one, *_) in arms.items()}
-        measure_yardsticks(table, scores, yardsticks, baseline=baseline)
+        measure_rewordings(table, scores, yardsticks, baseline=baseline)
         rows += table
     family = None if contrasts is None else pairs
     judge(rows, family=family, primary=about, yardsticks=yardsticks)

@@ -1,4 +1,4 @@
-"""What a difference is held against: rewordings and other fillers, what else a condition changes, other graders.
+"""What a difference is held against: rewordings, what else a condition changes, other graders.
 
 Mediators are missing boxes, length and loops. The audit has the
 verdicts of all graders on the same completions, and how often each differs from ours.
@@ -14,7 +14,7 @@ import pandas
 
 from harness.analysis.outcomes import Outcomes, Setting, refuse_unpaired
 from harness.analysis.tests import Floats, holm, sign_flip_test
-from harness.constants import ALPHA, BASELINE, BREAKS_FORMAT, FEWEST_YARDSTICKS
+from harness.constants import ALPHA, BASELINE, BREAKS_FORMAT, FEWEST_REWORDINGS
 from harness.grading import COLUMNS as GRADERS
 
 APART = "set apart"
@@ -35,10 +35,10 @@ MEDIATORS = {
 _STATES = ["no_box", "truncated", "refused", "timed_out"]
 
 
-def measure_yardsticks(
+def measure_rewordings(
     rows: Sequence[dict[str, Any]], scores: Mapping[str, Floats], yardsticks: Mapping[str, str], *, baseline: str
 ) -> None:
-    """Add to the rows of one model and layout how they compare with rewordings and with other fillers.
+    """Add to the rows of one model and layout how they compare with harmless rewordings of the instruction.
 
     Args:
         rows: All of them. Those with another baseline, those of yardsticks and the baseline's own are left as they are;
@@ -47,21 +47,13 @@ def measure_yardsticks(
         yardsticks: The kind of each condition that the others are held against.
         baseline: The condition that the rewordings reword. It counts as one of the wordings.
     """
-    kinds: dict[str, list[str]] = {"rewording": [baseline], "other filler": []}
-    for row in rows:
-        if (name := row["condition"]) in yardsticks and "verdict" not in row:
-            kinds.setdefault(yardsticks[name], []).append(name)
-    means = {name: float(values.mean()) for name, values in scores.items()}
-    for name, kind, fewest in (
-        ("wording", "rewording", FEWEST_YARDSTICKS + 1),
-        ("filler", "other filler", FEWEST_YARDSTICKS),
-    ):
-        others = [means[one] for one in kinds[kind]]
-        for row in rows if len(others) >= fewest else ():
-            if row["baseline"] == baseline and row["condition"] not in (baseline, *yardsticks):
-                row[f"{name}s"] = len(others)
-                row[f"{name}_spread"] = 100 * float(np.std(others, ddof=1))
-                row[f"{name}_difference"] = 100 * float(means[row["condition"]] - np.mean(others))
+    kept = [row["condition"] for row in rows if "verdict" not in row]
+    wordings = [baseline, *(name for name in kept if yardsticks.get(name) == "rewording")]
+    means = [100 * float(scores[name].mean()) for name in wordings]
+    for row in rows if len(means) > FEWEST_REWORDINGS else ():
+        if row["baseline"] == baseline and row["condition"] not in (baseline, *yardsticks):
+            row |= {"wordings": len(means), "wording_low": min(means), "wording_high": max(means)}
+            row["wording_difference"] = row["accuracy"] - float(np.mean(means))
 
 
 def find_broken(

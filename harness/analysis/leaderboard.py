@@ -12,9 +12,10 @@ import pandas
 
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
-from harness.analysis.outcomes import count_outcomes
+from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import pool
-from harness.analysis.sweeps import find_sweeps, sweep_table
+from harness.analysis.prompts_like_it import text_table, wording_table
+from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
 from harness.experiment.conditions import read_contrast
 from harness.runs.frame import read_factors
@@ -34,6 +35,8 @@ class Leaderboard:
         mediators: `controls.mediator_table`.
         audit: `controls.audit_table`.
         pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
+        texts: `prompts_like_it.text_table`: each condition against other texts. Empty where there are few.
+        wordings: `prompts_like_it.wording_table`: each contrast over all instructions. Empty where there is one.
         sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
@@ -49,6 +52,8 @@ class Leaderboard:
     mediators: pandas.DataFrame
     audit: pandas.DataFrame
     pooled: pandas.DataFrame
+    texts: pandas.DataFrame
+    wordings: pandas.DataFrame
     sweeps: pandas.DataFrame
     baseline: str
     contrasts: tuple[str, ...] | None
@@ -103,7 +108,8 @@ def make_leaderboard(
     pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
     factors = join_factors(runs)
-    counted = count_outcomes(frame) if not by and (frame["model"].nunique() > 1 or find_sweeps(factors)) else []
+    counted = [] if by else count_outcomes(frame)
+    settings = by_setting(counted)
     return Leaderboard(
         comparison=compare(
             frame,
@@ -118,6 +124,8 @@ def make_leaderboard(
         mediators=mediator_table(frame, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         pooled=pool(counted, pairs),
+        texts=text_table(settings, factors, baseline=baseline),
+        wordings=wording_table(settings, pairs),
         sweeps=sweep_table(counted, factors, baseline=baseline),
         baseline=baseline,
         contrasts=contrasts,
@@ -131,7 +139,7 @@ def make_leaderboard(
 
 
 def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """`Condition.factors` of every condition in the run folders. Logs do not record them."""
+    """`Condition.factors` of every condition and other filler in the run folders. Logs do not record them."""
     configs = [one.receipt["config"] for one in runs if one.about.get("source") == "run"]
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 
@@ -190,7 +198,11 @@ def as_json(board: Leaderboard, **more: Any) -> str:
         "mediators": records(board.mediators),
         "audit": records(board.audit),
         "pooled": records(board.pooled),
-        **({"sweeps": records(board.sweeps)} if len(board.sweeps) else {}),
+        **{
+            name: records(table)
+            for name, table in (("texts", board.texts), ("wordings", board.wordings), ("sweeps", board.sweeps))
+            if len(table)
+        },
         **({"draws": board.draws} if board.draws else {}),
         **more,
         "receipt": board.receipt,

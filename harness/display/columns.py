@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import comparison, controls, pooled, sweeps
+from harness.analysis import comparison, controls, pooled, prompts_like_it, sweeps
 from harness.constants import ALPHA
 from harness.display.numbers import (
     LEVEL,
@@ -95,14 +95,26 @@ FLIPS = Column(
 BARE = Column("difference verdict", "", _bare, strong=True)
 """A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
 
-YARDSTICKS = _meant(
+REWORDINGS = _meant(
     comparison.COLUMNS,
     ("wordings", "rewordings", count),
-    ("wording_spread", "rewordings SD", partial(number, digits=2)),
-    ("wording_difference", "less rewordings", signed),
-    ("fillers", "fillers", count),
-    ("filler_spread", "fillers SD", partial(number, digits=2)),
-    ("filler_difference", "less fillers", signed),
+    ("wording_low wording_high", "their accuracies", interval),
+    ("wording_difference", "less their mean", signed),
+)
+TEXTS = _meant(
+    prompts_like_it.TEXTS,
+    ("texts kind", "against", "{} {}".format),
+    ("least most", "their accuracies", interval),
+    ("difference new_low new_high", f"less their mean [{LEVEL}]", difference),
+    ("new_p", "p", p_value),
+)
+WORDINGS = _meant(
+    prompts_like_it.WORDINGS,
+    ("wordings", "instructions", count),
+    ("least most", "from, to", partial(interval, sign=True)),
+    ("better worse", "better, worse in", "{}, {}".format),
+    ("difference new_low new_high", f"mean [{LEVEL}]", difference),
+    ("new_p", "p", p_value),
 )
 POOLED = _meant(
     pooled.COLUMNS,

@@ -209,12 +209,30 @@ def show_sweeps(board: Leaderboard) -> Table | None:
     return Table("Lengths of a filler, difference in points", rows, [*words, *declared.SWEEPS]) if rows else None
 
 
-def show_yardsticks(board: Leaderboard) -> Table | None:
-    """Each condition against harmless rewordings and other fillers; None without these."""
-    rows = [row for row in shown_rows(board, board.comparison) if row["wordings"] or row["fillers"]]
-    columns = [one for one in declared.YARDSTICKS if any(row[one.key] is not None for row in rows)]
-    table = Table("Against harmless rewordings and other fillers", rows, [*_settings(board), *columns])
+def show_rewordings(board: Leaderboard) -> Table | None:
+    """Each condition against harmless rewordings of the instruction; None without these."""
+    rows = [row for row in shown_rows(board, board.comparison) if row["wordings"]]
+    table = Table("Against harmless rewordings", rows, [*_settings(board), *declared.REWORDINGS])
     return table if rows and not board.by else None
+
+
+def show_texts(board: Leaderboard) -> Table | None:
+    """Each condition against other texts of its length and place; None where there are too few."""
+    rows = records(board.texts)
+    remark = "Intervals are for new texts of the kind, on new problems. Exploratory: neither adjusted nor judged."
+    _, differing = _share(rows, ("model", "layout"))
+    words = [word(name) for name in ("model", "layout", "condition") if name in differing or name == "condition"]
+    title = "Against other texts of as many tokens at its place, points"
+    return Table(title, rows, [*words, *declared.TEXTS], [remark]) if rows else None
+
+
+def show_wordings(board: Leaderboard) -> Table | None:
+    """Each contrast over all instructions that it was asked under; None where there was one."""
+    rows = records(board.wordings)
+    remark = "Verdicts above are of one instruction; the interval here is for new ones of this kind, on new problems."
+    _, differing = _share(rows, ("model", "layout"))
+    words = [word(name) for name in ("model", "layout", "condition") if name in differing or name == "condition"]
+    return Table("Over all instructions, points", rows, [*words, *declared.WORDINGS], [remark]) if rows else None
 
 
 def show_mediators(board: Leaderboard) -> Table:

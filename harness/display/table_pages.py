@@ -66,8 +66,10 @@ def make_table(
     tables = [
         shown.show_comparison(board),
         shown.show_pooled(board),
+        shown.show_wordings(board),
+        shown.show_texts(board),
         shown.show_sweeps(board),
-        shown.show_yardsticks(board),
+        shown.show_rewordings(board),
     ]
     frame, further = board.comparison, dict[str, Any]()
     if mediators:

@@ -5,8 +5,8 @@ A condition is a filler and a placement. The study compares no filler (`wo`) wit
 written in a config, as it is recorded, and as prompts are built from it are one model: `Condition`.
 
 Yardsticks are what these are held against: harmless rewordings of the instruction without a filler (the prompt null),
-other fillers of the same length (the filler null), and an answer at once, or one without examples, which must do
-harm (the positive control).
+other fillers of the same length (the filler null), the conditions under other instructions, and an answer at once, or
+one without examples, which must do harm (the positive control).
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
@@ -191,6 +191,10 @@ class Condition(Strict):
             raise ConfigError("A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`.")
         text = self.text or ""
         return text if self.count is None else _cut_text(self.name, text, self.count, count_tokens or _count_words)
+
+    def worded(self, number: int, instruction: str) -> Condition:
+        """The condition under another instruction, the so many-th."""
+        return self.model_copy(update={"name": under_wording(self.name, number), "instruction": instruction})
 
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config that makes the condition again."""
@@ -466,7 +470,12 @@ def other_fillers(number: int, conditions: Sequence[Condition]) -> tuple[Conditi
     return tuple(found)
 
 
-Yardstick = Literal["rewording", "other filler", "positive control"]
+def under_wording(name: str, number: int) -> str:
+    """What a condition is called under the so many-th other instruction: `mless-w01`."""
+    return f"{name}-w{number:02}"
+
+
+Yardstick = Literal["rewording", "other filler", "other wording", "positive control"]
 
 
 def yardstick(name: str) -> Yardstick | None:
@@ -475,6 +484,8 @@ def yardstick(name: str) -> Yardstick | None:
         return "rewording"
     if name in CONTROLS:
         return "positive control"
+    if re.fullmatch(r".+-w(?!00)\d\d", name):
+        return "other wording"
     return "other filler" if re.fullmatch(r"filler-(?!00)\d\d", name) else None
 
 

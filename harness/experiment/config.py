@@ -122,6 +122,26 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in free}
 
 
+def _read_instructions(given: Any) -> Any:
+    """Texts as they are; those of a file, one a line; or so many of the harmless rewordings."""
+    if isinstance(given, int) and 0 < given <= len(all_edits()):
+        return tuple(str(edit.instruction) for edit in all_edits()[:given])
+    if isinstance(given, (str, Path)):
+        try:
+            lines = map(str.strip, Path(given).read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{given}: {error}") from None
+        return tuple(line for line in lines if line)
+    return given
+
+
+class AcrossConfig(Strict):
+    """Other prompts that every condition is asked in too, each with the baseline."""
+
+    instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(min_length=1, max_length=99)
+    """Texts, a file with one a line, or how many of the harmless rewordings."""
+
+
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
 
 
@@ -150,6 +170,8 @@ class RunConfig(Strict):
     """How many harmless rewordings of the instruction are run."""
     filler_null: int = Field(default=0, ge=0, le=99)
     """How many other fillers of the primary contrast's length are run."""
+    across: AcrossConfig | None = None
+    """Other instructions that all conditions are asked under."""
     positive_control: bool = False
     """Whether an answer at once, or with `answer: line` one without examples, is asked for too, which must harm."""
     layouts: tuple[Layout, ...] = ()
@@ -222,6 +244,10 @@ class RunConfig(Strict):
             ),
             (shown and shown.path and shown.draws > 1, "demonstrations.draws: the examples of a file are one draw"),
             (self.prompt_null and own, "prompt_null rewords the standard instruction, and the run has another one"),
+            (
+                self.across and any(one.instruction for one in self.conditions),
+                "across: a condition has its own instruction",
+            ),
             (self.prompt_null and baseline != BASELINE, f"prompt_null rewords {BASELINE}: the baseline is {baseline}"),
             (odd, f"contrasts: expected pairs of {listed}, each once, got {odd}"),
             (
@@ -267,11 +293,13 @@ class RunConfig(Strict):
 
     @property
     def yardsticks(self) -> tuple[Condition, ...]:
-        """What the conditions are held against: rewordings, other fillers, the positive control."""
+        """What the conditions are held against: rewordings, other fillers, other instructions, the positive control."""
         about = (self.primary_contrast or ("",))[0]
         fillers = other_fillers(self.filler_null, sorted(self.conditions, key=lambda one: one.name != about))
         control = [UNSHOWN if self.answer == "line" else CONTROL] if self.positive_control else []
-        return (*all_edits()[: self.prompt_null], *fillers, *control)
+        others = enumerate(self.across.instructions if self.across else (), start=1)
+        wordings = [one.worded(number, text) for number, text in others for one in self.conditions]
+        return (*all_edits()[: self.prompt_null], *fillers, *wordings, *control)
 
     @property
     def sampling_words(self) -> str:
@@ -305,7 +333,7 @@ class RunConfig(Strict):
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
         # runs that were begun before these came have none
-        off = ("baseline", "filler_null", "positive_control", "demonstrations")
+        off = ("baseline", "across", "filler_null", "positive_control", "demonstrations")
         values = {
             name: value
             for name, value in self.as_written().items()

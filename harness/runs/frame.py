@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
+from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH, STUDIED
 from harness.errors import RunError
-from harness.experiment.conditions import as_condition, find_yardsticks
+from harness.experiment.conditions import as_condition, find_yardsticks, other_fillers
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
@@ -81,9 +81,11 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
 
 
 def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a sweep can vary of a run's conditions, by name (`Condition.factors`); of yardsticks nothing is known."""
-    conditions = map(as_condition, config["conditions"])
-    return {condition.name: condition.factors() for condition in conditions}
+    """What a sweep can vary of a run's conditions and other fillers, by name (`Condition.factors`)."""
+    conditions = list(map(as_condition, config["conditions"]))
+    about = str(config.get("primary") or STUDIED).partition(" - ")[0]
+    fillers = other_fillers(config.get("filler_null") or 0, sorted(conditions, key=lambda one: one.name != about))
+    return {condition.name: condition.factors() for condition in (*conditions, *fillers)}
 
 
 def read_frame(

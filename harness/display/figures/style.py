@@ -85,7 +85,7 @@ def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     }
 
 
-YARDSTICKS = ("rewording", "other filler", "positive control", APART)
+YARDSTICKS = ("rewording", "other filler", "other wording", "positive control", APART)
 """Verdicts of rows that conditions are held against."""
 
 

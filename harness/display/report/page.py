@@ -153,9 +153,10 @@ def _fill(parts: Mapping[str, Any]) -> str:
 
 
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
-    """All models together, yardsticks, mediators, all graders, and the comparison by level and by subject."""
+    """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
     found = [shown.show_mediators(board), shown.show_audit(board)]
-    found += filter(None, (shown.show_pooled(board), shown.show_yardsticks(board)))
+    further = (shown.show_pooled, shown.show_wordings, shown.show_texts, shown.show_sweeps, shown.show_rewordings)
+    found += filter(None, (show(board) for show in further))
     frame = join(runs)
     frame = frame[~frame["condition"].isin(board.yardsticks)]
     for column in ("level", "subject"):

@@ -1,0 +1,146 @@
+"""Whether an effect is of one text in one prompt: a condition against other texts, and under other instructions.
+
+Both are means over a sample of prompts on a sample of problems, crossed: an interval says what holds for more of the
+same kind, and how far the ones that were asked lie apart stands beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+
+from harness.analysis.controls import find_broken
+from harness.analysis.outcomes import Outcomes, Setting
+from harness.analysis.pooled import pool_changes
+from harness.analysis.tests import paired_test
+from harness.constants import ALPHA, FEWEST_TEXTS, FEWEST_WORDINGS
+from harness.experiment.conditions import under_wording
+
+Arms = Mapping[str, Sequence[Outcomes]]
+"""The outcomes of one setting by condition."""
+
+TEXTS = {
+    "model": "the model's label",
+    "layout": "how instruction, filler and problem make a prompt",
+    "condition": "the condition",
+    "kind": "what it is held against: sentences, random tokens or own texts of its length, at its place",
+    "texts": "how many of them, those that break the format left out",
+    "least": "accuracy under the worst of them, percent",
+    "most": "under the best",
+    "n": "problems",
+    "difference": "accuracy less the mean under these texts, points",
+    "new_low": "lower end of its interval for new texts of this kind, on new problems",
+    "new_high": "upper end",
+    "new_p": "its p-value; exploratory, so neither adjusted nor judged",
+}
+"""Meaning of each column of `text_table`."""
+
+WORDINGS = {
+    "model": "the model's label",
+    "layout": "how instruction, filler and problem make a prompt",
+    "condition": "the condition, or a contrast with another baseline",
+    "wordings": "instructions that it was asked under, its own among them",
+    "n": "problems",
+    "difference": "mean over the instructions of the difference, points",
+    "new_low": "lower end of its interval for new instructions of this kind, on new problems",
+    "new_high": "upper end",
+    "new_p": "its p-value",
+    "least": "the least difference under one instruction and draw of examples, points",
+    "most": "the greatest",
+    "better": "instructions under which it is better, each with p < 0.05, not adjusted",
+    "worse": "under which it is worse",
+    "effects": "the difference under each instruction, its own first",
+}
+"""Meaning of each column of `wording_table`."""
+
+
+def text_table(
+    settings: Mapping[Setting, Arms], factors: Mapping[str, Mapping[str, Any]], *, baseline: str
+) -> pandas.DataFrame:
+    """Each condition with a filler against the mean of other texts of its length and place: a row for each kind.
+
+    Texts that change how many samples can be graded are left out: see `controls.find_broken`.
+
+    Args:
+        settings: As of `outcomes.by_setting`, split by model and layout alone.
+        factors: Of each condition, as of `Condition.factors`.
+        baseline: What tells whether a text breaks the format.
+    """
+    texts: dict[tuple[Any, ...], list[str]] = {}
+    for name, of in factors.items():
+        if of["filler_tokens"] and (kind := _kind(of["filler"])):
+            texts.setdefault((kind, *_place(of)), []).append(name)
+    every = [name for names in texts.values() for name in names]
+    broken = find_broken(settings, every, baseline=baseline) if every else {}
+    rows: list[dict[str, Any]] = []
+    for setting, arms in settings.items():
+        for name, of in ((name, of) for name, of in factors.items() if name in arms and of["filler_tokens"]):
+            for (kind, *place), members in texts.items():
+                others = [arms[one][0] for one in members if one in arms and (setting, one) not in broken]
+                if name in members or place != _place(of) or len(others) < FEWEST_TEXTS:
+                    continue
+                means = [100 * float((one.right / one.samples).mean()) for one in others]
+                row = {**dict(setting), "condition": name, "kind": kind, "texts": len(others)}
+                row |= {"least": min(means), "most": max(means)}
+                rows.append(row | _over_prompts([(one, arms[name][0]) for one in others]))
+    return pandas.DataFrame(rows, columns=list(TEXTS))
+
+
+def wording_table(settings: Mapping[Setting, Arms], contrasts: Mapping[str, tuple[str, str]]) -> pandas.DataFrame:
+    """Each contrast over all instructions that its two conditions were asked under.
+
+    Args:
+        settings: As of `outcomes.by_setting`, split by model and layout alone.
+        contrasts: What stands under `condition`, with the condition and what it is compared with.
+    """
+    rows: list[dict[str, Any]] = []
+    for setting, arms in settings.items():
+        for name, pair in contrasts.items():
+            both = [(arms[old][0], arms[new][0]) for new, old in _wordings(pair, arms)]
+            if len(both) < FEWEST_WORDINGS:
+                continue
+            changes = [new.right - old.right for old, new in both]
+            effects = [100 * float(change.mean()) / old.k for change, (old, _) in zip(changes, both, strict=True)]
+            tests = [
+                paired_test(change, old.k, rng=np.random.default_rng(0), clusters=old.clusters)
+                for change, (old, _) in zip(changes, both, strict=True)
+            ]
+            found = [effect for effect, p in zip(effects, tests, strict=True) if p < ALPHA]
+            draws = [
+                100 * float((new.right_by_draw - old.right_by_draw)[draw].mean()) * len(old.right_by_draw) / old.k
+                for old, new in both
+                for draw in range(len(old.right_by_draw))
+            ]
+            row = {**dict(setting), "condition": name, "wordings": len(both), **_over_prompts(both)}
+            row |= {"least": min(draws), "most": max(draws), "effects": effects}
+            rows.append(row | {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)})
+    return pandas.DataFrame(rows, columns=list(WORDINGS))
+
+
+def _wordings(pair: tuple[str, str], arms: Arms) -> Iterator[tuple[str, str]]:
+    """The pair itself, and under each other instruction."""
+    number, (new, old) = 0, pair
+    while new in arms and old in arms:
+        yield new, old
+        number += 1
+        new, old = (under_wording(name, number) for name in pair)
+
+
+def _kind(filler: str) -> str | None:
+    """What kind of text a filler is, as `Condition.factors` names it; None for a repeated unit and the like."""
+    kinds = {"sentence": "sentences", "random tokens": "random tokens", "own text": "own texts"}
+    return next((kind for begin, kind in kinds.items() if filler.startswith(begin)), None)
+
+
+def _place(of: Mapping[str, Any]) -> list[Any]:
+    return [of["filler_tokens"], of["placement"], of["words"]]
+
+
+def _over_prompts(both: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
+    """The mean over pairs of outcomes, each the later less the earlier, as of prompts that more might be like."""
+    clusters = both[0][0].clusters
+    pooled = pool_changes([(new.right - old.right, old.k) for old, new in both], clusters)
+    return {name: pooled[name] for name in ("n", "difference", "new_low", "new_high", "new_p")}
