@@ -325,3 +325,4 @@ class Kind(StrEnum):
     FOREST = "forest"
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
+    WORDINGS = "wordings"

@@ -28,7 +28,6 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "dataset, as a mapping": problems.DatasetConfig,
         "dataset, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": Condition,
-        "across": runs.AcrossConfig,
         "demonstrations": runs.Demonstrations,
         "across": runs.AcrossConfig,
         "sampling, as a mapping": runs.ExplicitSampling,

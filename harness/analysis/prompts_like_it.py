@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas
 
 from harness.analysis.controls import find_broken
 from harness.analysis.outcomes import Outcomes, Setting
 from harness.analysis.pooled import pool_changes
-from harness.analysis.tests import paired_test
 from harness.constants import ALPHA, FEWEST_TEXTS, FEWEST_WORDINGS
 from harness.experiment.conditions import under_wording
 
@@ -52,7 +50,9 @@ WORDINGS = {
     "most": "the greatest",
     "better": "instructions under which it is better, each with p < 0.05, not adjusted",
     "worse": "under which it is worse",
-    "effects": "the difference under each instruction, its own first",
+    "low": "lower end of the mean's interval for these instructions, on new problems",
+    "high": "upper end",
+    "effects": "difference, lower and upper end under each instruction, the run's own first",
 }
 """Meaning of each column of `wording_table`."""
 
@@ -62,25 +62,27 @@ def text_table(
 ) -> pandas.DataFrame:
     """Each condition with a filler against the mean of other texts of its length and place: a row for each kind.
 
-    Texts that change how many samples can be graded are left out: see `controls.find_broken`.
+    A condition that is itself one of so many texts has no row. Texts that change how many samples can be graded are
+    left out: see `controls.find_broken`.
 
     Args:
         settings: As of `outcomes.by_setting`, split by model and layout alone.
         factors: Of each condition, as of `Condition.factors`.
         baseline: What tells whether a text breaks the format.
     """
+    fillers = {name: of for name, of in factors.items() if of["filler_tokens"]}
     texts: dict[tuple[Any, ...], list[str]] = {}
-    for name, of in factors.items():
-        if of["filler_tokens"] and (kind := _kind(of["filler"])):
+    for name, of in fillers.items():
+        if kind := _kind(of["filler"]):
             texts.setdefault((kind, *_place(of)), []).append(name)
-    every = [name for names in texts.values() for name in names]
+    every = [name for names in texts.values() if len(names) >= FEWEST_TEXTS for name in names]
     broken = find_broken(settings, every, baseline=baseline) if every else {}
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
-        for name, of in ((name, of) for name, of in factors.items() if name in arms and of["filler_tokens"]):
+        for name in (name for name in fillers if name in arms and name not in every):
             for (kind, *place), members in texts.items():
                 others = [arms[one][0] for one in members if one in arms and (setting, one) not in broken]
-                if name in members or place != _place(of) or len(others) < FEWEST_TEXTS:
+                if place != _place(fillers[name]) or len(others) < FEWEST_TEXTS:
                     continue
                 means = [100 * float((one.right / one.samples).mean()) for one in others]
                 row = {**dict(setting), "condition": name, "kind": kind, "texts": len(others)}
@@ -102,21 +104,17 @@ def wording_table(settings: Mapping[Setting, Arms], contrasts: Mapping[str, tupl
             both = [(arms[old][0], arms[new][0]) for new, old in _wordings(pair, arms)]
             if len(both) < FEWEST_WORDINGS:
                 continue
-            changes = [new.right - old.right for old, new in both]
-            effects = [100 * float(change.mean()) / old.k for change, (old, _) in zip(changes, both, strict=True)]
-            tests = [
-                paired_test(change, old.k, rng=np.random.default_rng(0), clusters=old.clusters)
-                for change, (old, _) in zip(changes, both, strict=True)
-            ]
-            found = [effect for effect, p in zip(effects, tests, strict=True) if p < ALPHA]
+            effects = [pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in both]
+            found = [one["difference"] for one in effects if one["p"] < ALPHA]
             draws = [
-                100 * float((new.right_by_draw - old.right_by_draw)[draw].mean()) * len(old.right_by_draw) / old.k
+                100 * float(changes.mean()) * len(old.right_by_draw) / old.k
                 for old, new in both
-                for draw in range(len(old.right_by_draw))
+                for changes in new.right_by_draw - old.right_by_draw
             ]
             row = {**dict(setting), "condition": name, "wordings": len(both), **_over_prompts(both)}
-            row |= {"least": min(draws), "most": max(draws), "effects": effects}
-            rows.append(row | {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)})
+            row |= {"least": min(draws), "most": max(draws)}
+            row |= {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)}
+            rows.append(row | {"effects": [[one[end] for end in ("difference", "low", "high")] for one in effects]})
     return pandas.DataFrame(rows, columns=list(WORDINGS))
 
 
@@ -143,4 +141,4 @@ def _over_prompts(both: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
     """The mean over pairs of outcomes, each the later less the earlier, as of prompts that more might be like."""
     clusters = both[0][0].clusters
     pooled = pool_changes([(new.right - old.right, old.k) for old, new in both], clusters)
-    return {name: pooled[name] for name in ("n", "difference", "new_low", "new_high", "new_p")}
+    return {name: pooled[name] for name in ("n", "difference", "low", "high", "new_low", "new_high", "new_p")}

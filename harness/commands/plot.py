@@ -28,7 +28,7 @@ def plot(
 
     from harness.analysis.leaderboard import join_factors, make_leaderboard
     from harness.analysis.sweeps import find_sweeps
-    from harness.display.figures.dots import draw_accuracies, draw_forest
+    from harness.display.figures.dots import draw_accuracies, draw_forest, draw_wordings
     from harness.display.figures.ecdf import draw_completion_lengths, length_shares
     from harness.display.figures.lines import draw_dose
     from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
@@ -49,7 +49,13 @@ def plot(
         "seed": DEFAULT_SEED,
         "runs": list(whole.receipt),
     }
-    for one in dict.fromkeys(kind or [each for each in Kind if each != Kind.DOSE or find_sweeps(factors)]):
+    there = {Kind.DOSE: bool(find_sweeps(factors)), Kind.WORDINGS: len(whole.wordings) > 0}
+    for one in dict.fromkeys(kind or [each for each in Kind if there.get(each, True)]):
+        if not there.get(one, True):
+            lacks = (
+                "no filler has two lengths" if one == Kind.DOSE else "no condition was asked under four instructions"
+            )
+            raise ComparisonError(f"{' '.join(runs)}: {lacks}, so there is no such figure to draw.")
         if one == Kind.ACCURACY:
             names = dict.fromkeys(str(each.about.get("dataset_name") or "the problems") for each in read)
             figure, shown = draw_accuracies(table, title=f"Results on {', '.join(names)}"), plain
@@ -59,9 +65,10 @@ def plot(
             frame = join(read)
             shown = length_shares(frame[~frame["condition"].isin(whole.yardsticks)])
             figure = draw_completion_lengths(shown)
+        elif one == Kind.WORDINGS:
+            shown = whole.wordings
+            figure = draw_wordings(shown)
         else:
-            if not find_sweeps(factors):
-                raise ComparisonError(f"{' '.join(runs)}: no filler has two lengths, so there is no sweep to draw.")
             places = pandas.DataFrame([{"condition": name, **of} for name, of in factors.items()])
             shown = without_contrasts(table).merge(places, on="condition", how="left")
             figure = draw_dose(shown, factors)

@@ -194,7 +194,11 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
             yield f"A/A, {where}: the baseline run again moves by {again}; {_NOISE[row['model'] in board.greedy]}."
         elif row["verdict"] == "positive control":
             harmed = row["p"] < ALPHA and row["difference"] < 0
-            seen = "this run sees harm" if harmed else "NOT SEEN: this run has not shown that it could see any effect"
+            seen = (
+                "seen: grader and pairing work"
+                if harmed
+                else "NOT SEEN: this run has not shown that it could see any effect"
+            )
             change = f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
             yield f"Positive control, {where} ({CONTROLS[row['condition']]}): {change}: {seen}."
     if apart := [f"{row['condition']} ({row['model']})" for row in rows if row["verdict"] == APART]:

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,21 +13,17 @@ from harness.runs.read import Run
 from tests.make import GREEDY_RUN, drawn, evaluation, small_run
 
 
-def test_a_condition_is_held_against_the_mean_of_wordings_and_of_fillers():
-    names = [f"{kind}-{i:02}" for kind in ("edit", "filler") for i in range(1, 5)]
+def test_a_condition_is_held_against_the_mean_of_rewordings():
+    names = [f"edit-{i:02}" for i in range(1, 5)]
     run = evaluation(drawn(2, 80, 4, {"wo": 0.5, "mless": 0.6, **dict.fromkeys(names, 0.5)})).samples
     table = compare(run, yardsticks=find_yardsticks(run["condition"].unique())).set_index("condition")
     row, accuracy = table.loc["mless"], run.groupby("condition")["correct"].mean() * 100
-    edits, fillers = (accuracy[[name for name in names if kind in name]] for kind in ("edit", "filler"))
-    spread = np.std([*edits, accuracy["wo"]], ddof=1)
-    assert row[["wordings", "fillers"]].tolist() == [5, 4]
-    assert row["wording_spread"] == pytest.approx(spread)
-    assert row["wording_difference"] == pytest.approx(accuracy["mless"] - np.mean([*edits, accuracy["wo"]]))
-    assert row["filler_difference"] == pytest.approx(accuracy["mless"] - fillers.mean())
-    assert row["filler_spread"] == pytest.approx(np.std(fillers, ddof=1))
-    few = run[~run["condition"].isin(["edit-03", "edit-04", "filler-03", "filler-04"])]
+    wordings = accuracy[[*names, "wo"]]
+    assert row["wordings"] == 5 and row["wording_difference"] == pytest.approx(accuracy["mless"] - wordings.mean())
+    assert row[["wording_low", "wording_high"]].tolist() == pytest.approx([wordings.min(), wordings.max()])
+    few = run[~run["condition"].isin(["edit-03", "edit-04"])]
     bare = compare(few, yardsticks=find_yardsticks(few["condition"].unique())).set_index("condition").loc["mless"]
-    assert bare[["wordings", "fillers", "wording_spread", "filler_difference"]].isna().all(), "too few to show a spread"
+    assert bare[["wordings", "wording_low", "wording_difference"]].isna().all(), "too few to show a range"
 
 
 def boxless(frame, name, share):
@@ -52,9 +47,8 @@ def test_a_rewording_is_set_apart_for_its_format_and_never_for_its_result():
     table = compare(run, yardsticks=yardsticks).set_index("condition")
     assert table.loc["edit-01", ["verdict", "family"]].tolist() == ["set apart"] * 2
     assert (table.loc[names[1:], "verdict"] == "rewording").all(), "however far it is"
-    assert table.loc["mless", "wordings"] == 6 and table.loc["mless", "wording_spread"] == pytest.approx(
-        table.loc[["wo", *names[1:]], "accuracy"].std()
-    )
+    assert table.loc["mless", "wordings"] == 6
+    assert table.loc["mless", "wording_low"] == table.loc["edit-02", "accuracy"] == 0
     bare = compare(run.drop(columns="verdict"), yardsticks=yardsticks).set_index("condition")
     assert bare.loc["mless", "wordings"] == 7, "nothing is known of formats"
 

@@ -18,9 +18,9 @@ from harness.display.comparison_tables import (
     show_comparison,
     show_leaderboard,
     show_mediators,
-    show_yardsticks,
+    show_rewordings,
 )
-from harness.display.numbers import MINUS, NONE, p_value, signed
+from harness.display.numbers import MINUS, NONE, interval, p_value, signed
 from harness.display.table import Column, Table, render
 from harness.display.table_pages import make_table
 from harness.errors import ComparisonError, ConfigError
@@ -111,24 +111,19 @@ def test_the_baseline_run_again_stands_beside_every_effect():
     assert rows(none)["w/o"]["difference [95 %]"].text == rows(none)["w/o"]["+ / -"].text == NONE
 
 
-def test_rewordings_and_other_fillers_have_a_table_of_their_own():
+def test_rewordings_have_a_table_of_their_own():
     names = [f"{kind}-{i:02}" for kind in ("edit", "filler") for i in range(1, 6)]
     chances = {"wo": 0.5, "mless": 0.6, "mful": 0.5, **dict.fromkeys(names, 0.5), "control": 0.1}
     board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), contrasts=["mless - wo", "mless - mful"])])
     assert list(rows(show_comparison(board))) == ["w/o", "w/ Mless", "w/ Mful", "mless - mful"]
-    grid = show_yardsticks(board)
-    assert list(rows(grid)) == ["w/ Mless", "w/ Mful"]
+    grid = rows(show_rewordings(board))
+    assert list(grid) == ["w/ Mless", "w/ Mful"] and grid["w/ Mless"]["rewordings"].text == "6"
     table = board.comparison.set_index("condition")
     for shown, name in (("w/ Mless", "mless"), ("w/ Mful", "mful")):
-        row = table.loc[name]
-        for header, column in (("less rewordings", "wording_difference"), ("less fillers", "filler_difference")):
-            assert rows(grid)[shown][header].text == signed(row[column])
-    wordings, fillers = (table.loc[[name for name in names if kind in name]] for kind in ("edit", "filler"))
-    spreads = (np.std([*wordings["accuracy"], table.loc["wo", "accuracy"]], ddof=1), fillers["accuracy"].std())
-    shown = rows(grid)["w/ Mless"]
-    assert [shown[name].text for name in ("rewordings", "fillers")] == ["6", "5"]
-    assert [shown[f"{name} SD"].text for name in ("rewordings", "fillers")] == [f"{one:.2f}" for one in spreads]
-    assert show_yardsticks(make_leaderboard([evaluation(drawn(7, 20, 1, REAL))])) is None
+        assert grid[shown]["less their mean"].text == signed(table.loc[name, "wording_difference"])
+    accuracies = table.loc[["wo", *names[:5]], "accuracy"]
+    assert grid["w/ Mless"]["their accuracies"].text == interval(accuracies.min(), accuracies.max())
+    assert show_rewordings(make_leaderboard([evaluation(drawn(7, 20, 1, REAL))])) is None
     assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
     assert list(rows(show_mediators(board))) == ["w/o", "w/ Mless", "w/ Mful"]
     assert list(rows(show_audit(board))) == ["w/o", "w/ Mless", "w/ Mful"]
@@ -144,7 +139,7 @@ def test_the_positive_control_says_whether_the_run_could_see_anything():
 
     for k in (1, 3):
         seen, table = note(0.1, k=k)
-        assert f"{signed(table.loc['control', 'difference'])} [" in seen and ": this run sees harm." in seen
+        assert f"{signed(table.loc['control', 'difference'])} [" in seen and ": seen: grader and pairing work." in seen
     assert table.loc["control", ["verdict", "family"]].tolist() == ["positive control"] * 2
     assert table.loc["control", ["tests", "p_adjusted", "wordings"]].isna().all()
     assert "NOT SEEN: this run has not shown that it could see any effect" in note(0.5)[0]
@@ -220,7 +215,7 @@ def test_no_table_is_wider_than_a_terminal():
     board = make_leaderboard(models[:1])
     for grid in (
         show_comparison(board),
-        show_yardsticks(board),
+        show_rewordings(board),
         show_leaderboard(make_leaderboard(models)),
         show_audit(board),
         show_mediators(board),
@@ -388,7 +383,7 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     assert board.primary == "unrelated-1 - wo" and list(board.yardsticks) == ["edit-01", "edit-02", "edit-03"]
     assert table["accuracy"].tolist() == [100] * 6
     assert table.loc["wo", ["aa_difference", "aa_right_to_wrong"]].tolist() == [-50, 3]
-    assert table.loc["unrelated-2", ["wordings", "wording_spread", "family"]].tolist() == [4, 0, "registered"]
+    assert table.loc["unrelated-2", ["wordings", "wording_low", "family"]].tolist() == [4, 100, "registered"]
     assert json.loads((run / "run.json").read_text())["config"]["replicates"] == 2
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2, "lm-eval's logs have the first replicate"

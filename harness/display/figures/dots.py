@@ -101,6 +101,36 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     return figure
 
 
+def draw_wordings(table: pandas.DataFrame) -> Figure:
+    """Each contrast under each instruction, and below them the mean.
+
+    Args:
+        table: As of `prompts_like_it.wording_table`.
+    """
+    rows = []
+    for name, mine in style.split_settings(table).items():
+        looks = style.looks(mine["condition"])
+        for row in mine.to_dict("records"):
+            rows.append(Row(f"{name}: {style.label(row['condition'])} (n = {row['n']})"))
+            looked = looks[row["condition"]]
+            for place, (value, low, high) in enumerate(row["effects"]):
+                cells = {"points": signed(value), "interval": interval(low, high, sign=True)}
+                rows.append(Row(f"w{place:02}" if place else "the run's own", cells, looked, [value], low, high))
+            ends = row["new_low"], row["new_high"]
+            cells = {"points": signed(row["difference"]), "interval": interval(*ends, sign=True)}
+            mean = [row["difference"]]
+            rows.append(Row("mean", cells, looked, mean, row["low"], row["high"], outer=ends))
+    note = (
+        "Difference from the baseline under the same instruction; w01 and so on: the config's `across`. Lines: "
+        f"{LEVEL} score intervals, not adjusted. Diamonds: the mean of these instructions on new problems; the line "
+        "behind, and its numbers: new instructions of this kind too."
+    )
+    figure, axes = draw_rows(rows, columns={"points": 0.1, "interval": 0.5}, right=1.3, note=note)
+    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
+    axes.set_xlabel("Difference in accuracy (points)")
+    return figure
+
+
 def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look], edge: float) -> Iterator[Row]:
     """The rows of one model and layout."""
     (base,) = table[table["verdict"] == "baseline"].to_dict("records")

@@ -1,0 +1,89 @@
+"""Grade completions that mless did not make: sample logs of any task of lm-eval, or a table of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas
+
+from harness.constants import REGRADED_SHOWN
+from harness.display.table import Column, Table, render
+from harness.errors import ConfigError, list_first
+from harness.grading import Grade, GradeJob, GraderPool
+from harness.runs.lm_eval_files import find_logs
+from harness.runs.lm_eval_logs import read_log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A completion with its gold answer; what a filter read from it, and whether that was right, where it is known."""
+
+    name: str
+    completion: str
+    gold: str
+    read: str | None = None
+    right: bool | None = None
+
+    def job(self) -> GradeJob:
+        """Its last box is graded; where there is none, what the filter read, else the last line."""
+        gold = self.gold.rpartition("####")[2].strip()  # as GSM8K ends its solutions
+        if "\\boxed" in self.completion or "\\fbox" in self.completion:
+            return GradeJob(completion=self.completion, target=gold)
+        lines = self.completion.strip().splitlines() or [""]
+        return GradeJob(completion=self.read or lines[-1], target=gold, line=True)
+
+
+def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> str:
+    """How many are right by our grader, and by the log's own metric; and the samples on which the two differ.
+
+    Args:
+        path: A sample log, a folder of logs, or a CSV or JSONL file.
+        metric: Of a log: see `lm_eval_logs.read_log`.
+        completion: The column of completions in a CSV or JSONL file.
+        gold: That of gold answers.
+
+    Raises:
+        RunError: a log is missing or damaged.
+        ConfigError: the file cannot be read, or lacks a column.
+    """
+    logs = find_logs(path) if path.is_dir() else [path] if path.name.startswith("samples_") else []
+    samples = [one for log in logs for one in _of_log(log, metric)] or list(_of_table(path, completion, gold))
+    with GraderPool() as pool:
+        for number, one in enumerate(samples):
+            pool.submit(number, one.job())
+        grades: dict[int, Grade] = dict(pool.drain())
+    rows = []
+    for number, one in enumerate(samples):
+        told = {"name": one.name, "gold": one.gold[-30:], "answer": (grades[number].answer or "-")[:30]}
+        rows.append({**told, "verdict": grades[number].verdict, "ours": grades[number].correct, "theirs": one.right})
+    frame = pandas.DataFrame(rows)
+    said = f"{len(frame)} samples: right by mless {frame['ours'].mean():.1%}"
+    if known := bool(frame["theirs"].notna().all()):
+        rows = [row for row in rows if row["ours"] != row["theirs"]]
+        said += f", by the log's metric {frame['theirs'].mean():.1%}; they differ on {len(rows)}"
+    counts = ", ".join(f"{word} {count}" for word, count in frame["verdict"].value_counts().items())
+    columns = [Column(name, name, str, numeric=False) for name in ("name", "gold", "answer", "verdict")]
+    shown = Table("The first on which they differ" if known else "The first", rows[:REGRADED_SHOWN], columns)
+    return "\n".join([f"{said}.", f"Verdicts: {counts}.", *(["", render([shown])] if rows else [])])
+
+
+def _of_log(path: Path, metric: str | None) -> Iterator[Completed]:
+    for row, answered in read_log(path, metric=metric).samples:
+        for sample, score in answered:
+            right = score.verdict == "correct" if score.verdict else None
+            name, gold = str(row["doc"]["id"]), str(row["doc"]["answer"])
+            yield Completed(name=name, completion=sample.completion or "", gold=gold, read=score.answer, right=right)
+
+
+def _of_table(path: Path, completion: str, gold: str) -> Iterator[Completed]:
+    try:
+        is_csv = path.suffix == ".csv"
+        table = pandas.read_csv(path, dtype=str) if is_csv else pandas.read_json(path, lines=True, dtype=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no CSV or JSONL of completions: {error}.") from None
+    if absent := [name for name in (completion, gold) if name not in table]:
+        raise ConfigError(f"{path} has no column {absent[0]!r}: expected one of {list_first([*map(str, table)], 8)}.")
+    for number, row in enumerate(table.to_dict("records"), start=1):
+        yield Completed(name=str(row.get("id", number)), completion=str(row[completion]), gold=str(row[gold]))
