@@ -12,9 +12,9 @@ import pandas
 
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
+from harness.analysis.other_prompts import text_table, wording_table
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import pool
-from harness.analysis.prompts_like_it import text_table, wording_table
 from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
 from harness.experiment.conditions import read_contrast
@@ -35,8 +35,8 @@ class Leaderboard:
         mediators: `controls.mediator_table`.
         audit: `controls.audit_table`.
         pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
-        texts: `prompts_like_it.text_table`: each condition against other texts. Empty where there are few.
-        wordings: `prompts_like_it.wording_table`: each contrast over all instructions. Empty where there is one.
+        texts: `other_prompts.text_table`: each condition against other texts. Empty where there are few.
+        wordings: `other_prompts.wording_table`: each contrast over all instructions. Empty where there is one.
         sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import comparison, controls, pooled, prompts_like_it, sweeps
+from harness.analysis import comparison, controls, other_prompts, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.numbers import (
     LEVEL,
@@ -102,14 +102,14 @@ REWORDINGS = _meant(
     ("wording_difference", "less their mean", signed),
 )
 TEXTS = _meant(
-    prompts_like_it.TEXTS,
+    other_prompts.TEXTS,
     ("texts kind", "against", "{} {}".format),
     ("least most", "their accuracies", interval),
     ("difference new_low new_high", f"less their mean [{LEVEL}]", difference),
     ("new_p", "p", p_value),
 )
 WORDINGS = _meant(
-    prompts_like_it.WORDINGS,
+    other_prompts.WORDINGS,
     ("wordings", "instructions", count),
     ("least most", "from, to", partial(interval, sign=True)),
     ("better worse", "better, worse in", "{}, {}".format),

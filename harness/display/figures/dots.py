@@ -105,7 +105,7 @@ def draw_wordings(table: pandas.DataFrame) -> Figure:
     """Each contrast under each instruction, and below them the mean.
 
     Args:
-        table: As of `prompts_like_it.wording_table`.
+        table: As of `other_prompts.wording_table`.
     """
     rows = []
     for name, mine in style.split_settings(table).items():

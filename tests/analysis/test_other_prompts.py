@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from harness.analysis.leaderboard import as_json, make_leaderboard
+from harness.analysis.other_prompts import TEXTS, WORDINGS, text_table, wording_table
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import estimate_new_models, pool_changes
-from harness.analysis.prompts_like_it import TEXTS, WORDINGS, text_table, wording_table
 from harness.display.comparison_tables import show_comparison, show_texts, show_wordings
 from harness.display.figures.dots import draw_wordings
 from harness.errors import ConfigError
