@@ -16,9 +16,9 @@ from harness.display.table import Column, Table, fold, render
 from harness.engines.processor import computes_bf16, count_cores, describe_processor
 from harness.engines.vllm import device_type
 from harness.errors import list_first
-from harness.experiment.conditions import contrast_name, group_name
+from harness.experiment.conditions import contrast_name
 from harness.experiment.config import RunConfig
-from harness.experiment.plan import Plan
+from harness.experiment.plan import Plan, group_name
 from harness.experiment.token_checks import ConditionPrompts
 from harness.experiment.tokenizer import template_switches
 from harness.grading import describe_gold

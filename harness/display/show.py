@@ -19,7 +19,7 @@ from harness.display.hidden_characters import visible
 from harness.display.numbers import LEVEL, define_flips, difference, flips, label
 from harness.display.table import Column, Table, fold, render
 from harness.errors import RunError, list_first
-from harness.experiment.conditions import group_name
+from harness.experiment.plan import group_name
 from harness.runs.prompts_of_run import RunPrompt, Source
 from harness.runs.read import Run
 from harness.runs.receipts import receipt_line

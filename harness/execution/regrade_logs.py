@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas
 
 from harness.constants import REGRADED_SHOWN
 from harness.display.table import Column, Table, render
 from harness.errors import ConfigError, list_first
-from harness.grading import Grade, GradeJob, GraderPool
+from harness.grading import GradeJob, GraderPool
 from harness.runs.lm_eval_files import find_logs
 from harness.runs.lm_eval_logs import read_log
 
@@ -53,7 +54,7 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
     with GraderPool() as pool:
         for number, one in enumerate(samples):
             pool.submit(number, one.job())
-        grades: dict[int, Grade] = dict(pool.drain())
+        grades: dict[int, Any] = dict(pool.drain())
     rows = []
     for number, one in enumerate(samples):
         told = {"name": one.name, "gold": one.gold[-30:], "answer": (grades[number].answer or "-")[:30]}

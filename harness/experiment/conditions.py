@@ -192,10 +192,6 @@ class Condition(Strict):
         text = self.text or ""
         return text if self.count is None else _cut_text(self.name, text, self.count, count_tokens or _count_words)
 
-    def worded(self, number: int, instruction: str) -> Condition:
-        """The condition under another instruction, the so many-th."""
-        return self.model_copy(update={"name": under_wording(self.name, number), "instruction": instruction})
-
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config that makes the condition again."""
         if self == named_conditions().get(self.name):
@@ -492,9 +488,3 @@ def yardstick(name: str) -> Yardstick | None:
 def find_yardsticks(names: Iterable[str]) -> dict[str, Yardstick]:
     """Those of the conditions that are yardsticks, with the kind of each, as `analysis.compare` takes them."""
     return {str(name): kind for name in names if (kind := yardstick(str(name)))}
-
-
-def group_name(name: str) -> str:
-    """What a condition is shown under while there is one line for all yardsticks of a kind: its name, or the kind."""
-    kind = yardstick(name)
-    return name if kind is None else kind if kind == "positive control" else f"{kind}s"

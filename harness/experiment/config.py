@@ -25,6 +25,7 @@ from harness.experiment.conditions import (
     find_baseline,
     other_fillers,
     read_contrast,
+    under_wording,
 )
 from harness.experiment.demonstrations import Demonstrations
 from harness.experiment.problems import AnyDataset
@@ -298,7 +299,11 @@ class RunConfig(Strict):
         fillers = other_fillers(self.filler_null, sorted(self.conditions, key=lambda one: one.name != about))
         control = [UNSHOWN if self.answer == "line" else CONTROL] if self.positive_control else []
         others = enumerate(self.across.instructions if self.across else (), start=1)
-        wordings = [one.worded(number, text) for number, text in others for one in self.conditions]
+        wordings = [
+            one.model_copy(update={"name": under_wording(one.name, number), "instruction": text})
+            for number, text in others
+            for one in self.conditions
+        ]
         return (*all_edits()[: self.prompt_null], *fillers, *wordings, *control)
 
     @property

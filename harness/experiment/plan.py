@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from harness.errors import ConfigError, DataError
-from harness.experiment.conditions import UNSHOWN, group_name, yardstick
+from harness.experiment.conditions import UNSHOWN, yardstick
 from harness.experiment.config import RunConfig
 from harness.experiment.demonstrations import Demonstrations, Draw
 from harness.experiment.problems import Dataset, Problem, open_dataset
@@ -254,3 +254,9 @@ def hash_setting(
 def hash_json(value: Any) -> str:
     """SHA-256 of a value as JSON, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def group_name(name: str) -> str:
+    """What a condition is shown under while there is one line for all yardsticks of a kind: its name, or the kind."""
+    kind = yardstick(name)
+    return name if kind is None else kind if kind == "positive control" else f"{kind}s"
