@@ -19,17 +19,17 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
 from numpy.typing import NDArray
 
 from attention_probe.analysis.curves import chosen_problems, has_one_filler
-from attention_probe.measure.definitions import GUARANTEED
+from attention_probe.measure.definitions import GUARANTEED, ONLY_OF_A_FILLER
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces
-from harness.constants import DEFAULT_SEED, FLIPS_AT_ONCE, HEADS_ALPHA, RANKING_DRAWS, TIE
+from harness.constants import DEFAULT_SEED, FLIPS_AT_ONCE, HEADS_ALPHA, RANKING_DRAWS, TIE, UNLIKE_SCATTER
 from harness.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -58,9 +58,10 @@ def rank_heads(
     Returns:
         One row per head, the most different first: rank, layer and head (from 1), n (units), the mean difference, its
         standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two sides has no filler and the
-        measure is one of GUARANTEED. The contrast is no finding then: t and p_adjusted are missing, and heads are
-        ordered by the size of the mean difference. p_adjusted is also missing where a side is one string, the same in
-        all prompts. `attrs` has how many heads have a small p (`found`), and a note for readers.
+        measure is one of GUARANTEED, in Layer 1 or, of what only a filler has, in every layer. The contrast is no
+        finding then: t and p_adjusted are missing, and heads come last, by the size of the mean difference.
+        p_adjusted is also missing where a side is one string, the same in all prompts. `attrs` has how many heads have
+        a small p (`found`), and a note for readers.
 
     Raises:
         ConfigError: the measure was not recorded, a side has no condition or one of the other's, or fewer than two
@@ -86,20 +87,27 @@ def rank_heads(
         one_string = any(_is_one_string(traces, name, chosen) for name in (*old, *new))
         found, note = _by_prompt(with_it[0] - without[0], clusters, 0 if one_string else draws)
     header = traces.header
-    if guaranteed:
-        found[["t", "p_adjusted"]] = np.nan
-        note = (
-            f"{measure} of {','.join(new)} against {','.join(old)} is no finding: one of the two has no filler, and "
-            "softmax and the shift of positions change it whatever is inserted. Contrast two fillers."
-        )
     places = pandas.MultiIndex.from_product([header.layers, range(header.head_count)])
-    frame = places.to_frame(False, ["layer", "head"]) + 1  # as people count
-    frame = frame.join(found.assign(guaranteed=guaranteed)).sort_values(
-        "mean_difference" if guaranteed else "t", key=np.abs, ascending=False, kind="stable", ignore_index=True
-    )
+    frame = (places.to_frame(False, ["layer", "head"]) + 1).join(found)  # as people count
+    # deeper layers may answer to what changed below them
+    frame["guaranteed"] = guaranteed & ((frame["layer"] == 1) | (measure in ONLY_OF_A_FILLER))
+    if frame["guaranteed"].any():
+        frame.loc[frame["guaranteed"], ["t", "p_adjusted"]] = np.nan
+        note = (
+            f"{measure} of {','.join(new)} against {','.join(old)} is no finding where it is guaranteed: one of the "
+            "two has no filler, and softmax and the shift of positions change it whatever is inserted. Contrast two "
+            f"fillers; {note}"
+        )
+    order = ["mean_difference"] if frame["guaranteed"].all() else ["guaranteed", "t", "mean_difference"]
+    frame = frame.sort_values(order, key=_by_size, ascending=False, kind="stable", ignore_index=True)
     frame.insert(0, "rank", range(1, len(frame) + 1))
-    frame.attrs = {"found": int((found["p_adjusted"] < HEADS_ALPHA).sum()), "note": "; ".join([note, *header.stamps])}
+    frame.attrs = {"found": int((frame["p_adjusted"] < HEADS_ALPHA).sum()), "note": "; ".join([note, *header.stamps])}
     return frame
+
+
+def _by_size(column: pandas.Series[Any]) -> pandas.Series[Any]:
+    """The size of a number; what is guaranteed comes last."""
+    return ~column if column.name == "guaranteed" else column.abs()
 
 
 def _is_one_string(traces: AttentionTraces, condition: str, chosen: Sequence[str]) -> bool:
@@ -160,6 +168,10 @@ def _by_string(without: Floats, with_it: Floats, draws: int) -> tuple[pandas.Dat
         "p_adjusted": found.p,
     }
     note = f"{len(with_it)} strings against {len(without)}, each the mean of {prompts} prompts, {how}"
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scatter = float(np.nanmedian(without.std(axis=0, ddof=1) / with_it.std(axis=0, ddof=1)))
+    if min(len(without), len(with_it)) > 1 and not 1 / UNLIKE_SCATTER <= scatter <= UNLIKE_SCATTER:
+        note += "; the sides scatter unlike, and p is then too small in up to a third of such contrasts"
     return pandas.DataFrame(numbers), note
 
 

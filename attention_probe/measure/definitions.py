@@ -53,7 +53,9 @@ ARRAYS: dict[str, Quantity] = {
 }
 """Every array of a trace. A mean over no query is NaN."""
 
-GUARANTEED = {name for name in MEASURES if name.startswith("mass_")} | {"lambda", "position_shift", "scale", "bias"}
+ONLY_OF_A_FILLER = {"mass_filler", "lambda", "position_shift", "scale", "bias"}
+"""Measures that are 0 without a filler (`lambda` 1)."""
+GUARANTEED = {name for name in MEASURES if name.startswith("mass_")} | ONLY_OF_A_FILLER
 """Measures whose contrast between a prompt with filler and one without is no finding: softmax takes the filler's mass
 from the other tokens whatever is inserted, later positions shift by its length (so that a single region's mass may even
 grow), and a norm that is 0 without filler can only grow. Between two fillers they are findings."""

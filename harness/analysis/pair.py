@@ -96,7 +96,8 @@ def compare_pair(old: Side, new: Side, *, margin: float | None = None) -> Leader
     about = {"source": "pair", "model": model, "greedy": old.run.about.get("greedy")}
     run = Run(name=" ".join(names), about=about, read=lambda: joined, read_prompts=list)
     board = make_leaderboard([run], baseline=names[0], margin=margin)
-    return replace(board, receipt=tuple({"name": side.run.name, **side.run.about} for side in sides))
+    receipts = {side.run.name: {"name": side.run.name, **side.run.about} for side in sides}
+    return replace(board, receipt=tuple(receipts.values()))
 
 
 def check_gate(board: Leaderboard, gate: Gate) -> tuple[int, str]:
@@ -113,4 +114,4 @@ def check_gate(board: Leaderboard, gate: Gate) -> tuple[int, str]:
     within = bool(row["within_margin"])
     return int(
         not within
-    ), f"{row['condition']} is {'' if within else 'not '}equivalent within {row['margin']:g} points"
+    ), f"{row['condition']} is {'' if within else 'not '}equivalent within a margin of {row['margin']:g}"

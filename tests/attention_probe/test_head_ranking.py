@@ -12,7 +12,7 @@ from scipy import stats
 from attention_probe.analysis.head_ranking import flip_signs, permute_labels, rank_heads, t_values
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
-from tests.make import HEADS, LAYERS, make_trace, write_traces
+from tests.make import HEADS, LAYERS, SHAPE, make_trace, write_traces
 
 
 def write(path, count, *, shift=0.0, seed=0):
@@ -62,9 +62,13 @@ def test_the_numbers_are_those_of_a_paired_t(traces):
 def test_what_softmax_guarantees_has_no_p_and_says_so(traces, measure):
     for baseline, condition in (("wo", "mless"), ("mless", "wo")):
         frame = rank_heads(traces, measure, baseline, condition)
-        assert frame["guaranteed"].all() and frame["p_adjusted"].isna().all() and frame["t"].isna().all()
-        assert frame["mean_difference"].abs().is_monotonic_decreasing and frame["standard_error"].notna().all()
-        assert "is no finding: one of the two has no filler" in frame.attrs["note"]
+        no_finding = frame["guaranteed"]
+        expected = {1, 3} if measure == "mass_filler" else {1}
+        assert {*frame["layer"][no_finding]} == expected and {*frame["layer"][~no_finding]} == {1, 3} - expected
+        assert (frame["p_adjusted"].isna() == no_finding).all() and (frame["t"].isna() == no_finding).all()
+        assert frame["mean_difference"][no_finding].abs().is_monotonic_decreasing
+        assert no_finding.is_monotonic_increasing and frame["standard_error"].notna().all()
+        assert "is no finding where it is guaranteed: one of the two has no filler" in frame.attrs["note"]
     between = rank_heads(traces, measure, "random", "mless", draws=100)
     assert not between["guaranteed"].any() and between["p_adjusted"].notna().all()
 
@@ -194,6 +198,22 @@ def test_with_several_strings_the_string_is_the_unit(tmp_path):
         uneven["p_adjusted"].min() >= 1 / 5 and "no p below 0.2 is possible, name more strings" in uneven.attrs["note"]
     )
     assert lone.attrs["found"] > 1, "one string against one: whatever differs between the two"
+
+
+@pytest.mark.parametrize("spread", [1.0, 5.0])
+def test_sides_of_unlike_scatter_are_warned_of(spread, tmp_path):
+    random = np.random.default_rng(3)
+    names = [f"{side}{n}" for side in "ab" for n in range(6)]
+    own = {name: random.normal(size=SHAPE) * (spread if name[0] == "a" else 1) for name in names}
+    traces = [
+        make_trace(f"p{n}", name, measures={"bias_cosine": own[name].astype(np.float32)})
+        for n in range(2)
+        for name in names
+    ]
+    path = write_traces(tmp_path / "x.traces", traces, conditions=("wo", *names))
+    with AttentionTraces.open(path) as opened:
+        note = rank_heads(opened, "bias_cosine", names[:6], names[6:]).attrs["note"]
+    assert ("the sides scatter unlike" in note) == (spread > 1)
 
 
 def test_permuted_labels_are_a_two_sample_t_and_every_permutation_tried_in_a_loop():
