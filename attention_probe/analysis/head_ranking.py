@@ -168,10 +168,10 @@ def _by_string(without: Floats, with_it: Floats, draws: int) -> tuple[pandas.Dat
         "p_adjusted": found.p,
     }
     note = f"{len(with_it)} strings against {len(without)}, each the mean of {prompts} prompts, {how}"
-    with np.errstate(invalid="ignore", divide="ignore"):
-        scatter = float(np.nanmedian(without.std(axis=0, ddof=1) / with_it.std(axis=0, ddof=1)))
-    if min(len(without), len(with_it)) > 1 and not 1 / UNLIKE_SCATTER <= scatter <= UNLIKE_SCATTER:
-        note += "; the sides scatter unlike, and p is then too small in up to a third of such contrasts"
+    if min(len(without), len(with_it)) > 1:
+        one, other = (float(np.nanmedian(side.std(axis=0, ddof=1))) for side in (without, with_it))
+        if max(one, other) > UNLIKE_SCATTER * min(one, other):
+            note += "; the sides scatter unlike, and p is then too small in up to a third of such contrasts"
     return pandas.DataFrame(numbers), note
 
 
