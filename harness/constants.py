@@ -61,16 +61,17 @@ ENGINE_TURN_SECONDS = 1.0
 """While an answer is awaited, this often the processes are looked at and the run shows that it lives."""
 QUEUE_PER_SEQUENCE = 2
 """Requests in an engine, running or waiting, for each that it can run at once. So it never waits for us."""
-SPARE = 1.1
-"""The same for each of several engines, none of which must hold what another could begin."""
 COUNTED_TOKENS = 64
 """An engine tells how far a completion is whenever it has so many more tokens. At every 16 it cost a fifth of the speed
 of a model of 2 million parameters (two cores)."""
-CLOSE_SECONDS = 2.0
-"""An engine may take this long to end by itself; then it is killed. Nothing in it is wanted any more."""
+CLOSE_SECONDS = {False: 2.0, True: 10.0}
+"""An engine may take this long to end by itself, the second on several GPUs, whose workers must leave each other; then
+it is killed. Nothing in it is wanted any more."""
+READY_SECONDS = 3600
+"""That vLLM waits for its engine: 70 billion parameters take longer to load and compile than its own 600."""
 STALL_FACTOR = 2
-"""An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s) or a start (600 s). Where
-vLLM enforces its limit, its error comes first. The longest steps are the first ones, in which kernels are compiled."""
+"""An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s) or a start. Where vLLM
+enforces its limit, its error comes first. The longest steps are the first ones, in which kernels are compiled."""
 FRUITLESS_STARTS = 3
 """After so many starts in a row without a sample no engine is started any more."""
 EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS = 0.1, 2.0
@@ -229,7 +230,7 @@ LOG_SECONDS = 30.0
 """Between two lines of progress in a log."""
 LOAD_STEPS = {"INFO": "starting vLLM", "Starting to load model": "loading weights", "Warming up": "warming up"}
 LOAD_STEPS |= {"torch.compile": "compiling", "Capturing CUDA graphs": "capturing CUDA graphs"}
-"""What vLLM (0.24 to 0.33) writes as it starts, in this order, and at which step it then is."""
+"""What vLLM (0.28 to 0.33) writes as it starts, in this order, and at which step it then is."""
 SHOWN_LETTERS = 1200
 """About this many characters of a completion are shown, unless all are asked for."""
 SHOWN_POINTS = 0.05

@@ -238,6 +238,7 @@ def smollm2() -> Path:
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
 *compute-apps*) printf '%s' "$PROCESSES" ;;
+*index,uuid*) printf '0, GPU-aa11\n1, GPU-bb22\n' ;;
 *) printf '%s' "$GPUS" ;;
 esac
 """

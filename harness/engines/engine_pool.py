@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.constants import ENGINE_TURN_SECONDS, FRUITLESS_STARTS, SPARE, STALL_FACTOR
+from harness.constants import ENGINE_TURN_SECONDS, FRUITLESS_STARTS, QUEUE_PER_SEQUENCE, READY_SECONDS, STALL_FACTOR
 from harness.engines.lifetime import CONTINUE
 from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long, undisturbed
 from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError
@@ -59,17 +59,27 @@ class EnginePool:
         size: How many engines there are at most.
         stall_seconds: An engine that has not answered an exchange for so long is given up.
         load_seconds: The same of one that loads the model, or waits for a free GPU of a cluster.
+        compiles: Whether an engine compiles as it starts.
 
     Attributes:
         so_far: As of `VLLMEngine`.
     """
 
-    def __init__(self, carrier: RayCarrier, size: int, stall_seconds: float, load_seconds: float) -> None:
+    def __init__(
+        self,
+        carrier: RayCarrier,
+        size: int,
+        stall_seconds: float,
+        load_seconds: float,
+        *,
+        compiles: bool = False,
+    ) -> None:
         self._carrier, self._size = carrier, size
         self._stall_seconds, self._load_seconds = stall_seconds, load_seconds
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless = 0
+        self._compiles, self._lost = compiles, False
         self.so_far: dict[int, int] = {}
         self._turned = time.monotonic()
 
@@ -99,7 +109,8 @@ class EnginePool:
                 self._start(min(self._size, left))
             else:  # whoever loads now would come too late
                 self._drop([engine for engine in self._engines if not engine.facts])
-            self._hand_out(math.ceil(left / max(1, len(self._engines))))
+            coming = min(self._size, left) if self._fruitless < FRUITLESS_STARTS else len(self._engines)
+            self._hand_out(math.ceil(left / max(1, coming)))
             yield self._collect()
 
     def close(self) -> None:
@@ -111,7 +122,9 @@ class EnginePool:
                 self._carrier.close()
 
     def _start(self, size: int) -> None:
-        while len(self._engines) < size and self._fruitless < FRUITLESS_STARTS:
+        """Start what is missing; where engines compile the first alone, so that the others find what it made."""
+        first = self._compiles and not self._lost and not any(engine.facts for engine in self._engines)
+        while len(self._engines) < (1 if first else size) and self._fruitless < FRUITLESS_STARTS:
             handle, call = self._carrier.start()
             self._engines.append(_Engine(handle, call))
 
@@ -119,7 +132,7 @@ class EnginePool:
         """Fill up the engines that wait for a call; none gets more than its share of what is left."""
         for engine in self._engines:
             if engine.facts and engine.call is None:
-                most = min(math.ceil(SPARE * engine.facts["max_num_seqs"]), share)
+                most = min(QUEUE_PER_SEQUENCE * engine.facts["max_num_seqs"], share)
                 room = max(0, most - len(engine.held))
                 new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
                 for _, request in new:
@@ -141,6 +154,7 @@ class EnginePool:
                 self._lose(engine, error)
                 continue
             if not engine.facts:
+                self._refuse_shared_device(answer)
                 engine.facts = answer
                 continue
             self.so_far |= {number: done for number, done in answer if isinstance(done, int)}
@@ -153,6 +167,12 @@ class EnginePool:
             engine.samples += len(made)
         self._look(list(calls.values()))
         return finished
+
+    def _refuse_shared_device(self, facts: Mapping[str, Any]) -> None:
+        """Raise EngineError if another engine runs on the same GPU: one would get no memory, or both half the speed."""
+        taken = {uuid for engine in self._engines for uuid in engine.facts.get("device_uuids") or ()}
+        if shared := taken & {*(facts.get("device_uuids") or ())}:
+            raise EngineError(f"Two engines run on one GPU, {sorted(shared)[0]}: is CUDA_VISIBLE_DEVICES overridden?")
 
     def _look(self, silent: Sequence[_Engine]) -> None:
         """Give up engines that have been silent for too long.
@@ -175,6 +195,7 @@ class EnginePool:
             HarnessError: the error, if no engine is left and none will be started.
         """
         self._drop([engine])
+        self._lost = True
         self.so_far = {number: tokens for number, tokens in self.so_far.items() if number not in engine.held}
         self._waiting.extendleft(reversed(engine.held.items()))
         self._fruitless = 0 if engine.samples else self._fruitless + 1
@@ -246,7 +267,7 @@ def open_engines(
     each = _count_gpus(arguments)
     step, start = (
         _count(name, os.environ.get(name, usual))
-        for name, usual in (("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300), ("VLLM_ENGINE_READY_TIMEOUT_S", 600))
+        for name, usual in (("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300), ("VLLM_ENGINE_READY_TIMEOUT_S", READY_SECONDS))
     )
     carrier = RayCarrier(arguments, sampled=sampled, gpus_each=each, log=log)
     # without GPUs it is for the user to say how many fit, but nothing else would stop 9999 processes
@@ -259,4 +280,6 @@ def open_engines(
             f"and the machines have {carrier.gpus}, with {carrier.cores} CPU cores."
         )
     # an engine's own watch knows more, so it comes first
-    return EnginePool(carrier, min(size, most or size), (STALL_FACTOR + 1) * step, STALL_FACTOR * start)
+    limits = (STALL_FACTOR + 1) * step, STALL_FACTOR * start
+    compiles = bool(carrier.gpus) and not arguments.get("enforce_eager")
+    return EnginePool(carrier, min(size, most or size), *limits, compiles=compiles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 
@@ -11,13 +12,27 @@ def gpu_driver() -> str | None:
 
 
 def describe_gpu_processes() -> str:
-    """Which processes hold GPU memory, for a message; empty if `nvidia-smi` names none.
+    """Which other processes hold memory of the GPUs that are visible here, for a message; empty if none is known.
 
     In a container the driver may hide processes, or name them by ids of the host.
     """
-    rows = _query("--query-compute-apps=pid,process_name,used_memory", 3)
-    held = ", ".join(f"{name} (process {process}, {memory} MiB)" for process, name, memory in rows)
+    rows = _query("--query-compute-apps=gpu_uuid,pid,process_name,used_memory", 4)
+    seen = _visible_uuids()
+    held = ", ".join(
+        f"{name} (process {process}, {memory} MiB)"
+        for uuid, process, name, memory in rows
+        if (seen is None or uuid in seen) and process != str(os.getpid())
+    )
     return f"It is held by {held}." if held else ""
+
+
+def _visible_uuids() -> set[str] | None:
+    """The GPUs of CUDA_VISIBLE_DEVICES, which may have numbers, or UUIDs cut short; None for all."""
+    wanted = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    if not wanted or any(one.startswith("MIG-") for one in wanted):
+        return None
+    known = _query("--query-gpu=index,uuid", 2)
+    return {uuid for index, uuid in known for one in wanted if one == index or (len(one) > 4 and uuid.startswith(one))}
 
 
 def _query(what: str, columns: int) -> list[list[str]]:

@@ -5,7 +5,7 @@ engine behind. The engine would hold the GPU's memory, so the run could not be c
 the entry-point group `vllm.general_plugins` in each process that it starts. It does not do so in forked processes,
 because their parent has called the group already; the hook for forks covers these.
 
-`WatchedCalls` runs in the run's process. vLLM's client (0.24 to 0.33) waits for ever if its process dies or hangs, and
+`WatchedCalls` runs in the run's process. vLLM's client (0.28 to 0.33) waits for ever if its process dies or hangs, and
 only a signal to the main thread could interrupt it. So one thread waits there, and callers in any thread wait here.
 """
 
@@ -87,7 +87,8 @@ class WorkerFacts:
 
         def attention_backends() -> list[str]:
             layers = self.vllm_config.compilation_config.static_forward_context.values()
-            return sorted({layer.get_attn_backend().get_name() for layer in layers})
+            attending = (layer for layer in layers if hasattr(layer, "get_attn_backend"))  # experts are there too
+            return sorted({layer.get_attn_backend().get_name() for layer in attending})
 
         def compute_capability() -> str:
             capability = current_platform.get_device_capability(self.local_rank)
@@ -95,6 +96,7 @@ class WorkerFacts:
 
         facts: dict[str, Callable[[], Any]] = {
             "device_name": lambda: current_platform.get_device_name(self.local_rank),
+            "device_uuid": lambda: str(torch.cuda.get_device_properties(self.local_rank).uuid),
             "compute_capability": compute_capability,
             "cuda": lambda: torch.version.cuda or torch.version.hip,
             "attention_backends": attention_backends,

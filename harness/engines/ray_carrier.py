@@ -43,6 +43,7 @@ class EngineActor:
 
     def load(self, arguments: Mapping[str, Any], sampled: bool, log: str | None, threads: str | None) -> dict[str, Any]:
         """Load the model; return the engine's facts. `threads` is the run's own OMP_NUM_THREADS."""
+        take_gpus()
         for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
             del os.environ[name]  # a launcher's, meant for its own ranks: vLLM would wait for the others
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, from a number of CPUs that we do not ask for
@@ -69,6 +70,18 @@ class EngineActor:
             self._held.difference_update(one.request_id for one in done)
             finished += done
         return [*((int(one.request_id), one) for one in finished), *self._engine.so_far.items()]
+
+
+def take_gpus() -> None:
+    """Make visible to this actor the GPUs that Ray gave it, and no others.
+
+    Ray does so itself, but not where RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set, as some launchers have it.
+    """
+    import ray
+
+    ids = sorted(map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]), key=lambda one: (len(one), one))
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if ids else ():
+        os.environ[name] = ",".join(ids)
 
 
 class RayCarrier:

@@ -1,7 +1,7 @@
 """The vLLM engine: requests in, completions out as they finish. All of vLLM's API that mless uses is used here.
 
 vLLM's own `LLM.generate` returns nothing before everything is finished, so its synchronous engine is fed and stepped by
-hand. This works with vLLM 0.24 and newer; differences between versions are settled here.
+hand. This works with vLLM 0.28 and newer; differences between versions are settled here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from harness import constants
@@ -25,6 +26,7 @@ from harness.engines.processor import RESERVED, use_all_cores
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request
+from harness.experiment.tokenizer import fetch_repository
 
 FINISHED = ("stop", "length", "repetition")
 """The finish reasons of a completion. `abort` and `error` end a request without one."""
@@ -40,10 +42,14 @@ NOT_OF_THE_ENGINE = (
 )
 """Model arguments that lm-eval, the pool of engines or the prompts use."""
 
+_OF_VLLM = ("VLLM_", "TRITON_F32_")
+"""How the variables begin that an engine reads."""
+_alive: list[VLLMEngine] = []
+
 ENGINE_FACTS = {
     "model_config": ("max_model_len", "quantization", "enforce_eager"),
-    "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
-    "cache_config": ("enable_prefix_caching", "block_size"),
+    "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "async_scheduling"),
+    "cache_config": ("enable_prefix_caching", "block_size", "num_gpu_blocks"),
     "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size"),
 }
 """Settings that a run's receipt records, without their `enable_`, by the part of vLLM's config that has them."""
@@ -84,7 +90,19 @@ class VLLMEngine:
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, sampled: bool = True) -> None:
+        self._before = {name: value for name, value in os.environ.items() if name.startswith(_OF_VLLM)}
+        try:
+            self._start(arguments, sampled=sampled)
+        except BaseException:
+            self._put_environment_back()
+            raise
+        _alive.append(self)
+
+    def _start(self, arguments: Mapping[str, Any], *, sampled: bool) -> None:
         given = engine_arguments(arguments)
+        self._invariant = bool(given.get("batch_invariant"))
+        if any(one._invariant != self._invariant for one in _alive):
+            raise ConfigError("batch_invariant is another than that of an engine that is alive: close that one first.")
         if given.pop("batch_invariant", False):
             os.environ["VLLM_BATCH_INVARIANT"] = "1"  # read in the engine's processes, and here for each request
         if str(given.get("dtype")).removeprefix("torch.") in ("float32", "float"):
@@ -106,6 +124,7 @@ class VLLMEngine:
         given.setdefault("stream_interval", constants.COUNTED_TOKENS)
         given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
         given.setdefault("worker_extension_cls", lifetime.WORKER_EXTENSION)
+        fetch_weights(given)
         self._errors = ChildErrors()
         others = set(multiprocessing.active_children())
         try:
@@ -190,6 +209,9 @@ class VLLMEngine:
         facts: dict[str, Callable[[], Any]] = {
             "device": device_type,
             "device_names": lambda: [worker["device_name"] for worker in workers] or None,
+            "device_uuids": lambda: [worker["device_uuid"] for worker in workers if worker["device_uuid"]] or None,
+            "compilation_mode": lambda: config.compilation_config.mode.name,
+            "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver,
             "model_runner": lambda: "V2" if config.use_v2_model_runner else "V1",
             "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
@@ -205,15 +227,24 @@ class VLLMEngine:
                 for part, names in ENGINE_FACTS.items()
                 for name in names
             },
-            **{name: value for name, value in first.items() if name != "device_name"},
+            **{name: value for name, value in first.items() if name not in ("device_name", "device_uuid")},
         }
 
     def close(self) -> None:
         """Shut the engine process down and drop what is unfinished. A second Ctrl-C must not leave it behind."""
         with undisturbed():
             self._calls.close()
-            self._engine.engine_core.shutdown(timeout=constants.CLOSE_SECONDS)
+            several = self._engine.vllm_config.parallel_config.world_size > 1
+            self._engine.engine_core.shutdown(timeout=constants.CLOSE_SECONDS[several])
             self._errors.close()
+            _alive.remove(self)
+            self._put_environment_back()
+
+    def _put_environment_back(self) -> None:
+        """Undo what we and vLLM set for this engine, before the next one reads it; some is read at each request."""
+        for name in [name for name in os.environ if name.startswith(_OF_VLLM)]:
+            del os.environ[name]
+        os.environ.update(self._before)
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,6 +262,23 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in arguments.items()
         if value is not None and name not in NOT_OF_THE_ENGINE
     }
+
+
+def fetch_weights(given: Mapping[str, Any]) -> None:
+    """Download a hub's model before the engine starts, whose time to be ready would run meanwhile.
+
+    Args:
+        given: The engine arguments. A folder, and what `download_dir` or the loader fetches by itself, is left to vLLM.
+
+    Raises:
+        ModelError: the hub refuses or cannot be reached, and the files are not in its cache.
+    """
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    name = str(given["model"])
+    if name.count("/") == 1 and not Path(name).exists() and not given.keys() & {"download_dir", "load_format"}:
+        if not HF_HUB_OFFLINE:
+            fetch_repository(name, given.get("revision"), weights=True)
 
 
 def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
@@ -276,6 +324,10 @@ def _prepare_environment() -> None:
     """Set the variables that vLLM reads when it is imported, in this process and in those that it starts."""
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
     os.environ.setdefault(SPAWN_VARIABLE, "spawn")
+    # A large model is longer in loading and compiling than vLLM's 600 s; a dead process is seen by our own watch.
+    os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(constants.READY_SECONDS))
+    # nvidia-smi and CUDA then mean the same card by a number.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     # Its errors belong beside those of Python; standard output is for results.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 

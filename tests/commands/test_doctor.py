@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import torch
 
@@ -45,10 +43,10 @@ def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
-    nvidia_smi(f"{os.getpid()}, /usr/bin/python3, 67000")
+    nvidia_smi("GPU-aa11, 4711, /usr/bin/python3, 67000")
     finding = found("device")
     assert finding.found.startswith("1 x H100, torch ") and not finding.fatal
-    assert f"It is held by /usr/bin/python3 (process {os.getpid()}, 67000 MiB)." in finding.fix
+    assert "It is held by /usr/bin/python3 (process 4711, 67000 MiB)." in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -58,8 +56,8 @@ def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
         ("lm-eval", "0.4.13", ""),
         ("lm-eval", "0.4.14rc1", ""),
         ("lm-eval", "0.5", "pip install 'lm-eval<0.5,>=0.4.13'"),
-        ("vllm", "0.23.1+cpu", "pip install 'vllm>=0.24'"),
-        ("vllm", "0.24.0", ""),
+        ("vllm", "0.27.1+cpu", "pip install 'vllm>=0.28'"),
+        ("vllm", "0.28.0", ""),
     ],
 )
 def test_the_bounds_of_versions_are_those_of_our_own_metadata(monkeypatch, subject, version, fix):

@@ -120,11 +120,40 @@ def test_two_engines_make_every_sample_once_and_begin_them_in_order():
     assert {engine for engine, _ in carrier.exchanges} == {0, 1}
 
 
-def test_an_engine_holds_a_tenth_more_than_it_runs_at_once():
+def test_an_engine_holds_twice_what_it_runs_at_once():
     carrier = FakeCarrier(sequences=20, at_once=5)
     generate(carrier, 200, 2)
-    assert len(carrier.exchanges[0][1]) == 22
-    assert all(len(new) <= 22 for _, new in carrier.exchanges)
+    assert len(carrier.exchanges[0][1]) == 40
+    assert all(len(new) <= 40 for _, new in carrier.exchanges)
+
+
+def test_where_engines_compile_the_first_starts_alone_and_leaves_the_others_their_share():
+    carrier = FakeCarrier(sequences=1000)
+    pool = EnginePool(carrier, 4, 1e9, 1e9, compiles=True)
+    stream = pool.stream(make_requests(100))
+    next(stream)
+    assert len(carrier.engines) == 1
+    next(stream)
+    assert len(carrier.engines) == 4 and carrier.exchanges == [(0, list(range(25)))]
+
+
+def test_a_first_engine_that_does_not_start_keeps_no_other_back(capsys):
+    carrier = FakeCarrier(load={0: ModelError("the first GPU is full")})
+    pool = EnginePool(carrier, 4, 1e9, 1e9, compiles=True)
+    stream = pool.stream(make_requests(100))
+    next(stream)
+    next(stream)
+    assert len(carrier.engines) == 5 and sorted(int(done.text) for some in stream for _, done in some)[-1] == 99
+    pool.close()
+
+
+def test_two_engines_on_one_gpu_stop_the_run():
+    facts = {"max_num_seqs": 10, "max_model_len": 100, "device_uuids": ["GPU-aa11"]}
+    carrier = FakeCarrier(load={0: facts, 1: facts})
+    pool = EnginePool(carrier, 2, 1e9, 1e9)
+    with pytest.raises(EngineError, match="Two engines run on one GPU, GPU-aa11"):
+        list(pool.stream(make_requests(100)))
+    pool.close()
 
 
 def test_the_first_engine_to_load_leaves_the_others_their_share():
@@ -334,6 +363,7 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fa
     load = SimpleNamespace(remote=lambda *arguments: ray_carrier.EngineActor().load(*arguments))
     actor = SimpleNamespace(remote=lambda: SimpleNamespace(load=load))
     fake_ray.init = lambda **_: None
+    fake_ray.get_runtime_context = lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []})
     fake_ray.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 500.0}}, {"Alive": False, "Resources": {"GPU": 1.0}}]
     fake_ray.remote = lambda _: SimpleNamespace(options=lambda **_: actor)
     environment.update({"OMP_NUM_THREADS": threads} if threads else {})
@@ -342,3 +372,23 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fa
     carrier.start()
     carrier.close()
     assert seen == [threads] and carrier.gpus == [] and carrier.cores == 500
+
+
+def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeypatch):
+    import ray
+
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")  # as launchers of clusters set it
+    ray.init(address="local", num_cpus=1, num_gpus=3, include_dashboard=False, log_to_driver=False)
+    try:
+
+        @ray.remote(num_cpus=0)
+        class Engine:
+            def see(self):
+                ray_carrier.take_gpus()
+                return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["HIP_VISIBLE_DEVICES"]
+
+        engines = [Engine.options(num_gpus=count).remote() for count in (1, 2)]
+        (one, _), (two, other) = ray.get([engine.see.remote() for engine in engines])
+        assert sorted([one, *two.split(",")]) == ["0", "1", "2"] and two == other == ",".join(sorted(two.split(",")))
+    finally:
+        ray.shutdown()

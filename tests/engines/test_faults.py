@@ -215,6 +215,7 @@ def actors(run):
     return [p for p in descendants(run) if p.name().startswith("ray::EngineActor")]
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
 def test_one_of_two_engines_killed_the_run_goes_on_and_has_the_same_verdicts(our_run, tmp_path):

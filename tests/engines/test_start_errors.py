@@ -103,7 +103,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("text", "message"), TEXTS)
 def test_a_cause_is_named_from_what_the_engine_printed(text, message, nvidia_smi):
-    nvidia_smi("7, /usr/bin/python3, 40000")
+    nvidia_smi("GPU-aa11, 7, /usr/bin/python3, 40000")
     logged = "".join(f"{LOGGED}{line}\n" for line in ["Traceback (most recent call last):", *text.splitlines()])
     for said in (f"Process EngineCore:\n{text}\n", logged):
         told = explain_start_error("some/model", SEE_ABOVE, said)
@@ -124,9 +124,14 @@ def test_every_pattern_has_a_text_here():
 
 
 def test_who_holds_the_gpu_is_named_and_nobody_without_nvidia_smi(nvidia_smi, monkeypatch):
-    nvidia_smi("12, /usr/bin/python3, 40000", "1, [N/A], [N/A]")
+    own = f"GPU-aa11, {os.getpid()}, python, 300"
+    nvidia_smi("GPU-aa11, 12, /usr/bin/python3, 40000", own, "GPU-bb22, 1, [N/A], [N/A]")
     told = explain_start_error("some/model", SEE_ABOVE, FULL)
     assert told.endswith("It is held by /usr/bin/python3 (process 12, 40000 MiB), [N/A] (process 1, [N/A] MiB).")
+    for visible in ("1", "GPU-bb"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        told = explain_start_error("some/model", SEE_ABOVE, FULL)
+        assert told.endswith("It is held by [N/A] (process 1, [N/A] MiB)."), "of the visible GPU alone"
     monkeypatch.setenv("PATH", "/nowhere")
     assert explain_start_error("some/model", SEE_ABOVE, FULL).rstrip().endswith("asks for 71.19 GiB.")
 
