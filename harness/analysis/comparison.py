@@ -92,6 +92,7 @@ def compare(
     primary: str | None = None,
     left_out: Collection[tuple[str, str]] = (),
     yardsticks: Mapping[str, str] = MappingProxyType({}),
+    counted: Sequence[Outcomes] | None = None,
 ) -> pandas.DataFrame:
     """Compare every condition with the baseline: one row for each model, layout and condition.
 
@@ -114,6 +115,7 @@ def compare(
         yardsticks: Conditions that the others are held against, with the kind of each: `rewording`, `other filler`,
             `other wording` or `positive control`, as `harness.experiment.conditions.find_yardsticks` finds them. They
             are not tested.
+        counted: `outcomes.count_outcomes` of the frame, where there is one already.
 
     Returns:
         A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
@@ -126,7 +128,7 @@ def compare(
         raise ComparisonError(f"margin: expected points above 0 and below 100, got {margin}.")
     if primary is not None and (by or primary not in (contrasts or ())):
         raise ComparisonError(f"primary: expected one of the contrasts, over all problems, got {primary}.")
-    settings = by_setting(count_outcomes(frame, by=by))
+    settings = by_setting(count_outcomes(frame, by=by) if counted is None else counted)
     pairs = {row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
     _refuse_unknown(settings, baseline, pairs.values())
     unnamed = {(model, row_name(*read_contrast(name), baseline)) for model, name in left_out}

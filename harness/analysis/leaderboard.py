@@ -108,8 +108,9 @@ def make_leaderboard(
     pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
     factors = join_factors(runs)
-    counted = [] if by else count_outcomes(frame)
-    settings = by_setting(counted)
+    counted = count_outcomes(frame, by=by)
+    whole = [] if by else counted
+    settings = by_setting(whole)
     return Leaderboard(
         comparison=compare(
             frame,
@@ -120,13 +121,14 @@ def make_leaderboard(
             primary=primary,
             left_out=_left_out(runs, contrasts or ()),
             yardsticks=yardsticks,
+            counted=counted,
         ),
         mediators=mediator_table(frame, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
-        pooled=pool(counted, pairs),
+        pooled=pool(whole, pairs),
         texts=text_table(settings, factors, baseline=baseline),
         wordings=wording_table(settings, pairs),
-        sweeps=sweep_table(counted, factors, baseline=baseline),
+        sweeps=sweep_table(whole, factors, baseline=baseline),
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
