@@ -170,7 +170,8 @@ def remark_ungraded(board: Leaderboard) -> Iterator[str]:
     states = {column.key: column.heading.removesuffix(" %") for column in declared.MEDIATORS[:4]}
     worst = max(rows, key=lambda row: row["most_difference"] - row["least_difference"])
     said, most = [], 0.0
-    for name in (worst["baseline"], worst["condition"].partition(" - ")[0]):
+    contrast = worst["condition"].removesuffix(f" - {worst['baseline']}")
+    for name in (worst["baseline"], contrast):
         one = shares[worst["model"], worst["layout"], name]
         most = max(most, sum(one[state] for state in states))
         found = [f"{word} {one[state]:.1f} %" for state, word in states.items() if one[state] >= SHOWN_POINTS]

@@ -85,7 +85,7 @@ def test_the_gate_says_by_its_exit_code_whether_it_holds(scores, options, code, 
 
 
 def test_nothing_answered_cannot_be_judged(tmp_path, capsys, monkeypatch):
-    old, new = log(tmp_path / "old.jsonl", [0] * 400), log(tmp_path / "new.jsonl", [0] * 400)
+    old, new = log(tmp_path / "old.jsonl", [0] * 400), log(tmp_path / "new - er.jsonl", [0] * 400)
     for gate in ("worse", "not-equivalent"):
         done = here(capsys, monkeypatch, "compare", old, new, "--fail-if", gate)
         assert done.returncode == 3 and "both accuracies are at the end of the scale" in done.stderr
