@@ -199,8 +199,8 @@ FEWEST_REWORDINGS = 3
 """Fewer show no range."""
 FEWEST_TEXTS = 8
 """Fewer other texts say little of new ones of their kind."""
-FEWEST_WORDINGS = 4
-"""Fewer instructions say nothing about new ones: the pooled effect's `FEWEST_MODELS`."""
+FEWEST_WORDINGS = FEWEST_MODELS
+"""Fewer instructions say nothing about new ones, by the same arithmetic."""
 MODELS_HEEDED = 0.7
 """From this share of the problems' part of the variance on, the models' part decides the degrees of freedom: with it
 4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md)."""
@@ -311,6 +311,8 @@ View = Literal["aligned", "full"]
 """A curve with the filler's positions taken out, or over the prompt as it was."""
 Shown = Literal[View, "difference"]
 """Also the paired difference of two conditions, token by token, in the aligned view."""
+Gate = Literal["worse", "not-equivalent"]
+"""What a comparison in continuous integration may not be."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 """What the probe's layers are computed in."""
 

@@ -106,7 +106,10 @@ class Reduction:
         self._asked, self._window = asked, window
         self._sets = (asked.query_sets & asked.real[:, None]).float()
         self._regions = asked.key_regions.float()
-        self._values = values if asked.output_region is not None else None
+        self._values = None
+        if asked.output_region is not None:
+            self._values = values
+            self._columns = asked.key_regions[:, asked.output_region].any(0).nonzero()[:, 0]  # in any of the prompts
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, device=asked.real.device)
@@ -127,8 +130,7 @@ class Reduction:
         self._mass[:, :, queries] = mass.reshape(*weights.shape[:3], mass.shape[-1])
         if self._output is not None and self._values is not None and self._asked.output_region is not None:
             region = self._asked.output_region
-            columns = self._asked.key_regions[:, region].any(0).nonzero()[:, 0]  # all that it has in any prompt
-            columns = columns[(columns >= keys.start) & (columns < keys.stop)]
+            columns = self._columns[(self._columns >= keys.start) & (self._columns < keys.stop)]
             part = weights[..., columns - keys.start] * self._regions[:, None, None, region, columns]
             values = self._values[:, :, None, columns].to(part.dtype)
             kv_heads = values.shape[1]

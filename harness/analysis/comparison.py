@@ -161,8 +161,7 @@ def compare(
             table.append(row)
         for row in table:
             row["unmeasured"] = _why_unmeasured(row, table, yardsticks)
-        scores = {name: one.right / one.samples for name, (one, *_) in arms.items()}
-        measure_rewordings(table, scores, yardsticks, baseline=baseline)
+        measure_rewordings(table, yardsticks, baseline=baseline)
         rows += table
     family = None if contrasts is None else pairs
     judge(rows, family=family, primary=about, yardsticks=yardsticks)
@@ -292,7 +291,7 @@ def _interval(row: Row) -> Row:
 
 
 def _why_unmeasured(row: Row, table: Sequence[Row], yardsticks: Mapping[str, str]) -> str | None:
-    """Why an effect that is not seen says nothing; None if it may. `table` are the rows of one setting."""
+    """The reason why a row could not have shown equivalence; None without one. `table` has all rows of its setting."""
     by_name = {one["condition"]: one for one in table}
     if "difference" not in row or row["baseline"] not in by_name:
         return None

@@ -1,7 +1,7 @@
 """What a difference is held against: rewordings, what else a condition changes, other graders.
 
-Mediators are missing boxes, length and loops. The audit has the
-verdicts of all graders on the same completions, and how often each differs from ours.
+Mediators are missing boxes, length and loops. The audit has the verdicts of all graders on the same completions, and
+how often each differs from ours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 
 from harness.analysis.outcomes import Outcomes, Setting, refuse_unpaired
-from harness.analysis.tests import Floats, holm, sign_flip_test
+from harness.analysis.tests import holm, sign_flip_test
 from harness.constants import ALPHA, BASELINE, BREAKS_FORMAT, FEWEST_REWORDINGS
 from harness.grading import COLUMNS as GRADERS
 
@@ -35,21 +35,20 @@ MEDIATORS = {
 _STATES = ["no_box", "truncated", "refused", "timed_out"]
 
 
-def measure_rewordings(
-    rows: Sequence[dict[str, Any]], scores: Mapping[str, Floats], yardsticks: Mapping[str, str], *, baseline: str
-) -> None:
+def measure_rewordings(rows: Sequence[dict[str, Any]], yardsticks: Mapping[str, str], *, baseline: str) -> None:
     """Add to the rows of one model and layout how they compare with harmless rewordings of the instruction.
 
     Args:
         rows: All of them. Those with another baseline, those of yardsticks and the baseline's own are left as they are;
             a rewording that has a verdict already, which sets it apart, does not count.
-        scores: Of each condition [problem]: the share of right samples.
         yardsticks: The kind of each condition that the others are held against.
         baseline: The condition that the rewordings reword. It counts as one of the wordings.
     """
-    kept = [row["condition"] for row in rows if "verdict" not in row]
-    wordings = [baseline, *(name for name in kept if yardsticks.get(name) == "rewording")]
-    means = [100 * float(scores[name].mean()) for name in wordings]
+    means = [
+        row["accuracy"]
+        for row in rows
+        if row["condition"] == baseline or (yardsticks.get(row["condition"]) == "rewording" and "verdict" not in row)
+    ]
     for row in rows if len(means) > FEWEST_REWORDINGS else ():
         if row["baseline"] == baseline and row["condition"] not in (baseline, *yardsticks):
             row |= {"wordings": len(means), "wording_low": min(means), "wording_high": max(means)}
@@ -57,23 +56,23 @@ def measure_rewordings(
 
 
 def find_broken(
-    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], rewordings: Collection[str], *, baseline: str
+    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], conditions: Collection[str], *, baseline: str
 ) -> dict[tuple[Setting, str], float]:
-    """Rewordings that break the format, by setting and condition: the change in samples that cannot be graded.
+    """Conditions that break the format, by setting: the change in samples that cannot be graded.
 
-    A rewording breaks the format if it changes their share by at least `BREAKS_FORMAT`, and that is no chance: by a
-    sign-flip test over problems, adjusted by Holm over the setting's rewordings. Right and wrong answers have no part
-    in it, so setting such a rewording apart is no choice by the result.
+    A condition breaks the format if it changes their share by at least `BREAKS_FORMAT`, and that is no chance: by a
+    sign-flip test over problems, adjusted by Holm over the setting's conditions. Right and wrong answers have no part
+    in it, so setting such a condition apart is no choice by the result.
 
     Args:
         settings: As of `outcomes.by_setting`.
-        rewordings: The conditions.
-        baseline: What they reword.
+        conditions: Which are looked at: rewordings, or texts.
+        baseline: The condition that they are compared with.
     """
     broken = {}
     for setting, arms in settings.items():
         old, changes = arms[baseline][0], {}
-        for name in (name for name in arms if name in rewordings):
+        for name in (name for name in arms if name in conditions):
             refuse_unpaired(old, arms[name][0])
             changes[name] = np.bincount(old.clusters, old.graded - arms[name][0].graded)
         p = holm([sign_flip_test(change, rng=np.random.default_rng(0)) for change in changes.values()])

@@ -1,7 +1,7 @@
-"""Whether an effect is of one text in one prompt: a condition against other texts, and under other instructions.
+"""Does an effect hold for one text in one prompt only? A condition against other texts, and under other instructions.
 
-Both are means over a sample of prompts on a sample of problems, crossed: an interval says what holds for more of the
-same kind, and how far the ones that were asked lie apart stands beside.
+Both tables have a mean over several prompts, asked about the same problems. Prompts and problems are crossed random
+effects, so the interval holds for new prompts of the same kind on new problems.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _place(of: Mapping[str, Any]) -> list[Any]:
 
 
 def _over_prompts(both: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
-    """The mean over pairs of outcomes, each the later less the earlier, as of prompts that more might be like."""
+    """The mean difference over pairs of outcomes, the second less the first, with its interval for new prompts."""
     clusters = both[0][0].clusters
     pooled = pool_changes([(new.right - old.right, old.k) for old, new in both], clusters)
     return {name: pooled[name] for name in ("n", "difference", "low", "high", "new_low", "new_high", "new_p")}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.analysis.tests import fewest_problems
+from harness.constants import PASSED, Gate
 from harness.errors import ComparisonError, RunError, list_first
 from harness.runs.lm_eval_files import one_log
 from harness.runs.read import Run
@@ -15,9 +16,6 @@ from harness.runs.same_settings import other_problems
 
 if TYPE_CHECKING:
     import pandas
-
-Gate = Literal["worse", "not-equivalent"]
-"""What a comparison may not be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +99,7 @@ def compare_pair(old: Side, new: Side, *, margin: float | None = None) -> Leader
 
 
 def check_gate(board: Leaderboard, gate: Gate) -> tuple[int, str]:
-    """Whether a comparison passes: 0 and a sentence, 1 where it does not, 3 where it cannot be judged."""
+    """The exit code of a comparison, and a sentence: 0 if it passes the gate, 1 if not, 3 if it cannot be judged."""
     (row,) = board.comparison[board.comparison["baseline"] != board.comparison["condition"]].to_dict("records")
     if gate == "worse":
         if row["verdict"] == "unmeasured":
@@ -109,9 +107,7 @@ def check_gate(board: Leaderboard, gate: Gate) -> tuple[int, str]:
         return int(row["verdict"] == "worse"), f"{row['condition']} is {row['verdict']}"
     needed = fewest_problems(row["margin"] / 100)
     reason = row["unmeasured"] or (f"{row['n']} problems, and equivalence needs {needed}" if row["n"] < needed else "")
-    if reason and row["verdict"] not in ("better", "worse"):
+    if reason and row["verdict"] not in PASSED:
         return 3, f"cannot be judged: {reason}"
-    within = bool(row["within_margin"])
-    return int(
-        not within
-    ), f"{row['condition']} is {'' if within else 'not '}equivalent within a margin of {row['margin']:g}"
+    word = "equivalent" if row["within_margin"] else "not equivalent"
+    return int(not row["within_margin"]), f"{row['condition']} is {word} within a margin of {row['margin']:g}"

@@ -77,8 +77,8 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
     """The pooled effect of one contrast, as the columns of `COLUMNS` that are numbers.
 
     Args:
-        changes: For each model its changes [problem] in right samples, over the same problems in the same order, and
-            its samples a problem.
+        changes: For each model (or text, or instruction) its changes [problem] in right samples, over the same problems
+            in the same order, and its samples a problem.
         clusters: As of `tests.by_cluster`; by default each problem is one.
     """
     per = math.lcm(*(k for _, k in changes))

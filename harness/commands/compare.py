@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from harness.commands.options import Explain, FormatName, Margin, Metric
+from harness.constants import Gate
 
 
 def compare(
@@ -18,7 +19,7 @@ def compare(
     ] = None,
     margin: Margin = None,
     fail_if: Annotated[
-        Literal["worse", "not-equivalent"] | None,
+        Gate | None,
         typer.Option(help="Exit with 1 if B is that, with 3 if it cannot be judged."),
     ] = None,
     form: FormatName = "text",

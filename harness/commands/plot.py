@@ -49,13 +49,14 @@ def plot(
         "seed": DEFAULT_SEED,
         "runs": list(whole.receipt),
     }
-    there = {Kind.DOSE: bool(find_sweeps(factors)), Kind.WORDINGS: len(whole.wordings) > 0}
-    for one in dict.fromkeys(kind or [each for each in Kind if there.get(each, True)]):
-        if not there.get(one, True):
-            lacks = (
-                "no filler has two lengths" if one == Kind.DOSE else "no condition was asked under four instructions"
-            )
-            raise ComparisonError(f"{' '.join(runs)}: {lacks}, so there is no such figure to draw.")
+    lacks = dict[Kind, str]()
+    if not find_sweeps(factors):
+        lacks[Kind.DOSE] = "no filler has two lengths"
+    if not len(whole.wordings):
+        lacks[Kind.WORDINGS] = "no condition was asked under four instructions"
+    for one in dict.fromkeys(kind or [each for each in Kind if each not in lacks]):
+        if one in lacks:
+            raise ComparisonError(f"{' '.join(runs)}: {lacks[one]}, so there is no such figure to draw.")
         if one == Kind.ACCURACY:
             names = dict.fromkeys(str(each.about.get("dataset_name") or "the problems") for each in read)
             figure, shown = draw_accuracies(table, title=f"Results on {', '.join(names)}"), plain

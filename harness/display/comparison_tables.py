@@ -156,7 +156,7 @@ def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[
 
 
 def remark_ungraded(board: Leaderboard) -> Iterator[str]:
-    """Why verdicts say nothing, if they do; and why samples have no graded answer, where many have none."""
+    """Which conditions are `unmeasured`, with the reason; and how ungraded samples ended, if there are many."""
     rows = [row for row in records(board.comparison) if row["p_adjusted"] is not None]
     reasons: dict[str, list[str]] = {}
     for row in rows:
@@ -226,7 +226,7 @@ def show_texts(board: Leaderboard) -> Table | None:
     rows = records(board.texts)
     remark = "Intervals are for new texts of the kind, on new problems. Exploratory: neither adjusted nor judged."
     _, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing or name == "condition"]
+    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
     title = "Against other texts of as many tokens at its place, points"
     return Table(title, rows, [*words, *declared.TEXTS], [remark]) if rows else None
 
@@ -236,7 +236,7 @@ def show_wordings(board: Leaderboard) -> Table | None:
     rows = records(board.wordings)
     remark = "Verdicts above are of one instruction; the interval here is for new ones of this kind, on new problems."
     _, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing or name == "condition"]
+    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
     return Table("Over all instructions, points", rows, [*words, *declared.WORDINGS], [remark]) if rows else None
 
 

@@ -133,11 +133,9 @@ def show_board(board: Leaderboard, form: Format = "text", *, explain: bool = Tru
     """The page of `mless compare`: the comparison alone."""
     if form == "json":
         return as_json(board)
-    return (
-        as_csv(board.comparison, board)
-        if form == "csv"
-        else _page([shown.show_comparison(board)], form, explain, board)
-    )
+    if form == "csv":
+        return as_csv(board.comparison, board)
+    return _page([shown.show_comparison(board)], form, explain, board)
 
 
 def _page(tables: Sequence[Table | None], form: Format, explain: bool, *boards: Leaderboard) -> str:

@@ -45,6 +45,7 @@ NOT_OF_THE_ENGINE = (
 _OF_VLLM = ("VLLM_", "TRITON_F32_")
 """How the variables begin that an engine reads."""
 _alive: list[VLLMEngine] = []
+"""The engines of this process that are not closed."""
 
 ENGINE_FACTS = {
     "model_config": ("max_model_len", "quantization", "enforce_eager"),
@@ -85,7 +86,8 @@ class VLLMEngine:
         so_far: How many tokens each unfinished request has, by its number; up to COUNTED_TOKENS too few.
 
     Raises:
-        ConfigError: an argument is unknown, changes prompts or cannot work on a CPU.
+        ConfigError: an argument is unknown, changes prompts or cannot work on a CPU, or `batch_invariant` is another
+            than that of an engine that is not closed.
         ModelError: vLLM does not start. The message names the cause where it is known.
     """
 
@@ -276,9 +278,9 @@ def fetch_weights(given: Mapping[str, Any]) -> None:
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
     name = str(given["model"])
-    if name.count("/") == 1 and not Path(name).exists() and not given.keys() & {"download_dir", "load_format"}:
-        if not HF_HUB_OFFLINE:
-            fetch_repository(name, given.get("revision"), weights=True)
+    is_hubs = name.count("/") == 1 and not Path(name).exists() and not given.keys() & {"download_dir", "load_format"}
+    if is_hubs and not HF_HUB_OFFLINE:
+        fetch_repository(name, given.get("revision"), weights=True)
 
 
 def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:

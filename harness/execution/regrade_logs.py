@@ -47,10 +47,12 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
 
     Raises:
         RunError: a log is missing or damaged.
-        ConfigError: the file cannot be read, or lacks a column.
+        ConfigError: the file cannot be read, lacks a column, or holds no completion.
     """
     logs = find_logs(path) if path.is_dir() else [path] if path.name.startswith("samples_") else []
-    samples = [one for log in logs for one in _of_log(log, metric)] or list(_of_table(path, completion, gold))
+    samples = [one for log in logs for one in _of_log(log, metric)] if logs else [*_of_table(path, completion, gold)]
+    if not samples:
+        raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
         for number, one in enumerate(samples):
             pool.submit(number, one.job())
@@ -82,6 +84,7 @@ def _of_table(path: Path, completion: str, gold: str) -> Iterator[Completed]:
     try:
         is_csv = path.suffix == ".csv"
         table = pandas.read_csv(path, dtype=str) if is_csv else pandas.read_json(path, lines=True, dtype=False)
+        table = table.fillna("")  # a model may have written nothing
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no CSV or JSONL of completions: {error}.") from None
     if absent := [name for name in (completion, gold) if name not in table]:

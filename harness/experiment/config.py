@@ -137,7 +137,7 @@ def _read_instructions(given: Any) -> Any:
 
 
 class AcrossConfig(Strict):
-    """Other prompts that every condition is asked in too, each with the baseline."""
+    """Other instructions, under which every condition is asked too."""
 
     instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(min_length=1, max_length=99)
     """Texts, a file with one a line, or how many of the harmless rewordings."""

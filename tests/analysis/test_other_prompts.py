@@ -63,7 +63,7 @@ def test_texts_that_break_the_format_are_left_out_and_too_few_say_nothing():
     assert text_table(settings_of(same, verdicts=cut | {"ids-0": cut["ids-9"]}), factors, baseline="wo").empty
 
 
-def worded(effects, n=300):
+def worded(effects):
     """`wo` and `mless` under as many instructions as there are effects."""
     names = ["", *(f"-w{number:02}" for number in range(1, len(effects)))]
     pairs = zip(names, effects, strict=True)

@@ -46,5 +46,9 @@ def test_a_table_of_completions_is_graded(suffix, tmp_path, capsys, monkeypatch)
     refused(
         here(capsys, monkeypatch, "regrade", str(path)), "has no column 'completion': expected one of id, said, answer"
     )
+    (tmp_path / "none.csv").write_text("completion,gold\n")
+    refused(here(capsys, monkeypatch, "regrade", str(tmp_path / "none.csv")), "none.csv holds no completion.")
+    (tmp_path / "silent.csv").write_text("completion,gold\n,14\n")
+    assert "Verdicts: no_box 1." in graded(capsys, monkeypatch, tmp_path / "silent.csv")
     (tmp_path / "odd.jsonl").write_text("not json")
     refused(here(capsys, monkeypatch, "regrade", str(tmp_path / "odd.jsonl")), "is no CSV or JSONL of completions")
