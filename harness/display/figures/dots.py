@@ -15,6 +15,9 @@ from harness.display.figures import style
 from harness.display.hidden_characters import visible
 from harness.display.numbers import LEVEL, interval, number, p_value, plural, points, signed
 
+_TICKED = ("rewording", "other filler")
+"""Yardsticks of which all of a kind are ticks in one row."""
+
 
 class Row(NamedTuple):
     """One row of a figure. A row without a look is a heading.
@@ -88,10 +91,14 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
                 rows.append(_difference(row, looks, outer=(row["new_low"], row["new_high"])))
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} score intervals, adjusted as p is (Holm). Filled: adjusted p < "
-        f"0.05. Shaded: the margin of {points(margin)}. A/A: the baseline run a second time less the first. Ticks: "
-        "rewordings or other fillers, from the lowest to the highest; arrows: farther out. Diamonds: all models "
-        "together on new problems; the line behind: new models too."
+        f"0.05. Shaded: the margin of {points(margin)}."
     )
+    if table["aa_difference"].notna().any():
+        note += " A/A: the baseline run a second time less the first."
+    if table["verdict"].isin(_TICKED).any():
+        note += " Ticks: rewordings or other fillers, from the lowest to the highest; arrows: farther out."
+    if pooled is not None and len(pooled):
+        note += " Diamonds with a line behind: all models together on new problems; the line: new models too."
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
     figure, axes = draw_rows(rows, columns=columns, right=2.6, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
@@ -139,7 +146,7 @@ def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]
     if again == again:
         cells = {"points": signed(again)}
         yield Row(f"{style.label(condition)} again (A/A)", cells, looks[condition], [again], filled=False)
-    for kind in ("rewording", "other filler"):
+    for kind in _TICKED:
         moves = table.loc[table["verdict"] == kind, "difference"].astype(float)
         if len(moves):
             cells = {"interval": f"{signed(moves.min())} to {signed(moves.max())}"}
