@@ -1,6 +1,6 @@
 """What the benchmarks share: commands in processes of their own, the toy's config, what speed is measured on, figures.
 
-python -m benchmarks.runs OUT CONFIG [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's requests
+python -m benchmarks.runs raw|mless OUT CONFIG LIMIT [KEY=VALUE ...]     one side of benchmarks.engine
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, section
 from harness.errors import EngineError
 from harness.experiment.config import load_config
-from harness.experiment.plan import Plan, make_plan, make_requests
+from harness.experiment.plan import make_plan, make_requests
 
 ROOT = Path(__file__).resolve().parent.parent
 TOY = ROOT / "tests" / "data" / "toy"
@@ -156,50 +157,67 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
     return time.monotonic() - started
 
 
-def run_raw(config: Path, written: Path, log: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """One `vllm.LLM.generate` call over a run's requests, in a fresh process; what it wrote, and its `wall_seconds`.
+@contextmanager
+def recorded_steps() -> Iterator[dict[str, Any]]:
+    """Time every step of vLLM's engine within the context, whoever takes it; afterwards the mapping has the figures."""
+    from vllm import LLMEngine
 
-    Raises:
-        EngineError: it failed.
-    """
-    wall = run_logged([sys.executable, "-m", "benchmarks.runs", str(written), str(config), *overrides], log)
-    return {**read_json(written), "wall_seconds": round(wall, 2)}
+    own, found = LLMEngine.step, dict[str, Any]()
+    steps: list[tuple[float, float, bool]] = []
+
+    def step(engine: Any) -> Any:
+        if not steps:
+            found["slots"] = engine.vllm_config.scheduler_config.max_num_seqs
+            steps.append((time.monotonic(), time.process_time(), True))
+        outputs = own(engine)
+        done = [output.outputs[0] for output in outputs if output.finished]
+        found["samples"] = found.get("samples", 0) + len(done)
+        found["tokens"] = found.get("tokens", 0) + sum(len(one.token_ids) for one in done)
+        full = engine.get_num_unfinished_requests() >= found["slots"]
+        steps.append((time.monotonic(), time.process_time(), full))
+        return outputs
+
+    LLMEngine.step = step  # type: ignore[method-assign]
+    yield found
+    LLMEngine.step = own  # type: ignore[method-assign]
+    seconds, cpu = steps[-1][0] - steps[0][0], steps[-1][1] - steps[0][1]
+    found["seconds"] = round(seconds, 2)
+    found["tokens_per_second"] = round(found["tokens"] / seconds, 1)
+    found["client_us_per_token"] = 1e6 * cpu / found["tokens"]
+    found["full"] = sum(end[0] - start[0] for start, end in pairwise(steps) if end[2]) / seconds
 
 
-def _generate_raw(plan: Plan) -> dict[str, Any]:
-    """Load `vllm.LLM` as `mless run` would load its engine, and time one call of `generate` over the same requests."""
+def _generate_raw(config: Path, limit: int, overrides: Sequence[str]) -> None:
+    """Load `vllm.LLM` as `mless run` would load its engine, and call `generate` once with all requests."""
     from vllm import LLM, TokensPrompt
 
     from harness.engines.vllm import device_type, engine_arguments, fit_to_cpu, sampling_parameters
 
+    plan = make_plan(load_config(config, overrides), limit=limit)
     sampling = plan.config.resolve_sampling(None)
     requests = list(make_requests(plan, sampling))
     given = engine_arguments(plan.config.model_arguments())
     if device_type() == "cpu":
         fit_to_cpu(given, sampled=not sampling.greedy)
-    llm = LLM(**given)
     prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
-    parameters = [sampling_parameters(request) for request in requests]
-    started = time.monotonic()
-    outputs = llm.generate(prompts, parameters, use_tqdm=False)
-    seconds = time.monotonic() - started
-    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    scheduler = llm.llm_engine.vllm_config.scheduler_config
-    return {
-        "samples": len(outputs),
-        "tokens": tokens,
-        "prompt_tokens": sum(len(request.prompt_token_ids or ()) for request in requests),
-        "generation_seconds": round(seconds, 2),
-        "tokens_per_second": round(tokens / seconds, 1),
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-    }
+    LLM(**given).generate(prompts, [sampling_parameters(request) for request in requests], use_tqdm=False)
 
 
 def main() -> None:
-    """Measure raw vLLM, as the top of this file says."""
-    written, config, *overrides = sys.argv[1:]
-    write_json(Path(written), _generate_raw(make_plan(load_config(Path(config), overrides))))
+    """Measure one side, as the top of this file says."""
+    from harness import cli
+    from harness.engines.vllm import device_type
+
+    kind, written, config, limit, *overrides = sys.argv[1:]
+    with recorded_steps() as found:
+        if kind == "raw":
+            _generate_raw(Path(config), int(limit), overrides)
+        else:
+            sets = [part for one in overrides for part in ("--set", one)]
+            output = str(Path(written).with_suffix(""))
+            cli.add_commands()
+            cli.app(["run", config, "--quiet", "--limit", limit, "--output", output, *sets], standalone_mode=False)
+    write_json(Path(written), {**found, "device": device_type()})
 
 
 if __name__ == "__main__":

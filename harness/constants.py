@@ -224,6 +224,11 @@ CORE_SPEEDS = {True: 1e11, False: 4e10}
 most of each prompt was cached."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
+PLANNED_EFFECT = 0.02
+"""The mean effect over texts or instructions that a dry run looks for: what studies of fillers report."""
+PLANNED_SPREAD = 0.02
+"""By how much a dry run takes the effect to scatter between them. In docs/figures/wordings.csv, of a small model, it
+scatters several times as far."""
 GRADED_SHARE = 0.9
 """Progress shows the share right once so many of the finished samples are graded."""
 LOG_SECONDS = 30.0
@@ -332,3 +337,4 @@ class Kind(StrEnum):
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
     WORDINGS = "wordings"
+    BUDGETS = "budgets"

@@ -63,9 +63,9 @@ COLUMNS = {
     "equivalence_p": "p of two one-sided tests against the margin, never below what n problems may miss",
     "within_margin": "whether it is below alpha",
     "margin": "the margin, points",
-    "aa_difference": "second replicate of the baseline less the first, points",
-    "aa_wrong_to_right": "problems that become right between them",
-    "aa_right_to_wrong": "the reverse",
+    "aa_difference": "the difference when both sides were run again, less the first: its own noise, points",
+    "aa_low": "lower end of its score interval, not adjusted",
+    "aa_high": "upper end",
     "wordings": "wordings without a filler: the baseline's and its rewordings",
     "wording_low": "the least accuracy among these, percent",
     "wording_high": "the greatest",
@@ -75,8 +75,6 @@ COLUMNS = {
 }
 """Meaning of each column of `compare`. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha."""
 _COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings")
-_NOISE = ("difference", "wrong_to_right", "right_to_wrong")
-"""Columns that the second replicate of the baseline gets too, named `aa_...`."""
 
 Row = dict[str, Any]
 """A row of `compare`. A row without a difference is a baseline."""
@@ -102,7 +100,7 @@ def compare(
 
     Args:
         frame: One row per sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the
-            baseline's next replicate, if it was loaded too, gives the A/A columns.
+            next replicate of both sides of a contrast, if they were run again, gives the A/A columns.
         baseline: The condition that the others are compared with.
         margin: Equivalence margin in points.
         by: Further columns to split by, such as subject or level.
@@ -137,17 +135,13 @@ def compare(
     broken = find_broken(settings, rewordings, baseline=baseline) if rewordings else {}
     rows: list[Row] = []
     for setting, arms in settings.items():
-        noise: Row = {}
-        if again := arms[baseline][1:]:
-            found = _compare_pair(arms[baseline][0], again[0], margin=margin)
-            noise = {f"aa_{name}": found[name] for name in _NOISE}
         table = []
         for name, (condition, against) in ({name: (name, baseline) for name in arms} | pairs).items():
             if condition not in arms or against not in arms:
                 continue
             new, old = arms[condition][0], arms[against][0]
             row = {**dict(setting), "condition": name, "baseline": against, "margin": margin}
-            row |= measure_accuracy(new) | (noise if against == baseline else {})
+            row |= measure_accuracy(new)
             model = str(row["model"])
             if (setting, name) in broken:
                 row["verdict"] = APART
@@ -155,6 +149,7 @@ def compare(
                 registered = (model, name) not in unnamed
                 row |= (
                     _compare_pair(old, new, margin=margin)
+                    | _measure_again(arms[against], arms[condition])
                     | {"primary": name == about and registered}
                     | ({} if registered else {"verdict": "exploratory"})
                 )
@@ -269,6 +264,18 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
         "equivalence_p": equivalent,
         "within_margin": equivalent < ALPHA,
     }
+
+
+def _measure_again(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row:
+    """The noise of a difference: measured a second time, less the first. Nothing where a side was run once."""
+    if min(len(old), len(new)) < 2:
+        return {}
+    for one in (old[1], new[1]):
+        refuse_unpaired(old[0], one)
+    changes = (new[1].right - old[1].right) - (new[0].right - old[0].right)
+    means, weights = by_cluster(changes / (2 * old[0].k), old[0].clusters)  # half of it lies between -1 and 1
+    low, high = score_interval(means, weights=weights)
+    return {"aa_difference": 100 * float(changes.mean()) / old[0].k, "aa_low": 200 * low, "aa_high": 200 * high}
 
 
 def _interval(row: Row) -> Row:

@@ -12,7 +12,7 @@ import pandas
 
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
-from harness.analysis.other_prompts import text_table, wording_table
+from harness.analysis.other_prompts import over_wordings, text_table, wording_table
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import pool
 from harness.analysis.sweeps import sweep_table
@@ -108,9 +108,11 @@ def make_leaderboard(
     pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
     factors = join_factors(runs)
+    draws = [] if by else [*effects_by_draw(frame, pairs)]
+    each, frame = frame, over_wordings(frame)
     counted = count_outcomes(frame, by=by)
+    apart = counted if each is frame else count_outcomes(each)
     whole = [] if by else counted
-    settings = by_setting(whole)
     return Leaderboard(
         comparison=compare(
             frame,
@@ -126,8 +128,8 @@ def make_leaderboard(
         mediators=mediator_table(frame, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         pooled=pool(whole, pairs),
-        texts=text_table(settings, factors, baseline=baseline),
-        wordings=wording_table(settings, pairs),
+        texts=text_table(by_setting(whole), factors, baseline=baseline),
+        wordings=wording_table({} if by else by_setting(apart), pairs),
         sweeps=sweep_table(whole, factors, baseline=baseline),
         baseline=baseline,
         contrasts=contrasts,
@@ -135,7 +137,7 @@ def make_leaderboard(
         yardsticks=yardsticks,
         by=tuple(by),
         clusters=frame["cluster"].nunique() if "cluster" in frame else 0,
-        draws=[] if by else [*effects_by_draw(frame, pairs)],
+        draws=draws,
         receipt=tuple({"name": one.name, **one.about} for one in runs),
     )
 

@@ -15,7 +15,7 @@ from harness.analysis.controls import find_broken
 from harness.analysis.outcomes import Outcomes, Setting
 from harness.analysis.pooled import pool_changes
 from harness.constants import ALPHA, FEWEST_TEXTS, FEWEST_WORDINGS
-from harness.experiment.conditions import under_wording
+from harness.experiment.conditions import under_wording, yardstick
 
 Arms = Mapping[str, Sequence[Outcomes]]
 """The outcomes of one setting by condition."""
@@ -89,6 +89,29 @@ def text_table(
                 row |= {"least": min(means), "most": max(means)}
                 rows.append(row | _over_prompts([(one, arms[name][0]) for one in others]))
     return pandas.DataFrame(rows, columns=list(TEXTS))
+
+
+def over_wordings(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The samples under other instructions as further samples of their condition, as if instructions were draws.
+
+    Args:
+        frame: One row per sample, as `frame.read_frame` gives it. Without other instructions it is returned as it is.
+    """
+    own = {name: name for name in map(str, frame["condition"].unique())}
+    number = dict.fromkeys(own, 0)
+    for name in own:
+        if yardstick(name) == "other wording":
+            own[name], number[name] = name[:-4], int(name[-2:])
+    if not any(number.values()):
+        return frame
+    asked, draws = frame["condition"].astype(str), frame.get("draw", pandas.Series(0, frame.index))
+    numbers = asked.map(number)
+    names = pandas.Categorical(asked.map(own), [name for name in own if not number[name]], ordered=True)
+    return frame.assign(
+        condition=names,
+        sample_index=frame["sample_index"] + numbers * (1 + frame["sample_index"].max()),
+        draw=draws + numbers * (1 + draws.max()),
+    ).sort_values("condition", kind="stable", ignore_index=True)
 
 
 def wording_table(settings: Mapping[Setting, Arms], contrasts: Mapping[str, tuple[str, str]]) -> pandas.DataFrame:

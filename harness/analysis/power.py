@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import bdtr, ndtr, ndtri
+from scipy.special import bdtr, ndtr, ndtri, stdtrit
 
 from harness.analysis.tests import binomial_chances
 from harness.constants import ALPHA, POWER
@@ -62,6 +62,29 @@ def minimal_detectable_effect(*, n: int, k: int = 1, discordance: float, alpha: 
         return detection_power(effect, n=n, k=k, discordance=discordance, alpha=alpha) - POWER
 
     return float(brentq(lack, 0, discordance)) if lack(discordance) >= 0 else math.nan
+
+
+def least_prompts(effect: float, *, n: int, k: int, discordance: float, spread: float) -> tuple[int | None, int]:
+    """How many texts or instructions find a mean effect for new ones 4 times in 5, and how many problems that takes.
+
+    All problems are asked with all prompts. The noise of the problems stays, however many prompts there are.
+
+    Args:
+        effect: The true mean, as a share of the problems.
+        n: Number of problems.
+        k: Samples of each.
+        discordance: Share of the problems that a prompt changes.
+        spread: Standard deviation of the true effect between prompts.
+
+    Returns:
+        The fewest prompts, None if no number is enough; and the fewest problems with which some number is.
+    """
+    enough = math.ceil(discordance / k * ((ndtri(1 - ALPHA / 2) + ndtri(POWER)) / effect) ** 2)
+    for prompts in range(2, 1000):
+        error = math.sqrt(spread**2 / prompts + discordance / (n * k))
+        if effect >= error * (stdtrit(prompts - 1, 1 - ALPHA / 2) + stdtrit(prompts - 1, POWER)):
+            return prompts, enough
+    return None, enough
 
 
 def difference_chances(effect: float, *, k: int, discordance: float) -> npt.NDArray[np.float64]:

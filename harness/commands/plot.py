@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Margin, Metric, RunNames
+from harness.commands.options import Baseline, Caps, Margin, Metric, RunNames, read_caps
 from harness.constants import DEFAULT_SEED, Kind
 
 
@@ -17,6 +17,7 @@ def plot(
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
+    caps: Caps = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
 ) -> None:
     """Draw accuracies, differences, lengths of completions and sweeps: PNG, SVG, PDF, the numbers as CSV.
@@ -30,9 +31,10 @@ def plot(
     from harness.analysis.sweeps import find_sweeps
     from harness.display.figures.dots import draw_accuracies, draw_forest, draw_wordings
     from harness.display.figures.ecdf import draw_completion_lengths, length_shares
-    from harness.display.figures.lines import draw_dose
+    from harness.display.figures.lines import draw_budgets, draw_dose
     from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
     from harness.errors import ComparisonError
+    from harness.execution.grade_at_caps import grade_at_caps
     from harness.runs.paths import locate
     from harness.runs.read import Run
     from harness.runs.same_settings import join
@@ -54,6 +56,8 @@ def plot(
         lacks[Kind.DOSE] = "no filler has two lengths"
     if not len(whole.wordings):
         lacks[Kind.WORDINGS] = "no condition was asked under four instructions"
+    if not caps:
+        lacks[Kind.BUDGETS] = "--caps is not given"
     for one in dict.fromkeys(kind or [each for each in Kind if each not in lacks]):
         if one in lacks:
             raise ComparisonError(f"{' '.join(runs)}: {lacks[one]}, so there is no such figure to draw.")
@@ -69,6 +73,9 @@ def plot(
         elif one == Kind.WORDINGS:
             shown = whole.wordings
             figure = draw_wordings(shown)
+        elif one == Kind.BUDGETS:
+            shown = grade_at_caps(runs, read_caps(caps or ""))
+            figure = draw_budgets(shown)
         else:
             places = pandas.DataFrame([{"condition": name, **of} for name, of in factors.items()])
             shown = without_contrasts(table).merge(places, on="condition", how="left")

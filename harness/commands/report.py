@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from harness.commands.options import Baseline, Margin, Metric, RunNames
+from harness.commands.options import Baseline, Caps, Margin, Metric, RunNames, read_caps
 from harness.constants import Definition
 
 
@@ -18,6 +18,7 @@ def report(
         list[Path] | None, typer.Option(help="A folder of traces of these runs' prompts; repeatable.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
+    caps: Caps = None,
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
@@ -27,10 +28,13 @@ def report(
 ) -> None:
     """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
     from harness.display.report.page import write_report
+    from harness.execution.grade_at_caps import grade_at_caps
     from harness.runs.paths import locate
 
     (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
     chosen = head and list(dict.fromkeys(head))
     curves = [reader.load()(path, layer=layer, heads=chosen, definition=definition) for path in traces or ()]
-    size = write_report(locate(runs), output, attention=curves, baseline=baseline, margin=margin, metric=metric)
+    budgets = grade_at_caps(runs, read_caps(caps)) if caps else None
+    given: dict[str, Any] = {"baseline": baseline, "margin": margin, "metric": metric}
+    size = write_report(locate(runs), output, attention=curves, budgets=budgets, **given)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import comparison, controls, other_prompts, pooled, sweeps
+from harness.analysis import budgets, comparison, controls, other_prompts, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.numbers import (
     LEVEL,
@@ -41,14 +41,6 @@ def _starred(name: Any, primary: Any) -> str:
     return f"{label(name)} *" if primary else label(name)
 
 
-def _or_noise(value: Any, low: Any, high: Any, word: Any, again: Any) -> str:
-    return f"A/A {signed(again)}" if word == "baseline" and again is not None else difference(value, low, high)
-
-
-def _or_noise_flips(up: Any, down: Any, again_up: Any, again_down: Any) -> str:
-    return flips(again_up, again_down) if up is None else flips(up, down)
-
-
 def _bare(value: Any, word: Any) -> str:
     return f"({signed(value)})" if word == "exploratory" else signed(value)
 
@@ -67,9 +59,9 @@ def _meant(meanings: Mapping[str, str], *columns: tuple[str, str, Callable[..., 
 
 ACCURACY = Column("accuracy", "acc. %", number)
 DIFFERENCE = Column(
-    "difference low high verdict aa_difference",
+    "difference low high",
     f"difference [{LEVEL}]",
-    _or_noise,
+    difference,
     "from {baseline} in points, paired by problem, with a score interval{zero}",
 )
 P = Column("p_adjusted", "p adj.", p_value, "{test}, adjusted by Holm over {family}")
@@ -83,15 +75,13 @@ VERDICT = Column(
     "verdict within_margin margin by_format",
     "verdict",
     verdict,
-    f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for "
-    f"several, lies between {MINUS}{{margin:g}} and +{{margin:g}} points, of at least {{fewest}}; otherwise "
+    f"of {{prompts}}. better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not "
+    f"adjusted for several, lies between {MINUS}{{margin:g}} and +{{margin:g}} points, of at least {{fewest}}; else "
     "inconclusive: the data neither show an effect nor rule one out; (format): by answer nothing shows",
     numeric=False,
     strong=True,
 )
-FLIPS = Column(
-    "wrong_to_right right_to_wrong aa_wrong_to_right aa_right_to_wrong", "+ / -", _or_noise_flips, "flips, {flips}"
-)
+FLIPS = Column("wrong_to_right right_to_wrong", "+ / -", flips, "flips, {flips}")
 BARE = Column("difference verdict", "", _bare, strong=True)
 """A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
 
@@ -130,6 +120,14 @@ SWEEPS = _meant(
     ("p_adjusted", "p adj.", p_value),
     ("best", "best", str),
 )
+BUDGETS = _meant(
+    budgets.CAPS,
+    ("cap", "tokens", count),
+    ("accuracy accuracy_low accuracy_high", f"acc. % [{LEVEL}]", accuracy),
+    ("boxed", "answer %", number),
+    ("stated", "stated", number),
+    ("neither", "neither", number),
+)
 MEDIATORS = _meant(
     controls.MEDIATORS,
     ("no_box", "no box %", number),
@@ -138,6 +136,7 @@ MEDIATORS = _meant(
     ("timed_out", "late", number),
     ("completion_tokens", "tokens", partial(number, digits=0)),
     ("looping", "loops", number),
+    ("anywhere", "anywhere", number),
 )
 GRADERS = tuple(
     Column(f"{name} {name}_difference", heading, _by_grader, legend)

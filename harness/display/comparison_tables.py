@@ -12,7 +12,7 @@ from harness.analysis.tests import fewest_problems
 from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
 from harness.display import columns as declared
 from harness.display.columns import word
-from harness.display.numbers import LEVEL, define_flips, difference, flips, label, p_value, plural, signed
+from harness.display.numbers import LEVEL, define_flips, difference, label, p_value, plural, signed
 from harness.display.table import Column, Row, Table
 from harness.errors import list_first
 from harness.experiment.conditions import CONTROLS
@@ -27,7 +27,7 @@ _NOISE = {
     True: "under greedy decoding this measures only what the engine does not repeat exactly",
     False: "drawn with other seeds, this is one instance of what chance alone does, and no bound on it",
 }
-"""What a second run of the baseline measures, under greedy decoding (True) and when sampling."""
+"""What running both sides again measures, under greedy decoding (True) and when sampling."""
 
 
 def show_comparison(board: Leaderboard) -> Table:
@@ -119,6 +119,7 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
         family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
     facts = {
         "baseline": label(board.baseline),
+        "prompts": f"{most} instructions together" if (most := board.wordings["wordings"].max()) > 1 else "this prompt",
         "zero": f" that holds 0 exactly where adjusted p is not below {ALPHA:g}" if judged else "",
         "test": " or ".join(_TESTS[name] for name in dict.fromkeys(row["test"] for row in compared)),
         "family": family,
@@ -190,9 +191,10 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
     rows = sorted(records(board.comparison), key=lambda row: row["verdict"] == "baseline")
     for row in rows:
         where = ", ".join(row[key] for key in ("model", "layout"))
-        if row["verdict"] == "baseline" and row["aa_difference"] is not None:
-            again = f"{signed(row['aa_difference'])}, {flips(row['aa_wrong_to_right'], row['aa_right_to_wrong'])}"
-            yield f"A/A, {where}: the baseline run again moves by {again}; {_NOISE[row['model'] in board.greedy]}."
+        if row["aa_difference"] is not None:
+            again = difference(row["aa_difference"], row["aa_low"], row["aa_high"])
+            name = label(row["condition"])
+            yield f"A/A, {where}: {name} run again moves by {again}; {_NOISE[row['model'] in board.greedy]}."
         elif row["verdict"] == "positive control":
             harmed = row["p"] < ALPHA and row["difference"] < 0
             seen = (
@@ -234,10 +236,24 @@ def show_texts(board: Leaderboard) -> Table | None:
 def show_wordings(board: Leaderboard) -> Table | None:
     """Each contrast over all instructions that it was asked under; None where there was one."""
     rows = records(board.wordings)
-    remark = "Verdicts above are of one instruction; the interval here is for new ones of this kind, on new problems."
+    remark = (
+        "Verdicts above are of these instructions; the interval here is for new ones of this kind, on new problems."
+    )
     _, differing = _share(rows, ("model", "layout"))
     words = [word(name) for name in ("model", "layout", "condition") if name in differing]
     return Table("Over all instructions, points", rows, [*words, *declared.WORDINGS], [remark]) if rows else None
+
+
+def show_budgets(table: pandas.DataFrame) -> Table:
+    """Each condition, had its completions been cut after so many tokens.
+
+    Args:
+        table: As of `budgets.cap_table`.
+    """
+    rows = records(table)
+    _, differing = _share(rows, ("model", "layout"))
+    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
+    return Table("Completions cut after so many tokens", rows, [*words, *declared.BUDGETS])
 
 
 def show_mediators(board: Leaderboard) -> Table:

@@ -9,8 +9,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, CORE_SPEEDS, PLANNED_DISCORDANCE, POWER, START_SECONDS
+from harness.analysis.power import least_prompts, minimal_detectable_effect
+from harness.constants import (
+    ALPHA,
+    CORE_SPEEDS,
+    FEWEST_TEXTS,
+    FEWEST_WORDINGS,
+    PLANNED_DISCORDANCE,
+    PLANNED_EFFECT,
+    PLANNED_SPREAD,
+    POWER,
+    START_SECONDS,
+)
 from harness.display.hidden_characters import visible
 from harness.display.table import Column, Table, fold, render
 from harness.engines.processor import computes_bf16, count_cores, describe_processor
@@ -89,7 +99,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.before_raw or 'no BOS token'}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
-    extra = [f"{config.baseline_name} {config.replicates} times"] if config.replicates > 1 else []
+    extra = [f"{name} {config.replicates} times" for name in config.repeated[:2] if config.replicates > 1]
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     known = [
@@ -101,6 +111,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
     if power := describe_power(config, len({problem.counts_with for problem in asked})):
         yield f"detects   {power}"
+    yield from _describe_prompts(config, len(asked))
     if config.model.backend == "vllm" and device_type() == "cpu":
         yield f"cpu       {describe_processor(config.model.arguments)}"
     yield f"time      {describe_time(config, plan.size, sum(known))}"
@@ -141,10 +152,10 @@ def describe_power(config: RunConfig, problems: int) -> str:
     tests = (1 if primary else len(tested)) * max(1, len(config.layouts))
     if not tests:
         return ""
-    gains = []
+    gains, most = [], f"{100 * PLANNED_DISCORDANCE:.0f} points"
     for samples in dict.fromkeys((config.samples_per_problem, 1)):
         effect = minimal_detectable_effect(n=problems, k=samples, discordance=PLANNED_DISCORDANCE, alpha=ALPHA / tests)
-        gains.append("no gain" if math.isnan(effect) else f"{100 * effect:.1f} points")
+        gains.append(f"no gain up to {most}" if math.isnan(effect) else f"{100 * effect:.1f} points")
     both = f", {gains[1]} if it moves them both ways" if len(gains) > 1 else ""
     which = ", ".join(contrast_name(*one) for one in ([primary] if primary else tested))
     which += ", the primary contrast" if primary else ""
@@ -153,6 +164,22 @@ def describe_power(config: RunConfig, problems: int) -> str:
         f"{gains[0]} if the filler moves all problems one way{both}, where samples with and without it disagree on "
         f"{100 * PLANNED_DISCORDANCE:.0f} % of them ({100 * POWER:.0f} % power, {alpha}; {which})"
     )
+
+
+def _describe_prompts(config: RunConfig, problems: int) -> Iterator[str]:
+    """How many texts or instructions find the planned effect for new ones, where the run has several."""
+    kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
+    texts = max([config.filler_null, *kinds.values()])
+    instructions = 1 + len(config.across.instructions) if config.across else 0
+    planned: dict[str, Any] = {"n": problems, "k": config.samples_per_problem, "discordance": PLANNED_DISCORDANCE}
+    for noun, count, fewest in (("texts", texts, FEWEST_TEXTS), ("instructions", instructions, FEWEST_WORDINGS)):
+        if count >= fewest:
+            least, enough = least_prompts(PLANNED_EFFECT, spread=PLANNED_SPREAD, **planned)
+            needed = f"{least} of them; here are {count}" if least else f"at least {enough:,} problems"
+            yield (
+                f"new       {100 * PLANNED_EFFECT:g} points over new {noun} need {needed} (if the effect "
+                f"scatters between {noun} by {100 * PLANNED_SPREAD:g} points; {100 * POWER:.0f} % power)"
+            )
 
 
 def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:

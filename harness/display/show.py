@@ -68,10 +68,9 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
         criterion: What was asked for.
         outcomes: How many problems had each outcome.
     """
-    baseline = criterion.baseline
-    again = f"{flips(row['aa_wrong_to_right'], row['aa_right_to_wrong'])}: flips of {baseline} against itself"
+    again = f"{difference(row['aa_difference'], row['aa_low'], row['aa_high'])}: both sides run again, less the first"
     if row["aa_difference"] is None:
-        again = f"{baseline} was run once, so how many problems flip by themselves is not known"
+        again = "both sides were run once, so the noise of the difference is not known"
     matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
     within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
     noun = "problems" if sum(outcomes.values()) <= row["n"] else "problems by draw"

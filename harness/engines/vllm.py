@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +26,7 @@ from harness.engines.processor import RESERVED, use_all_cores
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request
-from harness.experiment.tokenizer import fetch_repository
+from harness.experiment.tokenizer import decode_completion, fetch_repository
 
 FINISHED = ("stop", "length", "repetition")
 """The finish reasons of a completion. `abort` and `error` end a request without one."""
@@ -62,14 +62,16 @@ class Finished:
 
     Attributes:
         text: The completion. Special tokens other than the end are kept, as lm-eval keeps them.
+        token_ids: Its tokens, with the one that ended it; None where the backend does not say.
+        completion_tokens: Their number; None where the backend does not say.
         request_id: The engine's name of the request; empty for other backends.
-        completion_tokens: Tokens generated; None where the backend does not say.
         finish_reason: `stop` (end of text or stop string) or `length`; `repetition` if vLLM was asked to look for it;
             None where the backend does not say.
     """
 
     text: str
     request_id: str = ""
+    token_ids: Sequence[int] | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
 
@@ -141,6 +143,9 @@ class VLLMEngine:
         self._calls = lifetime.WatchedCalls(started, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._died)
         self._aborted = False
         self.so_far: dict[int, int] = {}
+        tokenizer = self._engine.get_tokenizer()
+        self._tokenizer = tokenizer if tokenizer is not None and getattr(tokenizer, "is_fast", False) else None
+        self._undecoded: dict[str, Sequence[int]] = {}
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
@@ -176,6 +181,9 @@ class VLLMEngine:
 
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt_token_ids))
         parameters = sampling_parameters(request)
+        if self._tokenizer and not request.sampling.stop:
+            parameters.detokenize = False
+            self._undecoded[request_id] = request.prompt_token_ids
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
     def step(self) -> list[Finished]:
@@ -192,7 +200,16 @@ class VLLMEngine:
             if output.finished:
                 del self.so_far[int(output.request_id)]
         finished, self._aborted = read_outputs(outputs)
-        return finished
+        return [self._decode(done) for done in finished]
+
+    def _decode(self, done: Finished) -> Finished:
+        """Decode a finished completion as a whole, which is cheaper than vLLM's decoding of each token as it comes."""
+        prompt_ids = self._undecoded.pop(done.request_id, None)
+        if prompt_ids is None:
+            return done
+        assert self._tokenizer and done.token_ids is not None
+        written = done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids
+        return replace(done, text=decode_completion(self._tokenizer, prompt_ids, written))
 
     def _died(self) -> EngineError:
         cause = known_cause(self._errors.last()) or "It was killed, or what it printed says why."
@@ -351,6 +368,7 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Finished], bool]:
         Finished(
             request_id=output.request_id,
             text=output.outputs[0].text,
+            token_ids=tuple(output.outputs[0].token_ids),
             completion_tokens=len(output.outputs[0].token_ids),
             finish_reason=output.outputs[0].finish_reason,
         )

@@ -272,7 +272,8 @@ def _generate_and_grade(
                         for request, done in finished:
                             tokens, reason = done.completion_tokens, done.finish_reason
                             key = sample_key(request, setting)
-                            sample = Sample.of(request, key, done.text, tokens=tokens, reason=reason)
+                            ids = done.token_ids
+                            sample = Sample.of(request, key, done.text, tokens=tokens, reason=reason, token_ids=ids)
                             folder.journal.append(sample)
                             scorer.submit(sample)
                             progress.sample(lines[key], tokens)

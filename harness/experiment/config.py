@@ -166,7 +166,7 @@ class RunConfig(Strict):
     primary: Contrast | None = None
     """The contrast that the run is about. By default `mless` less the baseline."""
     replicates: int = Field(default=1, ge=1, le=2)
-    """How often the baseline is run: 2 gives A/A."""
+    """How often both sides of the primary contrast, else of the first, are run: 2 gives A/A."""
     prompt_null: int = Field(default=0, ge=0, le=len(all_edits()))
     """How many harmless rewordings of the instruction are run."""
     filler_null: int = Field(default=0, ge=0, le=99)
@@ -229,7 +229,7 @@ class RunConfig(Strict):
         own, shown = self.instruction is not None, self.demonstrations
         listed, baseline = ", ".join(names), self.baseline_name
         published = Layout.AS_PUBLISHED in self.layouts
-        needs_baseline = self.baseline or self.contrasts or self.primary or self.replicates > 1 or self.prompt_null
+        needs_baseline = self.baseline or self.contrasts or self.primary or self.prompt_null
         begun = [one.name for one in self.all_conditions if one.answer_prefix or one.placement is Placement.ANSWER]
         for bad, message in (
             (len(set(tasks)) < len(tasks), f"conditions: names must differ, also as name_layout; got {listed}"),
@@ -291,6 +291,13 @@ class RunConfig(Strict):
         usual = (STUDIED, self.baseline_name)
         there = set(usual) <= {condition.name for condition in self.conditions}
         return usual if there and usual in self.tested else None
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """The conditions that are run again, if any are: see `replicates`. Under other instructions they are too."""
+        sides = self.primary_contrast or next(iter(self.tested), ())
+        numbers = range(1, 1 + len(self.across.instructions)) if self.across else ()
+        return (*sides, *(under_wording(name, number) for number in numbers for name in sides))
 
     @property
     def yardsticks(self) -> tuple[Condition, ...]:

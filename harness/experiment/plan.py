@@ -53,7 +53,7 @@ class Plan:
 
     def replicates(self, arm: ConditionPrompts) -> int:
         """How often a condition is run."""
-        return self.config.replicates if arm.condition.name == self.config.baseline_name else 1
+        return self.config.replicates if arm.condition.name in self.config.repeated else 1
 
     @property
     def lines(self) -> dict[str, str]:

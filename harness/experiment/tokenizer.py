@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -186,6 +186,44 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ..
     bos = tokenizer.bos_token
     encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=not (bos and text.startswith(bos)))
     return tuple(encoded["input_ids"]), [tuple(o) for o in encoded["offset_mapping"]]
+
+
+def decode_completion(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:
+    """The text of a completion, as vLLM writes it token by token: half a character at its end is left out.
+
+    All is decoded at once, seven times as fast, unless that may differ: at special tokens that follow each other, and
+    at bytes that are no text.
+
+    Args:
+        tokenizer: The model's, a fast one.
+        prompt_ids: What the completion follows. After it some tokenizers begin a word with a blank.
+        token_ids: The completion, without the token that ended it.
+    """
+    from tokenizers.decoders import DecodeStream
+
+    fast, added = tokenizer.backend_tokenizer, _added_tokens(tokenizer)
+    special = [one in added for one in token_ids]
+    if not any(one and other for one, other in pairwise(special)):
+        whole = DecodeStream(ids=list(prompt_ids), skip_special_tokens=False).step(fast, list(token_ids))
+        if whole is not None and "\ufffd" not in whole:
+            return whole
+    stream, text = DecodeStream(ids=list(prompt_ids), skip_special_tokens=False), ""
+    for one, last in zip(token_ids, [False, *special], strict=False):
+        try:
+            piece = stream.step(fast, one)
+        except Exception as error:  # tokenizers has no other name for it; vLLM goes on with a new stream too
+            if not str(error).startswith("Invalid prefix"):
+                raise
+            stream = DecodeStream(skip_special_tokens=False)
+            piece = stream.step(fast, one)
+        text += added[one] if last and one in added else piece or ""
+    return text
+
+
+@lru_cache(maxsize=1)
+def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Special and other added tokens, by id."""
+    return {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
 
 
 def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str | None = None) -> str:

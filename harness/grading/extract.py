@@ -22,6 +22,7 @@ _NOTHING = re.compile(  # blanks, TeX's spaces, dots that stand for an answer, a
     r"|\\(?:[hv]space\*?|[hv]?phantom)\{[^{}]*\}"
     r"|\\(?:boxed|fbox|mbox|text(?:bf|it|rm)?|math(?:rm|bf|it|sf))(?=\s*\{))*"
 )
+_LOOKS = re.compile(r"\$|\\(?:left|right)(?![A-Za-z])|\\[!,;:]")
 _INNER_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{([^{}]*)\}\s*")
 
 
@@ -103,9 +104,37 @@ def read_boxes(completion: str) -> list[str]:
     answer within \boxed{}") has not taken its answer back. `\boxed 5` and a doubled backslash, as in a text that was
     escaped twice, are read too.
 
-    One pass with a stack: linear in the text, whatever the nesting.
     """
     text = completion.rpartition("</think>")[2].partition("<think>")[0]
+    contents = [
+        text[start:end].replace("\\\\", "\\") if doubled else text[start:end]
+        for start, end, doubled in _find_boxes(text)
+        if not _NOTHING.fullmatch(text, start, end)
+    ]
+    return [(inner[1] if (inner := _INNER_BOX.fullmatch(content)) else content).strip() for content in contents]
+
+
+def count_outside(text: str, gold: str) -> int:
+    """How often the gold answer stands in a text outside of its boxes. A short one, such as 2, does by chance."""
+    outside, last = "", 0
+    for start, end, _ in _find_boxes(text):
+        outside += text[last:start]
+        last = end
+    spaced = r"\s*".join(re.escape(letter) for letter in _tidy(gold) if not letter.isspace())
+    pattern = rf"(?<![\w.\\]){spaced}(?!\w|[.,]\d)"
+    return len(re.findall(pattern, _tidy(outside + text[last:]))) if spaced else 0
+
+
+def _tidy(text: str) -> str:
+    """Without what TeX needs for its looks alone."""
+    return _LOOKS.sub("", text).replace("dfrac", "frac").replace("tfrac", "frac")
+
+
+def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
+    """Where the content of each closed box begins and ends, in order, and whether its backslash is doubled.
+
+    One pass with a stack: linear in the text, whatever the nesting.
+    """
     opened: list[tuple[int, bool] | None] = []  # where a box starts, and whether it is doubled; None for other braces
     spans: list[tuple[int, int, bool]] = []
     first = text.find("box")  # braces before the first box close none
@@ -124,9 +153,4 @@ def read_boxes(completion: str) -> list[str]:
                 while spans and spans[-1][0] > box[0]:  # boxes close inside out: those were inside this one
                     spans.pop()
                 spans.append((box[0], match.start(), box[1]))
-    contents = [
-        text[start:end].replace("\\\\", "\\") if doubled else text[start:end]
-        for start, end, doubled in spans
-        if not _NOTHING.fullmatch(text, start, end)
-    ]
-    return [(inner[1] if (inner := _INNER_BOX.fullmatch(content)) else content).strip() for content in contents]
+    return spans

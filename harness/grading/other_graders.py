@@ -22,7 +22,7 @@ from msgspec import Meta, Struct, structs
 
 from harness.constants import LONGEST_ANSWER
 from harness.grading.compare import compare
-from harness.grading.extract import Grade, read_boxes
+from harness.grading.extract import Grade, count_outside, read_boxes
 
 UNGRADED = ("refused", "timeout", "crashed")
 """The verdicts that say nothing about the answer."""
@@ -84,6 +84,7 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
         authors_rule_strict: The authors' rule with equality only.
         first_box: Our grader on the first closed box, for models that go on to a next problem. Wrong without one.
         boxes_after_first: Number of closed boxes after the first.
+        gold_outside: How often the gold answer stands outside of any box, a short one by chance: it grades nothing.
     """
 
     math_verify: Annotated[bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")] = None
@@ -91,7 +92,8 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
     authors_rule: Annotated[bool | None, column("audit: the study's own rule, substrings included")] = None
     authors_rule_strict: Annotated[bool | None, column("audit: the study's rule without substrings")] = None
     first_box: Annotated[bool | None, column("audit: our grader on the first box")] = None
-    boxes_after_first: Annotated[int, column("further boxes after the first")] = 0
+    boxes_after_first: Annotated[int | None, column("further boxes after the first")] = 0
+    gold_outside: Annotated[int | None, column("how often the gold answer stands outside of any box")] = None
 
 
 class Audit(AuditColumns, frozen=True, kw_only=True):
@@ -120,7 +122,7 @@ def as_text(grade: Grade, audit: Audit) -> str:
     return json.dumps(as_record(grade, audit))
 
 
-Finding = tuple[dict[str, bool | None], str | None]
+Finding = tuple[dict[str, int | None], str | None]
 """The columns that one step fills, and a remark."""
 
 
@@ -152,11 +154,17 @@ def _exact_match_boxed(job: AuditJob) -> Finding:
 
 def _first_box(job: AuditJob) -> Finding:
     boxes = read_boxes(job.completion)
+    further: dict[str, int | None] = {"boxes_after_first": max(0, len(boxes) - 1)}
     if not boxes:
-        return {"first_box": False}, None
+        return {"first_box": False, **further}, None
     graded = compare(boxes[0], job.target)
-    unknown = graded.verdict in UNGRADED
-    return {"first_box": None if unknown else graded.correct}, (graded.reason or graded.verdict) if unknown else None
+    if graded.verdict in UNGRADED:
+        return {"first_box": None, **further}, graded.reason or graded.verdict
+    return {"first_box": graded.correct, **further}, None
+
+
+def _gold_outside(job: AuditJob) -> Finding:
+    return {"gold_outside": count_outside(job.completion, job.target)}, None
 
 
 def _math_verify(job: AuditJob) -> Finding:
@@ -172,9 +180,10 @@ def _math_verify(job: AuditJob) -> Finding:
 
 
 STEPS: dict[str, tuple[tuple[str, ...], Callable[[AuditJob], Finding]]] = {
+    "gold_outside": (("gold_outside",), _gold_outside),
     "authors_rule": (("authors_rule", "authors_rule_strict"), _authors_rule),
     "exact_match_boxed": (("exact_match_boxed",), _exact_match_boxed),
-    "first_box": (("first_box",), _first_box),
+    "first_box": (("first_box", "boxes_after_first"), _first_box),
     "math_verify": (("math_verify",), _math_verify),
 }
 """The steps of an audit with their columns, the safest first. A step may hang: only workers take it."""

@@ -44,7 +44,7 @@ from harness.constants import (
 from harness.engines.processor import count_cores
 from harness.errors import GraderError
 from harness.grading.compare import compare
-from harness.grading.extract import Grade, GradeJob, Verdict, read, read_boxes
+from harness.grading.extract import Grade, GradeJob, Verdict, read
 from harness.grading.other_graders import STEPS, Audit, AuditJob, prepare, run_step
 
 _COMPARE = "compare"
@@ -85,8 +85,7 @@ class _Job:
         reason = "; ".join(self.remarks) or None
         if "answer" in self.request:
             return Grade(verdict=self.found["verdict"], answer=self.request["answer"], reason=reason)
-        further = max(0, len(read_boxes(self.request["completion"])) - 1)
-        return Audit(**self.found, boxes_after_first=further, reason=reason)
+        return Audit(**self.found, reason=reason)
 
 
 class _Worker:

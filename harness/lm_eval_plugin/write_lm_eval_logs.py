@@ -94,7 +94,7 @@ def export(
     Raises:
         JournalError: lm-eval could not write a file whole.
     """
-    # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
+    # lm-eval knows repeats but no replicates: those are in the journal only
     # a draw of examples is a task of its own, which counts its samples from 0
     each = {task: arm.samples for task, arm in identity.arms.items()}
     samples = {(s.task, s.problem_id, s.sample_index % each[s.task]): s for s in everything if s.replicate == 0}

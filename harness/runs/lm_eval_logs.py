@@ -6,7 +6,6 @@ the condition of each file, unless `mless tasks --wrap` wrote the task. Then lm-
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -225,7 +224,7 @@ def _read_sample(
         metric = "verdict"
     elif metric := metric or next((name for name in METRICS if name in raw), ""):
         judged = [{"verdict": _verdict(where, raw, metric)}]
-    ungraded: dict[str, Any] = {"verdict": None, "boxes_after_first": math.nan}
+    ungraded: dict[str, Any] = {"verdict": None, "boxes_after_first": None}
     said = (_flat(line.resps), filtered) if generated else ((), ())
     parts: Iterator[Any] = zip_longest(judged, *said, line.generations)
     answered = []

@@ -6,6 +6,7 @@ anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -93,7 +94,9 @@ class Sample(Keyed, kw_only=True, gc=False):
     task: str
     problem_id: str
     sample_index: Annotated[int, column("which of the problem's samples, from 0")]
-    replicate: Annotated[int, column("which repetition of the condition, from 0; 1 is the baseline's second run")] = 0
+    replicate: Annotated[
+        int, column("which run of the condition, from 0; 1 is the second of a primary contrast's side")
+    ] = 0
     seed: Annotated[int | None, column("the sample's seed; missing when greedy", "int64")] = None
     prompt_token_sha256: str | None
     prompt_tokens: Annotated[int | None, column("tokens of the prompt")] = None
@@ -101,18 +104,18 @@ class Sample(Keyed, kw_only=True, gc=False):
     completion_tokens: Annotated[int | None, column("tokens of the completion")]
     finish_reason: Annotated[str | None, column("stop or length; missing where the backend does not say")] = None
 
-    @classmethod
+    @staticmethod
     def of(
-        cls,
         request: Request,
         key: str,
         completion: str,
         *,
         tokens: int | None = None,
         reason: str | None = None,
-    ) -> Sample:
+        token_ids: Sequence[int] | None = None,
+    ) -> Generated:
         """The sample that a completion makes of a request."""
-        return cls(
+        return Generated(
             key=key,
             task=request.task,
             problem_id=request.problem_id,
@@ -125,7 +128,18 @@ class Sample(Keyed, kw_only=True, gc=False):
             completion=completion.encode("utf-8", "backslashreplace").decode(),
             completion_tokens=tokens,
             finish_reason=reason,
+            token_ids=token_ids,
         )
+
+
+class Generated(Sample, kw_only=True, gc=False):
+    """A sample as the journal has it. Most readers read it as a `Sample`, which spares them the ids.
+
+    Attributes:
+        token_ids: Of the completion, with the token that ended it; None where the backend does not say.
+    """
+
+    token_ids: Sequence[int] | None = None
 
 
 class Graded(AuditColumns, frozen=True, kw_only=True):

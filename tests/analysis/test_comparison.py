@@ -282,7 +282,10 @@ REFUSED = {
     ),
     "no verdict": ({"wo": lambda of: of.assign(correct=None)}, {}, "problem_id p0, sample_index 0: has no verdict"),
     "replicate": (
-        {"wo": lambda of: pandas.concat([of, samples(chances(4, 0.5, k=4, problems=59), replicate=1)])},
+        {
+            "wo": lambda of: pandas.concat([of, samples(chances(4, 0.5, k=4, problems=59), replicate=1)]),
+            "mless": lambda of: pandas.concat([of, of.assign(replicate=1)]),
+        },
         {},
         "condition wo, replicate 1: its problems",
     ),

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import statistics
 from collections import Counter, defaultdict
 from fractions import Fraction
 
@@ -131,6 +132,13 @@ def test_the_table_is_what_the_raw_files_say(folder, mless):
         assert (row["n"], row["k"]) == (n, k)
         assert (row["accuracy"], row["standard_error"]) == pytest.approx((100 * mean, 100 * spread))
     if "wo again" in right:
-        noise, _ = compared(old, right["wo again"], k)
-        del noise["p"]
-        assert {key: shown["wo"][f"aa_{key}"] for key in noise} == pytest.approx(noise)
+        first, again = (
+            [right[f"{primary}{word}"][problem] - right[f"wo{word}"][problem] for problem in old]
+            for word in ("", " again")
+        )
+        moved = [second - one for one, second in zip(first, again, strict=True)]
+        row = shown[primary]
+        assert row["aa_difference"] == pytest.approx(100 * sum(moved) / n / k)
+        spread = 1.96 * statistics.stdev(moved) / k * 100 / math.sqrt(n)
+        half = (row["aa_high"] - row["aa_low"]) / 2
+        assert row["aa_low"] < row["aa_difference"] < row["aa_high"] and half == pytest.approx(spread, rel=0.1)

@@ -71,11 +71,11 @@ def test_a_model_runs_without_a_config_of_its_own(capsys, monkeypatch, tmp_path)
     ask = ("--set", f"dataset={TOY_DATA}", "--limit", "4", "--dry-run")
     done = here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *ask)
     assert done.returncode == 0 and "mless chat 55" in " ".join(done.stdout.split())
-    assert "requests  24: wo 2 times, 1 positive control" in done.stdout
+    assert "requests  28: mless 2 times, wo 2 times, 1 positive control" in done.stdout
     (tmp_path / "own.jsonl").write_text('{"question": "What is 7 times 8?", "answer": "56"}')
     own = ("--dataset", str(tmp_path / "own.jsonl"), "--conditions", "wo, mful", "--max-tokens", "9", "--dry-run")
     done = here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own)
-    assert "requests  4: wo 2 times" in done.stdout and "at most 36 generated" in done.stdout, done.stderr
+    assert "requests  5: mful 2 times, wo 2 times" in done.stdout and "at most 45 generated" in done.stdout, done.stderr
     refused(here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own, "--samples", "2"), "samples_per_problem is 2")
     shutil.copytree(TOY_MODEL, tmp_path / "a model")
     (tmp_path / "a model" / "chat_template.jinja").unlink()
@@ -161,7 +161,7 @@ FIXED = {
     ("table", "--format"): "text markdown csv latex json",
     ("table", "--by"): "subject level",
     ("leaderboard", "--format"): "text markdown csv latex json",
-    ("plot", "--kind"): "accuracy forest completion-lengths dose wordings",
+    ("plot", "--kind"): "accuracy forest completion-lengths dose wordings budgets",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--repeats"): "share first majority any",
     ("probe", "--queries"): "prompt completion",

@@ -21,16 +21,18 @@ from tests.commands.test_cli import here, refused
 from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation
 
 EDITS = tuple(f"edit-{number:02}" for number in range(1, 7))
+AA = ["aa_difference", "aa_low", "aa_high"]
 MODELS = {"Qwen2.5-Math-1.5B": (0.5, 0.25), "Qwen2.5-Math-7B": (0.7, 0.0), "Llama-3.1-8B-Instruct": (0.5, -0.25)}
 """The chance to be right of each model, and what `mless` changes: it gains, stays, or loses."""
 
 
 @pytest.fixture(scope="module")
 def frame():
-    """Samples of three models, with a second run of the baseline and six rewordings."""
+    """Samples of three models, with a second run of both sides of a contrast and six rewordings."""
     frames = []
     for seed, (model, (base, effect)) in enumerate(MODELS.items()):
-        chances = dict.fromkeys(("wo", "wo again", "random", "mful", *EDITS), base) | {"mless": base + effect}
+        chances = dict.fromkeys(("wo", "wo again", "random", "mful", *EDITS), base)
+        chances |= dict.fromkeys(("mless", "mless again"), base + effect)
         frames.append(evaluation(drawn(seed, 240, 1, chances), model=model).read())
     samples = pandas.concat(frames, ignore_index=True)
     order = ["wo", "random", "mful", "mless", *EDITS]
@@ -112,11 +114,12 @@ def estimates(axes):
 def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_only_what_passed(table):
     axes = draw_forest(table).axes[0]
     shown = iter(estimates(axes).values())
-    rows = []
+    rows, intervals = [], []
     assert set(table["verdict"]) > {"better", "worse"}
     for model in MODELS:
         mine = table[table["model"] == model].set_index("condition")
-        assert next(shown) == (*LOOKS["wo"][1::-1], False, [mine.loc["wo", "aa_difference"]])
+        assert next(shown) == (*LOOKS["mless"][1::-1], False, mine.loc["mless", AA].tolist())
+        intervals.append(mine.loc["mless", AA[1:]].tolist())
         for condition in ("random", "mful", "mless"):
             row = mine.loc[condition]
             assert next(shown) == (
@@ -125,12 +128,13 @@ def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_o
                 [row["difference"], row["low"], row["high"]],
             )
             rows.append(row)
+            intervals.append([row["low"], row["high"]])
     assert list(shown) == []
     texts = [text.get_text().replace(MINUS, "-") for text in axes.texts]
     verdicts = [row["verdict"] for row in rows]
     assert [text for text in texts if text in verdicts] == verdicts
     ends = [[float(end) for end in text[1:-1].split(", ")] for text in texts if text.startswith("[")]
-    assert np.allclose(ends, [[row["low"], row["high"]] for row in rows], atol=0.5)
+    assert np.allclose(ends, intervals, atol=0.5)
     ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
     assert np.allclose(sorted(ticks), sorted(table[table["verdict"] == "rewording"]["difference"]))
 
@@ -211,7 +215,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     assert {file.name for file in files} == {
         f"{kind}.{suffix}"
         for kind in Kind
-        if kind not in ("dose", "wordings")
+        if kind not in ("dose", "wordings", "budgets")
         for suffix in ("png", "svg", "pdf", "csv")
     }
     assert all(file.stat().st_size > 500 for file in files)

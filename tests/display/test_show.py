@@ -97,8 +97,9 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     drawn = head_of(show(path=EXAMPLE))
     assert drawn[1].startswith(f"difference  {signed(whole['difference'])} [{whole['low']:+.1f}, ".replace(MINUS, "-"))
     assert drawn[2] == f"flips       {count}: {defined}"
-    assert (whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]) == (0, 0), "greedy: each draw's answers are its own"
-    assert drawn[3] == "A/A         0 / 0: flips of wo against itself"
+    assert whole["aa_difference"] == 0, "greedy, and each draw's answers are its own"
+    ends = f"[{whole['aa_low']:+.1f}, {whole['aa_high']:+.1f}]"
+    assert drawn[3] == f"A/A         0 {ends}: both sides run again, less the first"
     right = first.pivot(index=["problem_id", "draw"], columns="condition", values="correct")
     moved = f"{(right['wo'] != right['mless']).sum()} of {len(right)} problems by draw"
     assert drawn[4] == f"listed      {moved}, changed, by the share of their samples that is right"

@@ -20,7 +20,7 @@ from harness.display.comparison_tables import (
     show_mediators,
     show_rewordings,
 )
-from harness.display.numbers import MINUS, NONE, interval, p_value, signed
+from harness.display.numbers import MINUS, NONE, difference, interval, p_value, signed
 from harness.display.table import Column, Table, render
 from harness.display.table_pages import make_table
 from harness.errors import ComparisonError, ConfigError
@@ -96,19 +96,19 @@ def test_a_rows_words_and_numbers(changes, margin, shown):
     assert {name: row[name].text for name in shown} == shown
 
 
-def test_the_baseline_run_again_stands_beside_every_effect():
-    verdicts = drawn(5, 100, 2, {"wo": 0.5, "wo again": 0.5, "mless": 0.6}, ["incorrect"])
+def test_the_noise_of_a_difference_stands_below_the_table():
+    chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "mless again": 0.6, "mful": 0.5}
+    verdicts = drawn(5, 100, 2, chances, ["incorrect"])
     for greedy, words in ((True, "measures only what the engine does not repeat"), (False, "drawn with other seeds")):
         board = make_leaderboard([evaluation(verdicts, greedy=greedy)])
         grid = show_comparison(board)
-        a, b = (np.array([[v == "correct" for v in p] for p in verdicts[name]]) for name in ("wo", "wo again"))
-        up = sum((1 - x.mean()) * y.mean() for x, y in zip(a, b, strict=True))
-        floor = rows(grid)["w/o"]
-        assert floor["difference [95 %]"].text == f"A/A {100 * (b.mean() - a.mean()):+.1f}".replace("-", MINUS)
-        assert floor["+ / -"].text.startswith(f"{up:.1f}".removesuffix(".0")) and floor["verdict"].text == NONE
-        assert any(words in note for note in grid.notes)
-    none = show_comparison(make_leaderboard([evaluation(drawn(5, 9, 1, REAL, ["incorrect"]))]))
-    assert rows(none)["w/o"]["difference [95 %]"].text == rows(none)["w/o"]["+ / -"].text == NONE
+        mean = {name: np.mean([[v == "correct" for v in p] for p in of]) for name, of in verdicts.items()}
+        moved = 100 * (mean["mless again"] - mean["wo again"] - mean["mless"] + mean["wo"])
+        (told,) = (note for note in grid.notes if note.startswith("A/A"))
+        assert f"w/ Mless run again moves by {signed(moved)} [" in told and words in told
+    assert rows(grid)["w/o"]["difference [95 %]"].text == rows(grid)["w/o"]["+ / -"].text == NONE
+    none = show_comparison(make_leaderboard([evaluation(drawn(5, 9, 1, {**REAL, "wo again": 0.5}, ["incorrect"]))]))
+    assert not any(note.startswith("A/A") for note in none.notes), "one side alone has no difference"
 
 
 def test_rewordings_have_a_table_of_their_own():
@@ -148,7 +148,7 @@ def test_the_positive_control_says_whether_the_run_could_see_anything():
 
 def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
     settings = [("m", "raw"), ("m", "chat"), ("n", "raw")]
-    chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "control": 0.1}
+    chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "mless again": 0.6, "control": 0.1}
     parts = [
         evaluation(drawn(i, 60, 1, chances), model=model, layout=layout) for i, (model, layout) in enumerate(settings)
     ]
@@ -156,8 +156,8 @@ def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
     notes = show_comparison(board).notes
     table = board.comparison.set_index(["model", "layout", "condition"])
     for model, layout in settings:
-        again = signed(table.loc[(model, layout, "wo"), "aa_difference"])
-        said = f"A/A, {model}, {layout}: the baseline run again moves by {again}, "
+        again = table.loc[(model, layout, "mless"), ["aa_difference", "aa_low", "aa_high"]]
+        said = f"A/A, {model}, {layout}: w/ Mless run again moves by {difference(*again)}; "
         assert sum(note.startswith(said) for note in notes) == 1
         assert sum(note.startswith(f"Positive control, {model}, {layout} ") for note in notes) == 1
 
@@ -332,7 +332,7 @@ def test_a_runs_own_baseline_is_that_of_its_tables_its_second_run_and_its_contra
     run = write_run(tmp_path / "made", answer, limit=12, **own)
     data = json.loads(make_table([str(run)], form="json"))
     assert (data["baseline"], data["contrasts"]) == ("short", ["long - short"])
-    assert [(row["verdict"], row["aa_difference"]) for row in data["rows"]] == [("baseline", 0), ("better", 0)]
+    assert [(row["verdict"], row["aa_difference"]) for row in data["rows"]] == [("baseline", None), ("better", 0)]
     assert json.loads(make_table([str(run)], form="json", baseline="long"))["contrasts"] is None
     said = " ".join(make_table([str(run)]).split())
     assert re.match(r"\w+, raw, 12 problems in 1\d clusters, 1 sample each ", said) and "least 299 clusters;" in said
@@ -356,7 +356,7 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
 
     def answer(request, target):
         calls.append((request.task, request.problem_id, request.sample_index, request.replicate, request.seed))
-        wrong = request.replicate and request.sample_index == 0
+        wrong = request.replicate and request.sample_index == 0 and request.task == "demo_wo"
         return right(request, "no such answer" if wrong else target)
 
     run = write_run(
@@ -373,16 +373,16 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     tasks = ["demo_wo", "demo_unrelated-1", "demo_unrelated-2", *(f"demo_edit-0{i}" for i in (1, 2, 3))]
     first = [call for call in calls if call[3] == 0]
     again = [call for call in calls if call[3] == 1]
-    assert len(calls) == 2 * 6 * (6 + 1) and calls == [*first, *again], "replicates come last"
-    assert {call[0] for call in again} == {"demo_wo"} and {call[0] for call in first} == set(tasks)
-    order = [call[1:3] for call in first if call[0] == "demo_wo"]
-    assert sorted(call[1:3] for call in again) == sorted(order) != [call[1:3] for call in again] != order
+    assert len(calls) == 2 * 6 * (6 + 2) and calls == [*first, *again], "replicates come last"
+    assert {call[0] for call in again} == {"demo_wo", "demo_unrelated-1"} and {call[0] for call in first} == set(tasks)
+    order, other = ([call[1:3] for call in calls if call[0] == "demo_wo"] for calls in (first, again))
+    assert sorted(order) == sorted(other) and order != other
     assert {call[4] for call in again}.isdisjoint({call[4] for call in first}), "other seeds"
     board = make_leaderboard([Run.load(run)])
     table = board.comparison.set_index("condition")
     assert board.primary == "unrelated-1 - wo" and list(board.yardsticks) == ["edit-01", "edit-02", "edit-03"]
     assert table["accuracy"].tolist() == [100] * 6
-    assert table.loc["wo", ["aa_difference", "aa_right_to_wrong"]].tolist() == [-50, 3]
+    assert table.loc["unrelated-1", "aa_difference"] == 50 and table["aa_low"].notna().sum() == 1
     assert table.loc["unrelated-2", ["wordings", "wording_low", "family"]].tolist() == [4, 100, "registered"]
     assert json.loads((run / "run.json").read_text())["config"]["replicates"] == 2
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()

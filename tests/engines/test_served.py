@@ -204,5 +204,5 @@ def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(se
     done = here(capsys, monkeypatch, "run", str(SERVED), *arguments)
     assert done.returncode == 0, done.stderr
     frame = load_run(tmp_path / "run", replicates=True)
-    assert len(frame) == 20 and 1 <= (frame["finish_reason"] == "stop").sum() == 12
+    assert len(frame) == 24 and 1 <= (frame["finish_reason"] == "stop").sum() == 12
     assert set(frame["completion_tokens"]) == {3, 7}

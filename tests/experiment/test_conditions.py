@@ -277,8 +277,8 @@ def test_a_plan_has_the_yardsticks_and_its_prompts_say_what_they_begin():
     names = list(dict.fromkeys(row["condition"] for row in plan.prompts))
     assert names == ["wo", "mless", "edit-01", "edit-02", "filler-01", "filler-02", "filler-03", "control"]
     assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "rewordings", "other fillers", "positive control"}
-    assert plan.size == 2 * (2 + 1 + 6)
-    assert "requests 18: wo 2 times, 2 rewordings, 3 other fillers, 1 positive control" in " ".join(
+    assert plan.size == 2 * (2 + 2 + 6)
+    assert "requests 20: mless 2 times, wo 2 times, 2 rewordings, 3 other fillers, 1 positive control" in " ".join(
         describe_plan(plan).split()
     )
     for row in plan.prompts:

@@ -197,7 +197,7 @@ def test_greedy_replicates_have_keys_of_their_own():
     plan = make_plan(config, limit=4)
     requests = list(make_requests(plan, config.resolve_sampling({})))
     assert {(one.replicate, one.seed) for one in requests} == {(0, None), (1, None)}
-    assert len({sample_key(one, "setting") for one in requests}) == plan.size == 4 * (4 + 1)
+    assert len({sample_key(one, "setting") for one in requests}) == plan.size == 4 * (4 + 2)
 
 
 def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp_path):

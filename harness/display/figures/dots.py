@@ -76,13 +76,12 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     """What changes without any filler (A/A, rewordings, other fillers), then each difference, with the margin shaded.
 
     Args:
-        table: As of `harness.analysis.compare`. Its baseline rows give the baseline against itself (A/A), where it
-            was run twice; yardsticks of a kind become ticks in one row.
+        table: As of `harness.analysis.compare`; yardsticks of a kind become ticks in one row.
         pooled: As of `analysis.pooled.pool`: diamonds below, one for each contrast.
     """
     plain = style.without_yardsticks(table)
     looks, margin = style.looks(plain["condition"]), float(table["margin"].iloc[0])
-    edge = 1.3 * plain[["margin", "low", "high", "aa_difference"]].astype(float).abs().max().max()
+    edge = 1.3 * plain[["margin", "low", "high", "aa_low", "aa_high"]].astype(float).abs().max().max()
     rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks, edge)]
     if pooled is not None and len(pooled):
         for layout, mine in pooled.groupby("layout", sort=False):
@@ -94,7 +93,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
         f"0.05. Shaded: the margin of {points(margin)}."
     )
     if table["aa_difference"].notna().any():
-        note += " A/A: the baseline run a second time less the first."
+        note += " A/A: both sides run again less the first time, not adjusted."
     if table["verdict"].isin(_TICKED).any():
         note += " Ticks: rewordings or other fillers, from the lowest to the highest; arrows: farther out."
     if pooled is not None and len(pooled):
@@ -142,10 +141,11 @@ def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]
     """The rows of one model and layout."""
     (base,) = table[table["verdict"] == "baseline"].to_dict("records")
     yield Row(f"{name} (n = {base['n']}, k = {base['k']})")
-    again, condition = base["aa_difference"], base["condition"]
-    if again == again:
-        cells = {"points": signed(again)}
-        yield Row(f"{style.label(condition)} again (A/A)", cells, looks[condition], [again], filled=False)
+    for row in table[table["aa_difference"].notna()].to_dict("records"):
+        again, low, high = (row[name] for name in ("aa_difference", "aa_low", "aa_high"))
+        cells = {"points": signed(again), "interval": interval(low, high, sign=True)}
+        name = f"{style.label(row['condition'])} (A/A)"
+        yield Row(name, cells, looks[row["condition"]], [again], low, high, filled=False)
     for kind in _TICKED:
         moves = table.loc[table["verdict"] == kind, "difference"].astype(float)
         if len(moves):

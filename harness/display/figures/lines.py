@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: st
 def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Differences from the baseline against the filler's length: a panel for each model and layout, a line a filler.
 
-    Behind the lines: how far harmless rewordings lie from the baseline, and how far its second run does (A/A).
+    Behind the lines: how far harmless rewordings lie from the baseline, and the noise of a difference (A/A).
 
     Args:
         table: As of `harness.analysis.compare`, with the yardsticks.
@@ -56,7 +57,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
     if (table["verdict"] == "rewording").any():
         note += " Band: from the lowest to the highest of the harmless rewordings."
     if table["aa_difference"].notna().any():
-        note += " Dotted: the baseline run a second time, as far up as down."
+        note += " Dotted: A/A, the interval of the primary contrast run again less the first."
     note += " Lengths are moved apart a little where lines would cover each other."
     with style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
         for panel, rows in zip(axes, settings.values(), strict=True):
@@ -74,6 +75,33 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
     return figure
 
 
+def draw_budgets(table: pandas.DataFrame) -> Figure:
+    """Accuracy, and the share with an answer, against the most tokens of a completion; a line for each condition.
+
+    Args:
+        table: As of `budgets.cap_table`.
+    """
+    looks, settings = style.looks(table["condition"]), style.split_settings(table)
+    shown = {"accuracy": "right", "boxed": "with an answer"}
+    titles = [f"{name}: {said}" for name in settings for said in shown.values()]
+    note = f"Completions cut after so many tokens and graded again. Lines up and down: {LEVEL} score intervals."
+    with style.panels(titles, note, 2.1, sharey=True) as (figure, axes):
+        for panel, (rows, key) in zip(axes, product(settings.values(), shown), strict=True):
+            for condition, mine in rows.groupby("condition", sort=False):
+                look = looks[str(condition)]
+                line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "marker": look.marker}
+                panel.plot(mine["cap"], mine[key], markersize=0.6 * FONT, label=style.label(str(condition)), **line)
+                if key == "accuracy":
+                    panel.vlines(mine["cap"], mine["accuracy_low"], mine["accuracy_high"], color=look.colour)
+            panel.set_xscale("log")
+            caps = [*rows["cap"].unique()]
+            panel.set_xticks(caps, [f"{cap:,}" for cap in caps])
+            panel.minorticks_off()
+            panel.set_xlabel("Most tokens")
+        axes[0].set_ylabel("Completions (%)")
+    return figure
+
+
 def _spell(filler: str) -> str:
     """A filler in the legend; blanks and breaks, which cannot be seen, by name."""
     return visible(filler, keep="") if filler.strip() else " ".join(map(name_character, filler))
@@ -84,9 +112,8 @@ def _draw_behind(panel: Axes, rows: pandas.DataFrame) -> None:
     rewordings = rows.loc[rows["verdict"] == "rewording", "difference"]
     if len(rewordings):
         panel.axhspan(rewordings.min(), rewordings.max(), color="#e4e4e4", zorder=0, linewidth=0, label="rewordings")
-    again = rows["aa_difference"].abs().max()
-    if again == again:
-        panel.axhspan(-again, again, edgecolor=style.MUTED, linestyle=":", fill=False, zorder=1, label="A/A")
+    for low, high in rows[["aa_low", "aa_high"]].dropna().to_numpy():
+        panel.axhspan(low, high, edgecolor=style.MUTED, linestyle=":", fill=False, zorder=1, label="A/A")
 
 
 def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: style.Look, name: str) -> None:
