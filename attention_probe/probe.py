@@ -15,12 +15,12 @@ import torch
 
 from attention_probe.measure.measure_prompts import Record, measure_group
 from attention_probe.model.load_first_layers import LoadedModel, load_model
-from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
+from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize, without_gap
 from attention_probe.self_check import self_check
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import models
 from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
-from harness.constants import BASELINE, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, Dtype
+from harness.constants import BASELINE, GAP, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, STUDIED, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_first
 from harness.experiment.conditions import yardstick
 from harness.experiment.prompt import Layout
@@ -39,8 +39,8 @@ class ProbeSettings:
     Attributes:
         model: Folder, hub name or `smollm2`; None for the model that was run.
         layers: Decoder layers, as indices from 0.
-        conditions: Names of conditions; empty for all that the source has but yardsticks. The baseline is always
-            recorded.
+        conditions: Names of conditions; `mless-gap` is the position gap of `mless`. Empty for all that the source has
+            but yardsticks, and the gap of `mless`. The baseline is always recorded.
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
         device: `cpu`, `cuda`, ...
@@ -68,9 +68,11 @@ class ProbeSettings:
                 filler stands.
         """
         usual = [name for name in source.conditions if not yardstick(name)]
+        usual += [f"{STUDIED}{GAP}"] if STUDIED in usual and not self.record.completion else []
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
-        absent = ", ".join(name for name in conditions if name not in source.conditions)
-        hidden = ", ".join(name for name in conditions if name in source.filled_answers)
+        made_of = {name: without_gap(name, source.conditions) for name in conditions}
+        absent = ", ".join(name for name, base in made_of.items() if base not in source.conditions)
+        hidden = ", ".join(name for name, base in made_of.items() if base in source.filled_answers)
         unmarked = any(not prompt.segments for one in source.problems for prompt in one.prompts.values())
         for bad, what in (
             (absent, f"has no condition {absent}: expected one of {list_first(source.conditions, 6)}"),

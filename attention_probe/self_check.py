@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attention_probe.measure.decomposition import inserted_tokens
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.capture import capture, softmax_layers
@@ -61,7 +60,7 @@ def self_check(
         "eager_error": largest_difference(means, eager_means(loaded, token_ids)),
     }
     notices = []
-    inserted = np.flatnonzero(inserted_tokens(prompt))
+    inserted = np.flatnonzero(prompt.inserted)
     span = (int(inserted[0]), int(inserted[-1]) + 1) if len(inserted) else (0, 0)
     if 0 in loaded.layers and 0 < len(inserted) == span[1] - span[0] and span[1] < len(prompt):
         error = identity_error(loaded, token_ids, span)

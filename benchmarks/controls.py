@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.runs import ROOT, say
-from harness.analysis.leaderboard import make_leaderboard
+from harness.analysis.leaderboard import make_leaderboard, records
 from harness.execution.regrade import regrade
 from harness.grading import COLUMNS
 from harness.runs.folder import JOURNAL, read_prompts, read_scores
@@ -46,7 +46,9 @@ class Control:
     Attributes:
         name: Its name.
         change: Changes a sample, given its gold answer.
-        right: Whether samples that are right are changed; else those that are wrong.
+        of: The conditions whose samples are changed.
+        share: Of the problems.
+        right: Whether samples that are right are changed; else those that are wrong. None: any.
         verdict: Of the condition, in the table.
         parts: Which of format and answer the difference comes from, in the mediators.
         states: Which shares of samples have grown by a point or more, in the mediators.
@@ -55,7 +57,9 @@ class Control:
 
     name: str
     change: Callable[[Sample, str], None]
-    right: bool = True
+    of: tuple[str, ...] = (CONDITION,)
+    share: float = SHARE
+    right: bool | None = True
     verdict: str = "worse"
     parts: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
@@ -95,16 +99,42 @@ def _digit(gold: str) -> str:
     return found[0] if found and gold != found[0] else ""
 
 
+FORMAL = "worse (format)"
 _WITHOUT_BOX = ("math_verify", "authors_rule")
 CONTROLS = (
     Control(name="nothing", change=lambda sample, gold: None, verdict="equivalent"),
     Control(name="another answer", change=_answer, parts=("answer",)),
     # the study's rule lets an answer that is missing pass: nothing is a part of every gold answer
-    Control(name="no box", change=_format, parts=("format",), states=("no_box",), graders=("authors_rule",)),
+    Control(
+        name="no box", change=_format, verdict=FORMAL, parts=("format",), states=("no_box",), graders=("authors_rule",)
+    ),
     # math_verify reads the last number before the cut
-    Control(name="a cut", change=_cut, parts=("format",), states=("truncated",), graders=_WITHOUT_BOX),
+    Control(name="a cut", change=_cut, verdict=FORMAL, parts=("format",), states=("truncated",), graders=_WITHOUT_BOX),
     Control(name="a second box", change=_second_box, parts=("answer",), graders=("first_box",)),
-    Control(name="a loop", change=_loop, parts=("format",), states=("truncated", "looping"), graders=_WITHOUT_BOX),
+    Control(
+        name="a loop",
+        change=_loop,
+        verdict=FORMAL,
+        parts=("format",),
+        states=("truncated", "looping"),
+        graders=_WITHOUT_BOX,
+    ),
+    Control(
+        name="every answer of both sides cut off",
+        change=_cut,
+        of=("wo", CONDITION),
+        share=2.0,  # of both sides
+        right=None,
+        verdict="unmeasured",
+    ),
+    Control(
+        name="answers of the baseline cut off",
+        change=_cut,
+        of=("wo",),
+        verdict="better (format)",
+        parts=("format",),
+        graders=_WITHOUT_BOX,
+    ),
     Control(name="a part of the answer", change=_part, right=False, verdict="equivalent", graders=("authors_rule",)),
 )
 
@@ -116,17 +146,17 @@ def plant(control: Control, folder: Path) -> int:
     golds = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(folder)}
     verdicts = {key: score.verdict for key, score in read_scores(folder).items()}
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
-    wanted = "correct" if control.right else "incorrect"
+    wanted = {True: ["correct"], False: ["incorrect"], None: ["correct", "incorrect"]}[control.right]
     samples = [(place, json.loads(line)) for place, line in enumerate(lines)]
     fitting = [
         (place, sample)
         for place, sample in samples
-        if sample.get("task", "").endswith(f"_{CONDITION}")
-        and verdicts[sample["key"]] == wanted
-        and (control.right or _digit(golds[sample["problem_id"]]))
+        if sample.get("task", "").endswith(tuple(f"_{name}" for name in control.of))
+        and verdicts[sample["key"]] in wanted
+        and (control.right is not False or _digit(golds[sample["problem_id"]]))
         and "\\boxed" in sample["completion"]
     ]
-    count = min(len(fitting), round(SHARE * len(golds)))
+    count = min(len(fitting), round(control.share * len(golds)))
     for place, sample in random.Random(SEED).sample(fitting, count):
         before = dict(sample)
         control.change(sample, golds[sample["problem_id"]])
@@ -140,7 +170,7 @@ def plant(control: Control, folder: Path) -> int:
 def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """What the tables say of the condition: verdict, parts, states and graders, as in `Control`."""
     board = make_leaderboard([Run.load(folder)])
-    row = board.comparison.set_index("condition").loc[CONDITION]
+    (row,) = (one for one in records(board.comparison) if one["condition"] == CONDITION)
     mediators = board.mediators.set_index("condition")
     audit = board.audit.set_index("condition").loc[CONDITION]
     change = mediators.loc[CONDITION]
@@ -154,7 +184,8 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
     graders = tuple(
         name for name in COLUMNS if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
     )
-    return str(row["verdict"]), parts, states, graders
+    said = f"{row['verdict']} (format)" if row["by_format"] else str(row["verdict"])
+    return said, parts, states, graders
 
 
 def main() -> None:
@@ -192,8 +223,9 @@ HEAD = """\
 # Controls with known truth
 
 Written by `make controls`. In a copy of [the greedy run](../tests/data/greedy_run) the completions of one condition
-were changed for {share:.0f} percent of the problems. Then the run was graded and read again. A row must name what was
-changed and nothing else: verdict, part of the difference, shares that grew, and graders that see another difference.
+were changed for {share:.0f} percent of the problems, where a row says nothing else. Then the run was graded and read
+again. A row must name what was changed and nothing else: verdict, part of the difference, shares that grew, and graders
+that see another difference.
 
 {facts}
 

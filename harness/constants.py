@@ -270,6 +270,8 @@ FINGERPRINT_VALUES = 4096
 """Values of each first-layer tensor that are hashed into the fingerprint."""
 ABSENT = -1
 """In `original_pos` of a token: the baseline has no such token."""
+GAP = "-gap"
+"""How the name of a position gap ends: the prompt without its filler, and with the filler's room left open."""
 TRACES_FORMAT = 7
 """Of a folder of traces; another one is not read."""
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)

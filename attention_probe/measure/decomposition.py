@@ -19,11 +19,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attention_probe.prompts.token_roles import TokenizedPrompt
-from harness.constants import ABSENT
 
 REGIONS = ("first", "instruction", "filler", "problem", "completion", "other", "inserted")
 """Regions of keys. All but the last share out the prompt; `inserted` is the filler with its separator."""
@@ -34,13 +32,7 @@ def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
     first = np.arange(len(prompt)) == 0
     named = [prompt.has_role(role) & ~first for role in REGIONS[1:5]]
     other = ~np.logical_or.reduce([first, *named])
-    return torch.from_numpy(np.stack([first, *named, other, inserted_tokens(prompt)]))
-
-
-def inserted_tokens(prompt: TokenizedPrompt) -> NDArray[np.bool_]:
-    """Which tokens the prompt without filler does not have; a completion is not part of a prompt."""
-    absent: NDArray[np.bool_] = prompt.original_pos == ABSENT
-    return absent & ~prompt.has_role("completion")
+    return torch.from_numpy(np.stack([first, *named, other, prompt.inserted]))
 
 
 def mass_measures(mass: Float[Tensor, "head query region"]) -> dict[str, Float[Tensor, " head"]]:

@@ -67,7 +67,9 @@ def measure_group(
             baselines = passed
             references = [Reference.of(one.activations) for one in passed] if record.activations else []
         elif record.decompose:
-            gaps = _run(loaded, [row.without_inserted() for row in rows], replace(record, activations=False))
+            whole = [(prompts[name], shared[name]) for prompts, shared in zip(group, common, strict=True)]
+            left = [_Row.of(one.position_gap(), shared[~one.inserted], record) for one, shared in whole]
+            gaps = _run(loaded, left, replace(record, activations=False))
         for place, (one, baseline, gap) in enumerate(zip(passed, baselines, gaps, strict=True)):
             layers = [_head_measures(layer, one, baseline, gap) for layer in loaded.layers]
             residuals = [layer.pop("residual") for layer in layers if "residual" in layer]
@@ -89,7 +91,6 @@ class _Row:
 
     Attributes:
         prompt: Whose it is.
-        kept: Positions in it that stand in this row; all but in the position-gap control.
         query_sets: Queries to average over: all, and the common ones.
         regions: See REGIONS.
         queries: Whose masses and outputs are averaged: the problem's common tokens, or the completion's.
@@ -97,7 +98,6 @@ class _Row:
     """
 
     prompt: TokenizedPrompt
-    kept: Int[Tensor, " seq"]
     query_sets: Bool[Tensor, "2 seq"]
     regions: Bool[Tensor, "region seq"]
     queries: Int[Tensor, " query"]
@@ -112,25 +112,10 @@ class _Row:
         everything = torch.ones(len(prompt), dtype=torch.bool)
         return cls(
             prompt=prompt,
-            kept=torch.arange(len(prompt)),
             query_sets=torch.stack([completion, completion] if record.completion else [everything, shared]),
             regions=key_regions(prompt),
             queries=completion.nonzero()[:, 0] if record.completion else problem,
             problem=problem,
-        )
-
-    def without_inserted(self) -> _Row:
-        """The position-gap control: what was inserted is left out, every other token keeps its position."""
-        stays = ~self.regions[INSERTED]
-        kept = stays.nonzero()[:, 0]
-        place = stays.cumsum(0) - 1
-        return replace(
-            self,
-            kept=kept,
-            query_sets=self.query_sets[:, kept],
-            regions=self.regions[:, kept],
-            queries=place[self.queries],
-            problem=place[self.problem],
         )
 
 
@@ -157,23 +142,24 @@ class _Passed:
     def curves(self, layers: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         """Average attention weights over all queries, and over the common ones."""
         means = torch.stack([self.given[layer].column_mean[self.place] for layer in layers])
-        means = means[..., : len(self.row.kept)].cpu().float()
+        means = means[..., : len(self.row.prompt)].cpu().float()
         return {"mean_all": means[:, 0].numpy(), "mean_common": means[:, 1].numpy()}
 
 
 def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Passed]:
     """One forward pass over rows padded on the right."""
-    length = max(len(row.kept) for row in rows)
+    length = max(len(row.prompt) for row in rows)
 
     def padded(values: Tensor) -> Tensor:
         return torch.nn.functional.pad(values, (0, length - values.shape[-1]))
 
-    token_ids = [torch.from_numpy(row.prompt.token_ids.astype(np.int64))[row.kept] for row in rows]
+    token_ids = [torch.from_numpy(row.prompt.token_ids.astype(np.int64)) for row in rows]
+    positions = [torch.from_numpy(row.prompt.positions.astype(np.int64)) for row in rows]
     given = capture(
         loaded,
         torch.stack([padded(ids) for ids in token_ids]),
         attention_mask=torch.stack([padded(torch.ones_like(ids)) for ids in token_ids]),
-        position_ids=torch.stack([padded(row.kept) for row in rows]),
+        position_ids=torch.stack([padded(one) for one in positions]),
         query_sets=torch.stack([padded(row.query_sets) for row in rows]),
         key_regions=torch.stack([padded(row.regions) for row in rows]),
         output_region=INSERTED if record.decompose else None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError, model_validator
 
 from harness.analysis.choose_problems import Criterion, Selection, select
-from harness.constants import BASELINE
+from harness.constants import BASELINE, GAP
 from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import AnyDataset, open_dataset
@@ -87,9 +87,10 @@ def open_source(
     if answered is not None:
         return read_source(answered, layout=prompts.layout and str(prompts.layout), metric=prompts.metric)
     assert prompts.dataset is not None  # the config has one of the two
+    wanted = [name.removesuffix(GAP) for name in conditions]
     return build_source(
         open_dataset(prompts.dataset),
-        [as_condition(name) for name in dict.fromkeys((BASELINE, *(conditions or named_conditions())))],
+        [as_condition(name) for name in dict.fromkeys((BASELINE, *(wanted or named_conditions())))],
         load_tokenizer(),
         str(prompts.layout or "raw"),
         instruction=prompts.instruction,

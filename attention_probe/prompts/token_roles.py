@@ -9,15 +9,15 @@ the second is inserted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.constants import ABSENT, BASELINE
+from harness.constants import ABSENT, BASELINE, GAP
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.tokenizer import encode, find_segments, hash_token_ids
 from harness.runs.prompts_of_run import Problem, RunPrompt
@@ -42,6 +42,7 @@ class TokenizedPrompt:
         original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for inserted tokens (filler
             and its separator), for those that the tokenizer merged differently, and for the completion's. The
             baseline's own are 0, 1, 2, ...
+        positions: int32; where the model takes the token to stand: 0, 1, 2, ... but in a position gap.
         filler_span: First filler token and the one after the last; what lies between may be examples.
     """
 
@@ -52,6 +53,7 @@ class TokenizedPrompt:
     roles: NDArray[np.int8]
     tokens: tuple[str, ...]
     original_pos: NDArray[np.int32]
+    positions: NDArray[np.int32]
     filler_span: tuple[int, int] | None
 
     def __len__(self) -> int:
@@ -60,6 +62,19 @@ class TokenizedPrompt:
     def has_role(self, role: str) -> NDArray[np.bool_]:
         """Which tokens have the role."""
         return np.equal(self.roles, ROLES.index(role))
+
+    @property
+    def inserted(self) -> NDArray[np.bool_]:
+        """Which tokens the prompt without filler does not have; a completion is not part of a prompt."""
+        return np.equal(self.original_pos, ABSENT) & ~self.has_role("completion")
+
+    def position_gap(self) -> TokenizedPrompt:
+        """The prompt without what was inserted; every other token keeps its position."""
+        kept = np.flatnonzero(~self.inserted)
+        names = ("token_ids", "roles", "original_pos", "positions")
+        arrays: dict[str, Any] = {name: getattr(self, name)[kept] for name in names}
+        tokens = tuple(self.tokens[place] for place in kept.tolist())
+        return replace(self, condition=f"{self.condition}{GAP}", tokens=tokens, filler_span=None, **arrays)
 
 
 def tokenize(
@@ -74,19 +89,26 @@ def tokenize(
     Args:
         problem: With a prompt under the baseline and every condition.
         tokenizer: The model's.
-        conditions: Which to return; the baseline may be among them.
+        conditions: Which to return; the baseline may be among them. `mless-gap` is the position gap of `mless`.
         completion: Append the tokens of what the model wrote.
 
     Raises:
         RunError: a prompt is missing, or a completion was asked for and none is recorded.
         PromptMismatchError: the token ids are not those that the run recorded, or a segment is not in the text.
     """
-    laid = {name: _lay(_prompt(problem, name), tokenizer) for name in dict.fromkeys((BASELINE, *conditions))}
+    sources = {name: without_gap(name, problem.prompts) for name in conditions}
+    laid = {name: _lay(_prompt(problem, name), tokenizer) for name in dict.fromkeys((BASELINE, *sources.values()))}
     found = {}
-    for name in dict.fromkeys(conditions):
-        aligned = replace(laid[name], original_pos=_align(laid[BASELINE], laid[name]))
-        found[name] = _append_completion(aligned, problem.prompts[name], tokenizer) if completion else aligned
+    for name, source in sources.items():
+        whole = replace(laid[source], original_pos=_align(laid[BASELINE], laid[source]))
+        whole = _append_completion(whole, problem.prompts[source], tokenizer) if completion else whole
+        found[name] = whole if name == source else whole.position_gap()
     return found
+
+
+def without_gap(name: str, there: Collection[str]) -> str:
+    """The condition that a position gap is made of: `mless` for `mless-gap`; any other name as it is."""
+    return name if name in there or name.removesuffix(GAP) not in there else name.removesuffix(GAP)
 
 
 def common_tokens(prompts: Mapping[str, TokenizedPrompt]) -> dict[str, NDArray[np.bool_]]:
@@ -129,6 +151,7 @@ def _lay(prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase) -> TokenizedProm
         roles=roles,
         tokens=_pieces(ids, offsets, prompt.text, tokenizer),
         original_pos=np.arange(len(ids), dtype=np.int32),
+        positions=np.arange(len(ids), dtype=np.int32),
         filler_span=(int(inside[0]), int(inside[-1]) + 1) if len(inside) else None,
     )
 
@@ -200,4 +223,5 @@ def _append_completion(
         roles=np.concatenate([tokenized.roles, np.full(len(ids), COMPLETION, np.int8)]),
         tokens=tokenized.tokens + _pieces(ids, offsets, text, tokenizer),
         original_pos=np.concatenate([tokenized.original_pos, np.full(len(ids), ABSENT, np.int32)]),
+        positions=np.arange(size + len(ids), dtype=np.int32),
     )

@@ -273,9 +273,10 @@ def _measure_again(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row:
     for one in (old[1], new[1]):
         refuse_unpaired(old[0], one)
     changes = (new[1].right - old[1].right) - (new[0].right - old[0].right)
-    means, weights = by_cluster(changes / (2 * old[0].k), old[0].clusters)  # half of it lies between -1 and 1
-    low, high = score_interval(means, weights=weights)
-    return {"aa_difference": 100 * float(changes.mean()) / old[0].k, "aa_low": 200 * low, "aa_high": 200 * high}
+    means, weights = by_cluster(changes / old[0].k, old[0].clusters)
+    bounds = (-2.0, 2.0) if np.abs(means).max() > 1 else None  # lost on one side, won on the other
+    low, high = score_interval(means, weights=weights, bounds=bounds)
+    return {"aa_difference": 100 * float(changes.mean()) / old[0].k, "aa_low": 100 * low, "aa_high": 100 * high}
 
 
 def _interval(row: Row) -> Row:

@@ -93,6 +93,19 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_were_asked_under
     assert wording_table(settings_of(worded(effects[:3])), {"mless": ("mless", "wo")}).empty, "too few"
 
 
+def test_accuracies_and_verdicts_are_of_all_instructions_together():
+    """Better under two instructions and worse under two: what is judged is the mean."""
+    shares = worded([0.3, 0.3, -0.2, -0.2])
+    right = {name: [i < 300 * share for i in range(300)] for name, share in shares.items()}
+    asked = {name: [["correct" if one else "incorrect"] for one in of] for name, of in right.items()}
+    (wo, mless) = make_leaderboard([evaluation(asked)]).comparison.to_dict("records")
+    mean = {side: np.mean([of for name, of in right.items() if name.startswith(side)]) for side in ("wo", "mless")}
+    assert (wo["accuracy"], mless["accuracy"]) == pytest.approx((100 * mean["wo"], 100 * mean["mless"]))
+    assert mless["difference"] == pytest.approx(5) and mless["n"] == 300
+    flips = mless["wrong_to_right"], mless["right_to_wrong"]
+    assert flips == pytest.approx((2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4)), "of pairs under one instruction"
+
+
 def test_the_board_shows_instructions_in_a_table_of_their_own():
     frame = evaluation(
         {
@@ -101,6 +114,9 @@ def test_the_board_shows_instructions_in_a_table_of_their_own():
         }
     )
     board = make_leaderboard([frame])
+    rows = board.comparison.set_index("condition")
+    assert list(rows.index) == ["wo", "mless"] and rows["k"].tolist() == [4, 4]
+    assert "of 4 instructions together" in " ".join(show_comparison(board).notes)
     assert [row[0].text for row in show_comparison(board).cells] == ["w/o", "w/ Mless"]
     (row,) = show_wordings(board).cells
     assert [cell.text for cell in row][:4] == ["w/ Mless", "4", "[+10.0, +10.0]", "4, 0"]

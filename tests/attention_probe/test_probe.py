@@ -87,8 +87,13 @@ def model_of(tmp_path):
     return build
 
 
-def eager(model, token_ids):
-    """Whole attention matrices [layer, head, query, key] and head outputs [layer, head, query, head_dim]."""
+def eager(model, token_ids, positions=None):
+    """Whole attention matrices [layer, head, query, key] and head outputs [layer, head, query, head_dim].
+
+    With `positions` the tokens stand there, and not at 0, 1, 2, ...
+    """
+    places = np.arange(len(token_ids)) if positions is None else positions
+    given = {"position_ids": torch.tensor(places[None]), "attention_mask": torch.ones(1, len(places))}
     outputs = {}
     hooks = [
         layer.self_attn.o_proj.register_forward_pre_hook(
@@ -97,7 +102,7 @@ def eager(model, token_ids):
         for number, layer in enumerate(model.model.layers)
     ]
     with torch.inference_mode():
-        found = model(torch.tensor(token_ids[None].astype(np.int64)), output_attentions=True)
+        found = model(torch.tensor(token_ids[None].astype(np.int64)), output_attentions=True, **given)
     for hook in hooks:
         hook.remove()
     heads = model.config.num_attention_heads
@@ -118,8 +123,13 @@ def column_means(weights, queries):
 
 def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(traced, whole_model):
     traces, _ = traced
+    assert {trace.condition for trace in traces} >= {"wo", "mless", "mless-gap"}
     for trace in traces:
-        weights = eager(whole_model, trace.token_ids)[0][list(LAYERS)]
+        positions = None
+        if trace.condition == "mless-gap":
+            positions = np.flatnonzero(traces.get(trace.problem_id, "mless").original_pos >= 0)
+            assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
+        weights = eager(whole_model, trace.token_ids, positions)[0][list(LAYERS)]
         everyone, common = np.arange(len(trace.tokens)), np.flatnonzero(trace.original_pos >= 0)
         np.testing.assert_allclose(trace.mean_all, column_means(weights, everyone), atol=1e-5)
         np.testing.assert_allclose(trace.mean_common, column_means(weights, common), atol=1e-5)

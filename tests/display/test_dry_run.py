@@ -3,11 +3,13 @@ import re
 import shutil
 
 import pytest
+import scipy.stats
 import yaml
 
 from harness import resources
 from harness.analysis import minimal_detectable_effect
-from harness.display.dry_run import describe_plan, describe_power, describe_time
+from harness.analysis.power import least_prompts
+from harness.display.dry_run import _describe_prompts, describe_plan, describe_power, describe_time
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from tests.make import CONFIG, GREEDY_RUN, TOY
@@ -46,7 +48,7 @@ def test_the_least_gain_is_that_of_the_statistics_for_the_tests_that_share_alpha
 def test_what_tests_nothing_or_too_little_says_so(tmp_path):
     assert describe_power(config(tmp_path, contrasts=[]), 500) == ""
     assert "detects" not in describe_plan(make_plan(config(tmp_path, contrasts=[]), limit=3))
-    assert describe_power(config(tmp_path), 3).startswith("no gain if")
+    assert describe_power(config(tmp_path), 3).startswith("no gain up to 10 points if")
 
 
 def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
@@ -68,6 +70,26 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     assert describe_time(config(tmp_path, model=_demo_model(dtype="bfloat16")), 7500) == forecast
     (tmp_path / "earlier" / "run.json").write_text('{"torn')
     assert describe_time(wanted, 7500) == forecast
+
+
+def test_a_run_with_several_instructions_or_texts_says_how_many_find_two_points(tmp_path):
+    texts = ["wo", "mless", *({"name": f"t{n}", "sentence": n} for n in range(1, 9))]
+    one = config(tmp_path, conditions=texts, across={"instructions": 5})
+    few, many = (" ".join(" ".join(_describe_prompts(one, n)).split()) for n in (500, 100_000))
+    assert "2 points over new texts need at least 1,963 problems" in few and "over new instructions" in few
+    assert "need 11 of them; here are 8" in many and "need 11 of them; here are 6" in many
+    assert not [*_describe_prompts(config(tmp_path), 500)]
+
+
+def test_as_many_prompts_as_students_test_needs():
+    for spread in (0.01, 0.02, 0.05):
+        found, _ = least_prompts(0.02, n=10**9, k=1, discordance=0.1, spread=spread)
+        power = {}
+        for count in (found - 1, found + 1):
+            critical = scipy.stats.t.ppf(0.975, count - 1)
+            power[count] = scipy.stats.nct.sf(critical, count - 1, 0.02 / spread * count**0.5)
+        assert power[found - 1] < 0.8 < power[found + 1], spread
+    assert least_prompts(0.02, n=500, k=1, discordance=0.1, spread=0.02) == (None, 1963)
 
 
 def _demo_model(**changes):

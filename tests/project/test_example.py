@@ -25,7 +25,7 @@ RIGHT = {
     "text": 877,
     "text-first": 883,
     "slash": 797,
-    "mless": 131,
+    "mless": 262,
     "random": 124,
     "mful-last": 128,
     "ids-first": 737,
@@ -46,7 +46,7 @@ def table():
 def test_the_example_is_the_run_of_its_config():
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
     assert identity.config == config.identity()
-    assert len(load_run(EXAMPLE, replicates=True, yardsticks=True)) == 13_035
+    assert len(load_run(EXAMPLE, replicates=True, yardsticks=True)) == 13_272
     name = config.model_arguments()["pretrained"]
     assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
