@@ -109,7 +109,7 @@ QUOTED_CHARACTERS = 500
 """Of another program's text in a message, at most."""
 
 # Grading
-GRADER_VERSION = 5
+GRADER_VERSION = 6
 """Goes up whenever a verdict can change."""
 LONGEST_ANSWER = 2000
 """Characters of an answer that are still read; the longest gold of MATH-500 has 53. lm-eval's normalisation, which is
@@ -134,8 +134,11 @@ POINTS = 12
 """At which formulas with letters are compared."""
 SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
 """Letters have values between these, of both signs, over a prime that is no part of any period."""
+COMPARISON_BUDGET = 40_000
+"""Of all pairs of formulas in one comparison: about a second, where a list has many long entries. One is spent for each
+function, and for each 16 characters that are computed at a point."""
 BUDGET = 6_000
-"""Functions of one comparison, at all points. A factorial or binomial counts as 20, a step with long
+"""Functions of one pair of formulas, at all points. A factorial or binomial counts as 20, a step with long
 fractions as 32."""
 GRADER_DEADLINE_S = 3.0
 """For one comparison, or one step of an audit: a hundred times what the slowest honest answer takes."""

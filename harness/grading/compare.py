@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, pairwise, product
 
@@ -31,10 +32,10 @@ from harness.grading.relations import (
     same_comparison,
 )
 from harness.grading.units_and_words import AND, OR, agree, number_word, readable_words, without_unit
-from harness.grading.values import approximate, has_value, same_values
+from harness.grading.values import approximate, begin_comparison, has_value, same_values
 
 _BASED = re.compile(
-    r"\(?([A-F]*\d[0-9A-F]*|[A-F]{2,})\)?_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"
+    r"[({]?([A-F]*\d[0-9A-F]*|[A-F]{2,})[)}]?_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"
 )
 _BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
 _NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z")
@@ -46,7 +47,14 @@ _MATRIX = re.compile(
 _SYMBOLS = ("\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
 _LETTERS_AS_TEXT = re.compile(r"(?<=[\d}])\\text\{([A-Za-z]+)\}\Z")
 _COMMAS, _COLONS = frozenset([",", ";", OR, AND]), frozenset(":")
+_OPTION = re.compile(
+    r"\\text\{\(([A-E])\) ?([^{}]+)\}|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
+)
+_SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
+_SAYS_MORE = re.compile(r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])")
+"""In a member of a chain: words, a negation, or another relation."""
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
+_HALF_DAY = re.compile(r"\\text\{[ap]m\}\Z")
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
 
 
@@ -78,6 +86,7 @@ def compare(answer: str, target: str) -> Grade:
     """
     verdict: Verdict = "correct"
     reason = None
+    begin_comparison()
     try:
         short = max(len(answer), len(target)) <= LONGEST_ANSWER
         if answer != target and not (short and plain(answer) == plain(target)):
@@ -111,6 +120,7 @@ def refuse_target(target: str) -> str | None:
 
 def describe_gold(target: str) -> str | None:
     """Why the grader cannot compare an answer with this gold answer; None if it can."""
+    begin_comparison()
     try:
         refused = refuse_target(target)
         return refused or (None if all(map(_has_value, _pieces(plain(target)))) else "not read as mathematics")
@@ -125,7 +135,16 @@ def same_mathematics(answer: str, target: str) -> bool:
         TooLarge: One of them would take too much work to compare.
     """
     answers, targets = readings(answer, target), readings(target, answer)
-    return any(_same(one, other) for one in sorted(answers) for other in sorted(targets))
+    # 58,500 is hardly 500 and 58
+    same = _same_in_order if any(map(_looks_grouped, (answers, targets))) else _same
+    if any(same(one, other) for one in sorted(answers) for other in sorted(targets)):
+        return True
+    option = _OPTION.fullmatch(plain(answer))
+    if not option or _SEVERAL.search(said := option[2] or option[4]):
+        return False
+    letter = readable_words(plain(target)) or ""
+    named = option[1] or option[3]
+    return letter == named if re.fullmatch("[A-E]", letter) else same_mathematics(said, target)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -171,9 +190,21 @@ def _same(answer: str, target: str) -> bool:
         found, expected = list(as_sets(answers, answer)), list(as_sets(targets, target))
         if found and expected:
             return any(_same_in_any_order(one, other) for one in found for other in expected)
+    if OR in answer and len(targets) == 1 < len(answers) and all(_same_one(answers[0], one) for one in answers[1:]):
+        answers = answers[:1]  # 1/2 or 0.5
     if "\\ldots" in answer + target:
         return len(answers) == len(targets) and all(map(_same_one, answers, targets))
     return _same_in_any_order(answers, targets)
+
+
+def _looks_grouped(read: set[str]) -> bool:
+    """Whether a text may be one number such as 58,500, or two."""
+    return len(read) > 1 and any(re.fullmatch(r"[1-9]\d?(?:,\d{3})+", one) for one in read)
+
+
+def _same_in_order(answer: str, target: str) -> bool:
+    answers, targets = _members(answer), _members(target)
+    return len(answers) == len(targets) and all(map(_same_one, answers, targets))
 
 
 def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
@@ -286,14 +317,27 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
         found = ranges[0] or ranges[1]
         if found:
             return _same_in_any_order(found[1], intervals(other))
-        value = defined_value(related, _same, combined=related is answer)
-        return value is not None and _same(value, other)
+        value = defined_value(related, _agrees_in_chain, combined=related is answer)
+        if value is not None and _same(value, other):
+            return True
+        left, last = related[0][0], related[0][-1]
+        return related[1] == ["="] and related is answer and _agrees_in_chain(left, last) and _same(last, other)
     if ranges[0] and ranges[1] and ranges[0][0] == ranges[1][0]:
         return _same_in_any_order(ranges[0][1], ranges[1][1])
     for terms, operators in (target, flipped(target)):
         if answer[1] == operators and all(map(_same, answer[0], terms)):
             return True
     return same_comparison(answer, target)
+
+
+def _agrees_in_chain(value: str, last: str) -> bool:
+    """Whether a member of a chain may be set equal to its last: what cannot be read is taken on trust."""
+    bases = _BASED.fullmatch(value), _BASED.fullmatch(last)
+    if all(bases):
+        with suppress(ValueError):
+            return len({int(one[1], int(_base(one)[1])) for one in bases}) == 1  # type: ignore[index, arg-type]
+    whole = brackets(f"({value})")[0] == "()" and not _SAYS_MORE.search(value)
+    return _same(value, last) or (whole and not any(map(_has_value, _pieces(value))))
 
 
 def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
@@ -319,7 +363,7 @@ def _same_ratio(answer: list[str], target: list[str]) -> bool:
     of MATH-500 has a colon to learn from. So where both sides could be times, the terms must be the same. This loses
     only a ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
     """
-    clocks = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer, target)]
+    clocks = [_CLOCK.fullmatch(_HALF_DAY.sub("", ":".join(terms))) for terms in (answer, target)]
     if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
         return False
     if len(answer) == len(target) and all(map(_same_value, answer, target)):
@@ -338,10 +382,15 @@ def _same_value(answer: str, target: str) -> bool:
     if not agree(answer_unit, target_unit):
         return False
     bases = _BASED.fullmatch(answer), _BASED.fullmatch(target)
+    if bases[1] and not bases[0] and not answer_unit:
+        return answer == bases[1][1]  # a base may be left out as a unit may: by its digits, never by its value
     if any(bases):
         return bool(bases[0] and bases[1]) and _base(bases[0]) == _base(bases[1])  # type: ignore[arg-type]
     if answer == target or _same_formula(answer, target):
-        return True
+        if ("%" in answer_unit) == ("%" in target_unit):
+            return True
+        size = approximate(answer)  # 34% may answer 34, but 0.34% not 0.34
+        return size is None or abs(size) >= 1
     if "%" in (answer_unit, target_unit) and answer_unit != target_unit:
         # 50% is also the number 0.5
         answer, target = (f"({answer})/100", target) if answer_unit == "%" else (answer, f"({target})/100")

@@ -20,6 +20,7 @@ _UNICODE = str.maketrans(
         for command, characters in {
             "-": "−–‐", "*": "×·⋅", "/": "÷⁄", "'": "’′", '"': "“”", r"\pi ": "π", r"\theta ": "θ",  # noqa: RUF001
             r"\infty ": "∞", r"\le ": "≤", r"\ge ": "≥", r"\ne ": "≠", r"\approx ": "≈", r"\pm ": "±", r"\mp ": "∓",
+            r"\checkmark ": "✓✔", ", ": "、", ".": "。",
             r"\cup ": "∪", r"\in ": "∈", r"\emptyset ": "∅", r"\degree ": "°", r"\mathbb{R}": "ℝ", r"\setminus ": "∖",  # noqa: RUF001
         }.items()
         for character in characters
@@ -36,6 +37,15 @@ _SAME_COMMANDS = {
     }.items()
     for command in commands.split()
 }  # fmt: skip
+_CJK = {
+    "元": "yuan", "円": "yen", "度": "degree", "个": "unit", "人": "people", "小时": "h", "分钟": "min", "秒": "s",
+    "毫米": "mm", "厘米": "cm", "千米": "km", "公里": "km", "米": "m", "平方": "square ", "立方": "cubic ",
+}  # fmt: skip
+"""Units of Chinese and Japanese, and what may stand before them."""
+_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{)?(平方|立方)?({'|'.join(_CJK)})\}}?(?=\.?\Z)"
+_CURRENCIES = {"USD": "dollar", "EUR": "euro", "€": "euro", "GBP": "sterling", "£": "sterling"}
+_CURRENCIES |= {"Rs": "rupee", "Rs.": "rupee", "₹": "rupee", "¥": "yen"}
+_CURRENCY = "|".join(map(re.escape, sorted(_CURRENCIES, reverse=True)))
 _SIZES = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "
     "scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge Huge".split()
@@ -53,6 +63,25 @@ _RULES = tuple(
         (r"\. ?\. ?\.", r"\\ldots "),
         (r"\\\$ ?", r"\\dollar "),
         (r"\$|\\[()]", ""),
+        (r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?|\\text\{ ?(?i:(?:the )?(?:final )?answer(?: is|:)) ?\}(?=.)", ""),
+        (r"(?<=.)\\text\{ ?\(all real numbers[^{}]*\}.*\Z", ""),
+        (r"\{:\}", ":"),
+        (r"US ?(?=\\dollar)", ""),
+        (rf"\A(?:\\text\{{ ?)?({_CURRENCY})(?: ?\}})? ?(\d.*)", lambda m: f"{m[2]}\\text{{{_CURRENCIES[m[1]]}}}"),
+        (rf"(?<=\d) ?({_CURRENCY})\Z", lambda m: f"\\text{{{_CURRENCIES[m[1]]}}}"),
+        (_CJK_UNIT, lambda m: f"\\text{{{_CJK[m[1]] if m[1] else ''}{_CJK[m[2]]}}}"),
+        (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
+        (
+            r"(?i)(?<=:\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
+            lambda m: f"\\text{{{(m[1] or m[2]).lower()}m}}",
+        ),
+        (r"\\dot ?\{(\d)\}(\d*)\\dot ?\{(\d)\}", r"\\overline{\1\2\3}"),
+        (r"(?<=[\d.])\\dot ?\{(\d)\}", r"\\overline{\1}"),
+        (r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)??)\\over(?![A-Za-z])([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}", r"\\frac{\1}{\2}"),
+        (r"\A([^{}]*)\\over(?![A-Za-z])([^{}]*)\Z", r"\\frac{\1}{\2}"),
+        (r"([\[\](])([^\[\]()]*,[^\[\]()]*)\[(?=\Z| ?\\cup)", r"\1\2)"),  # an open end, as in ]3,4[
+        (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
+        (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),  # powers beside each other
         (r"\\([%|\[\]])", r"\1"),
         (r"\*\*", "^"),
         (r">=", r"\\ge "),
@@ -69,6 +98,7 @@ _RULES = tuple(
         (r"\{?(\w+) ?\\choose ?(\w+)\}?", r"\\binom{\1}{\2}"),
         (
             r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
+            rf"|\\(?:{'|'.join(_TEXTS)}) ?(?=\{{(?:[-\d ]*\\(?:frac|sqrt)|[a-z] ?=))"
             rf"|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})",
             "",  # a colour, a box, or a font around more than letters, digits or a unit
         ),
@@ -112,7 +142,7 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
-    return number_word(_without_groups(text).replace("\\{\\}", "\\emptyset"))
+    return number_word(_without_groups(text).replace("\\{\\}", "\\emptyset").replace("\\pi(", "\\pi*("))
 
 
 def readings(text: str, other: str) -> set[str]:
@@ -171,7 +201,10 @@ def _in_ascii(text: str) -> str:
             pieces += [re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", _compatible(character)) for character in run]
         else:
             pieces.append(spelled)
-    spelled = re.sub(r"√ ?(\d+(?:\.\d+)?)", r"\\sqrt{\1}", "".join(pieces))  # no braces are needed in √12
+    roots = {"√": "", "∛": "[3]", "∜": "[4]"}
+    spelled = re.sub(  # no braces are needed in √12
+        r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", "".join(pieces)
+    )
     return spelled.translate(_UNICODE).replace("√", r"\sqrt ")
 
 

@@ -25,6 +25,10 @@ _REALS = ("\\mathbb{R}", "(-\\infty,+\\infty)")
 _EVERYTHING = "(-\\infty,\\infty)"
 _MINUS_POINTS = re.compile(r"(.+?)(?:\\setminus ?|-)\\\{(.+)\\\}")
 
+_MINUS_INTERVAL = re.compile(r"(.+?)(?:\\setminus ?|-)([(\[])([^()\[\]]+),([^()\[\]]+)([)\]])")
+_ABSOLUTE = re.compile(r"\|([A-Za-z])\|")
+_ENDS = {"<": "()", "\\le": "[]", ">": "()", "\\ge": "[]"}
+
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{[^{}]*\}))?'*"
 _POINTS = r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 _NAME = rf"(?:{_LETTER}|{_POINTS})"
@@ -35,7 +39,7 @@ _FUNCTION = rf"\\(?:sin|cos|tan|cot|sec|csc) ?(?:{_NAME}|\({_NAME}\))"
 _QUANTITY = rf"(?:{_CALL}|{_INVERSE}|{_NAME}|\|{_NAME}\||{_FUNCTION})"
 _VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
 _NAMED = re.compile(
-    rf"{_QUANTITY}|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+|\\frac\{{[A-Z]{{2}}\}}\{{[A-Z]{{2}}\}}"
+    rf"{_QUANTITY}|\[[A-Z]{{3,6}}\]|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+|\\frac\{{[A-Z]{{2}}\}}\{{[A-Z]{{2}}\}}"
 )
 _SUM = rf"{_QUANTITY}(?:[-+*/]?{_QUANTITY})*"
 _COMBINED = re.compile(rf"{_SUM}|\\frac\{{{_SUM}\}}\{{{_SUM}\}}")
@@ -118,6 +122,14 @@ def same_comparison(answer: Relation, target: Relation) -> bool:
 def as_range(relation: Relation) -> tuple[str, list[str]] | None:
     r"""The letter of `x<5`, `1<=x<2`, `-x>-1`, `x\ne 2` or `x\in[1,2]`, and its intervals; None for other relations."""
     terms, operators = relation
+    if len(terms) == 2 and _ABSOLUTE.fullmatch(terms[1]):
+        terms, operators = flipped(relation)
+    inner = _ABSOLUTE.fullmatch(terms[0])
+    if inner and len(terms) == 2 and operators[0] in _ENDS and (approximate(terms[1]) or 0) > 0:
+        (opening, closing), edge = _ENDS[operators[0]], terms[1]
+        if operators[0] in ("<", "\\le"):
+            return inner[1], [f"{opening}-({edge}),{edge}{closing}"]
+        return inner[1], [f"(-\\infty,-({edge}){closing}", f"{opening}{edge},\\infty)"]
     if len(terms) == 2 and terms[0].startswith("-") and _VARIABLE.fullmatch(terms[0][1:]):
         terms, operators = [terms[0][1:], f"-({terms[1]})"], [FLIPPED.get(operators[0], "")]
     if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
@@ -169,7 +181,11 @@ def intervals(text: str) -> list[str]:
     r"""The sets that a text joins by `\cup`, a set without some points as the intervals that are left."""
     found = []
     for piece in parts(_EVERYTHING if text in _REALS else text, frozenset(["\\cup"]))[0]:
-        less = _MINUS_POINTS.fullmatch(piece)
+        cut, less = _MINUS_INTERVAL.fullmatch(piece), _MINUS_POINTS.fullmatch(piece)
+        if cut and cut[1] in _REALS:
+            left, right = ")]"[cut[2] == "("], "(["[cut[5] == ")"]
+            found += [f"(-\\infty,{cut[3]}{left}", f"{right}{cut[4]},\\infty)"]
+            continue
         whole = _EVERYTHING if less and less[1] in _REALS else less[1] if less else ""
         found += _without_points(whole, parts(less[2], frozenset(",;"))[0]) if less and _is_interval(whole) else [piece]
     return found

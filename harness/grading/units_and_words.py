@@ -42,7 +42,7 @@ _SYNONYMS = {
         "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
         "in": "inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "pound lbs",
         "s": "second sec", "min": "minute", "h": "hour hr", "l": "liter litre L", "ml": "milliliter millilitre mL",
-        "dollar": "usd", "cent": "¢", "degree": "deg", "%": "percent percentage pct", "": "unit",
+        "dollar": "usd", "euro": "eur", "cent": "¢", "degree": "deg", "%": "percent percentage pct", "": "unit",
     }.items()
     for synonym in synonyms.split()
 }  # fmt: skip
@@ -98,8 +98,12 @@ def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
     """
     if group in FUNCTIONS:
         return f"\\{group} "
+    if group in (",", ";"):
+        return ", "
     if group in ("%", "\\dollar"):
         return f"{group} "
+    if group.lstrip(", ") in ("and", "or"):
+        return f"\\text{{{group}}}"
     if group.endswith((" and", " or")):
         return text_group(group.rpartition(" ")[0], alone=False, before=before, after="") + ", "
     if alone and _LIST.search(group) and not re.search(r"[(\[][^)\]]*,", group):
@@ -161,6 +165,8 @@ def _takes_ones(part: int, ones: int) -> bool:
 def without_unit(plain: str) -> tuple[str, str]:
     """The value and its unit, which is "" if there is none. Words before the value are no unit."""
     unit = ""
+    if "\\degree" in plain and not _ANGLED.search(plain) and not re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", plain):
+        return re.sub(r"\\degree ?", "", plain), "degree"  # of a sum, or of a fraction of degrees
     if dollars := re.match(r"(-?)\\dollar *", plain):
         plain, unit = dollars[1] + plain[dollars.end() :], "dollar"
     # the last 200 characters hold any unit; a search over all of a long text could be slow

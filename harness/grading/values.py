@@ -17,6 +17,7 @@ import mpmath  # type: ignore[import-untyped]
 from harness.constants import (
     AGREEMENT,
     BUDGET,
+    COMPARISON_BUDGET,
     EXACT_BITS,
     LARGEST_LETTER,
     LETTER_PRIME,
@@ -41,6 +42,15 @@ _FUNCTIONS = {name: getattr(mpmath, name) for name in "sin cos tan cot sec csc s
 }  # fmt: skip
 _LARGEST_ARGUMENT = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13) | dict.fromkeys(("!", "binom"), 10)
 """Most bits of what functions are taken of that would grow too large, or take too long."""
+
+
+_left = [COMPARISON_BUDGET]
+"""What is left of the work that one comparison may take, over all pairs of formulas in it."""
+
+
+def begin_comparison() -> None:
+    """From here on there is a whole budget again."""
+    _left[0] = COMPARISON_BUDGET
 
 
 def same_values(answer: str, target: str) -> bool:
@@ -165,6 +175,7 @@ class Point:
     def value(self, formula: str, turn: int) -> Value | None:
         """The formula's value at the point of this turn; None where it has none."""
         self._turn, self._imaginary = turn, False
+        self._spend(len(formula) >> 4)
         with mpmath.workprec(PRECISION_BITS):
             try:
                 value = read(formula, self)
@@ -254,5 +265,8 @@ class Point:
 
     def _spend(self, work: int) -> None:
         self._budget -= work
+        _left[0] -= work
         if self._budget < 0:
             raise TooLarge("too much work")
+        if _left[0] < 0:
+            raise TooLarge("budget")

@@ -18,11 +18,16 @@ from harness.grading.compare import compare, describe_gold, grade
 from harness.grading.values import letter_value
 
 RULES = yaml.safe_load((Path(__file__).parents[1] / "data" / "labelled_answers.yaml").read_text(encoding="utf-8"))
+NOT_YET = pytest.mark.xfail(strict=True, reason="the grader does not read this yet")
 PAIRS = [
-    pytest.param(answer, target, verdict, rule["reason"], id=f"{rule['trap']}: {answer} | {target}")
+    pytest.param(answer, target, verdict, rule["reason"], id=f"{rule['trap']}: {answer} | {target}", marks=marks)
     for rule in RULES
-    for key, verdict in (("same", "correct"), ("different", "incorrect"))
-    for answer, target in rule[key]
+    for key, verdict, marks in (
+        ("same", "correct", ()),
+        ("different", "incorrect", ()),
+        ("not_yet", "correct", NOT_YET),
+    )
+    for answer, target in rule.get(key, ())
 ]
 
 
@@ -32,7 +37,7 @@ def test_labelled_pairs(answer, target, verdict, reason):
 
 
 def test_every_rule_has_a_reason_and_both_kinds_of_pair():
-    assert len(PAIRS) >= 1500
+    assert len(PAIRS) >= 2100
     assert all(rule["reason"] and rule["same"] and rule["different"] for rule in RULES)
     assert len({rule["trap"] for rule in RULES}) == len(RULES)
 
