@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, row
-from benchmarks.runs import CONFIG, TOY, alternate, read_json, run_benchmark, run_logged, say
+from benchmarks.runs import CONFIG, TOY, alternate, read_json, run_benchmark, run_logged, write_json
 
 ROUNDS = 2
 """Runs of each side; the second round runs backwards."""
@@ -36,11 +36,11 @@ def measure(folder: Path, small: bool) -> Figures:
     model = shutil.copytree(TOY / "model", folder / "endless")
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         known = read_json(model / name)
-        ends = {"eos_token_id", "eos_token"} & known.keys()
-        (model / name).write_text(json.dumps(known | dict.fromkeys(ends)), encoding="utf-8")
+        write_json(model / name, known | dict.fromkeys({"eos_token_id", "eos_token"} & known.keys()))
     changes: dict[str, Any] = {
         "conditions": ["wo"],
-        "model.arguments": {**_engine(), "pretrained": str(model)},
+        "model.arguments.pretrained": str(model),
+        "model.arguments.max_num_seqs": SLOTS,
         "sampling": {"temperature": 0.7},
         "samples_per_problem": SAMPLES,
         "max_gen_toks": TOKENS,
@@ -55,13 +55,8 @@ def measure(folder: Path, small: bool) -> Figures:
         return dict(read_json(written))
 
     sides = {kind: partial(side, kind) for kind in SIDES}
-    say("one run to warm up")
     sides["raw"]("warm-up")
     return _figures(alternate(sides, 1 if small else ROUNDS))
-
-
-def _engine() -> dict[str, Any]:
-    return {"dtype": "float32", "max_model_len": 4096, "enforce_eager": True, "max_num_seqs": SLOTS}
 
 
 def _figures(rounds: list[dict[str, dict[str, Any]]]) -> Figures:
@@ -81,7 +76,6 @@ def _figures(rounds: list[dict[str, dict[str, Any]]]) -> Figures:
             more: dict[str, Any] = {"target": target, "ratio": ratio, "met": met} if side == "mless" else {}
             rows.append(row(f"{measure}, {name}", said, **more))
     first = rounds[0]["raw"]
-    totals = sorted({one[side]["tokens"] for one in rounds for side in SIDES})
     full = min(one[side]["full"] for one in rounds for side in SIDES)
     return {
         "title": "Engine: `mless run` against raw `vllm.LLM.generate`",
@@ -90,7 +84,7 @@ def _figures(rounds: list[dict[str, dict[str, Any]]]) -> Figures:
         f"sequences at once, {TOKENS:,} tokens each. Means of {len(rounds)} rounds, ratios within a round.",
         "rows": rows,
         "notes": [
-            f"Generated tokens of a run: {', '.join(f'{total:,}' for total in totals)}.",
+            f"Generated tokens of a run: {first['tokens']:,}.",
             f"All {SLOTS} sequences were busy during at least {full:.0%} of each run, so the speed of a full engine "
             "is that of the whole.",
         ],

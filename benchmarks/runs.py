@@ -29,7 +29,6 @@ TOY = ROOT / "tests" / "data" / "toy"
 """A tiny model and the 500 problems that it was trained for, where speed or a set of problems matters."""
 CONFIG = TOY / "demo.yaml"
 PROBLEMS = TOY / "demo.jsonl"
-CONDITIONS = ("wo", "mless", "mful")
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
@@ -101,7 +100,12 @@ def speed_overrides(small: bool) -> list[str]:
     """
     dataset = {"make": "sums", "operands": [10, 99], "count": 8 if small else 120}
     arguments = {"pretrained": "smollm2", "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
-    changes = {"conditions": CONDITIONS, "model": {"arguments": arguments}, "dataset": dataset, "layouts": ["chat"]}
+    changes = {
+        "conditions": ["wo", "mless", "mful"],
+        "model": {"arguments": arguments},
+        "dataset": dataset,
+        "layouts": ["chat"],
+    }
     return [f"{key}={json.dumps(value)}" for key, value in {**changes, "max_gen_toks": 128}.items()]
 
 

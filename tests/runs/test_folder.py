@@ -411,7 +411,7 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     regrade(own_run)
     expand(own_run)
     old = [json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0]) for number in (1, 2)]
-    assert [header["task_version"] for header in old] == [4, 99], "no scores are lost"
+    assert [header["task_version"] for header in old] == [5, 99], "no scores are lost"
 
 
 def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):

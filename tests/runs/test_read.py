@@ -99,7 +99,7 @@ def test_our_tasks_have_one_version(tmp_path):
     (file,) = tmp_path.glob("results_*")
     results = json.loads(file.read_text())
     file.write_text(json.dumps({**results, "versions": {**results["versions"], "demo_mless": 1.0}}))
-    with pytest.raises(ComparisonError, match=r"task_version: (4.0 -> 1.0|1.0 -> 4.0)"):
+    with pytest.raises(ComparisonError, match=r"task_version: (5.0 -> 1.0|1.0 -> 5.0)"):
         Run.load(tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
         ({"seed": 2}, "seed: 1234 -> 2"),
         ({"limit": 500}, "limit: null -> 500"),
         ({"task_version": 1.0}, "task_version: 5.0 -> 1.0"),
-        ({"grader_version": 1}, "grader_version: 5 -> 1"),
+        ({"grader_version": 1}, "grader_version: 6 -> 1"),
         ({"prompt_version": 9}, "prompt_version: 1 -> 9"),
     ):
         with pytest.raises(ComparisonError, match=f"second cannot be compared with .*{message}"):
