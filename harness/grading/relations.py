@@ -126,7 +126,8 @@ def as_range(relation: Relation) -> tuple[str, list[str]] | None:
         terms, operators = flipped(relation)
     inner = _ABSOLUTE.fullmatch(terms[0])
     if inner and len(terms) == 2 and operators[0] in _ENDS and (approximate(terms[1]) or 0) > 0:
-        (opening, closing), edge = _ENDS[operators[0]], terms[1]
+        opening, closing = tuple(_ENDS[operators[0]])
+        edge = terms[1]
         if operators[0] in ("<", "\\le"):
             return inner[1], [f"{opening}-({edge}),{edge}{closing}"]
         return inner[1], [f"(-\\infty,-({edge}){closing}", f"{opening}{edge},\\infty)"]

@@ -204,15 +204,15 @@ def test_the_card_answers_the_question(demo_text, effect):
 
 @pytest.mark.slow
 def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
-    """Of the committed example, which has a control and a second run of the baseline."""
+    """Of the committed example, which has a control and a second run of both sides."""
     write_report([EXAMPLE], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     said = card(page)
     assert f"Q4_1, raw (no examples before the question): {signed(-43.0)} [" in said
-    assert "A/A, SmolLM2-135M-Instruct, Q4_1, raw: the baseline run again moves by 0.0, 0 / 0" in said
+    assert "A/A, SmolLM2-135M-Instruct, Q4_1, raw: w/ Mless run again moves by 0.0 [" in said
     (drawn,) = images(page)
     texts = re.findall("<!-- (.*?) -->", drawn)
-    assert texts.index("w/o again (A/A)") < texts.index("w/ Mless")
+    assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")
     assert {signed(12.2), "0.006", "[+5.6, +19.1]"} <= set(texts), "as they are in the table"
 
 
