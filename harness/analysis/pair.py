@@ -68,7 +68,7 @@ class Side:
 
 
 def compare_pair(old: Side, new: Side, *, margin: float | None = None) -> Leaderboard:
-    """All tables of the second side against the first, paired by problem; the noise too where the first has replicates.
+    """All tables of the second side against the first, paired by problem; the noise too where both were run twice.
 
     Raises:
         ComparisonError: they are the same, of other problems, other numbers of samples, or other graders.
@@ -90,7 +90,7 @@ def compare_pair(old: Side, new: Side, *, margin: float | None = None) -> Leader
     for name, side in zip(names, sides, strict=True):
         ids, draws = side.samples["problem_id"].astype(str), side.samples.get("draw", 1)
         frames.append(side.samples.assign(model=model, layout="paired", condition=name, problem_id=ids, draw=draws))
-    joined = pandas.concat([frames[0], frames[1][frames[1]["replicate"] == 0]], ignore_index=True)
+    joined = pandas.concat(frames, ignore_index=True)
     about = {"source": "pair", "model": model, "greedy": old.run.about.get("greedy")}
     run = Run(name=" ".join(names), about=about, read=lambda: joined, read_prompts=list)
     board = make_leaderboard([run], baseline=names[0], margin=margin)

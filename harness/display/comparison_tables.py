@@ -194,7 +194,8 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
         if row["aa_difference"] is not None:
             again = difference(row["aa_difference"], row["aa_low"], row["aa_high"])
             name = label(row["condition"])
-            yield f"A/A, {where}: {name} run again moves by {again}; {_NOISE[row['model'] in board.greedy]}."
+            said = f"{name} less its baseline, both run again, moves by {again}"
+            yield f"A/A, {where}: {said}; {_NOISE[row['model'] in board.greedy]}."
         elif row["verdict"] == "positive control":
             harmed = row["p"] < ALPHA and row["difference"] < 0
             seen = (

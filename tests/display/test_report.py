@@ -209,7 +209,7 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     page = (tmp_path / "page.html").read_text()
     said = card(page)
     assert f"Q4_1, raw (no examples before the question): {signed(-43.0)} [" in said
-    assert "A/A, SmolLM2-135M-Instruct, Q4_1, raw: w/ Mless run again moves by 0.0 [" in said
+    assert "A/A, SmolLM2-135M-Instruct, Q4_1, raw: w/ Mless less its baseline, both run again, moves by 0.0 [" in said
     (drawn,) = images(page)
     texts = re.findall("<!-- (.*?) -->", drawn)
     assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")

@@ -105,7 +105,7 @@ def test_the_noise_of_a_difference_stands_below_the_table():
         mean = {name: np.mean([[v == "correct" for v in p] for p in of]) for name, of in verdicts.items()}
         moved = 100 * (mean["mless again"] - mean["wo again"] - mean["mless"] + mean["wo"])
         (told,) = (note for note in grid.notes if note.startswith("A/A"))
-        assert f"w/ Mless run again moves by {signed(moved)} [" in told and words in told
+        assert f"w/ Mless less its baseline, both run again, moves by {signed(moved)} [" in told and words in told
     assert rows(grid)["w/o"]["difference [95 %]"].text == rows(grid)["w/o"]["+ / -"].text == NONE
     none = show_comparison(make_leaderboard([evaluation(drawn(5, 9, 1, {**REAL, "wo again": 0.5}, ["incorrect"]))]))
     assert not any(note.startswith("A/A") for note in none.notes), "one side alone has no difference"
@@ -157,7 +157,7 @@ def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
     table = board.comparison.set_index(["model", "layout", "condition"])
     for model, layout in settings:
         again = table.loc[(model, layout, "mless"), ["aa_difference", "aa_low", "aa_high"]]
-        said = f"A/A, {model}, {layout}: w/ Mless run again moves by {difference(*again)}; "
+        said = f"A/A, {model}, {layout}: w/ Mless less its baseline, both run again, moves by {difference(*again)}; "
         assert sum(note.startswith(said) for note in notes) == 1
         assert sum(note.startswith(f"Positive control, {model}, {layout} ") for note in notes) == 1
 
