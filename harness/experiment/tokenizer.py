@@ -191,8 +191,8 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ..
 def decode_completion(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:
     """The text of a completion, as vLLM writes it token by token: half a character at its end is left out.
 
-    All is decoded at once, seven times as fast, unless that may differ: at special tokens that follow each other, and
-    at bytes that are no text.
+    All is decoded at once, seven times as fast, unless that may differ: at bytes that are no text, and where the
+    tokenizer puts blanks between added tokens.
 
     Args:
         tokenizer: The model's, a fast one.
@@ -203,7 +203,7 @@ def decode_completion(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[i
 
     fast, added = tokenizer.backend_tokenizer, _added_tokens(tokenizer)
     special = [one in added for one in token_ids]
-    if not any(one and other for one, other in pairwise(special)):
+    if not any(map(all, pairwise(special))) or not _parts_added_tokens(tokenizer):
         whole = DecodeStream(ids=list(prompt_ids), skip_special_tokens=False).step(fast, list(token_ids))
         if whole is not None and "\ufffd" not in whole:
             return whole
@@ -218,6 +218,14 @@ def decode_completion(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[i
             piece = stream.step(fast, one)
         text += added[one] if last and one in added else piece or ""
     return text
+
+
+@lru_cache(maxsize=1)
+def _parts_added_tokens(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether added tokens that follow each other are parted when they are decoded together, which vLLM undoes."""
+    fast = tokenizer.backend_tokenizer
+    added = _added_tokens(tokenizer).items()
+    return any(2 * text != fast.decode([one, one], skip_special_tokens=False) for one, text in added)
 
 
 @lru_cache(maxsize=1)
