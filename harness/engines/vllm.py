@@ -146,6 +146,7 @@ class VLLMEngine:
         tokenizer = self._engine.get_tokenizer()
         self._tokenizer = tokenizer if tokenizer is not None and getattr(tokenizer, "is_fast", False) else None
         self._undecoded: dict[str, Sequence[int]] = {}
+        self._parts: dict[str, tuple[list[int], list[str]]] = {}
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
@@ -196,9 +197,13 @@ class VLLMEngine:
             raise self._died()
         outputs = self._calls.call(self._engine.step)
         for output in outputs:
-            self.so_far[int(output.request_id)] = len(output.outputs[0].token_ids)
+            part, (ids, texts) = output.outputs[0], self._parts.setdefault(output.request_id, ([], []))
+            ids += part.token_ids
+            texts.append(part.text)
+            self.so_far[int(output.request_id)] = len(ids)
             if output.finished:
-                del self.so_far[int(output.request_id)]
+                part.token_ids, part.text = ids, "".join(texts)
+                del self.so_far[int(output.request_id)], self._parts[output.request_id]
         finished, self._aborted = read_outputs(outputs)
         return [self._decode(done) for done in finished]
 
@@ -388,7 +393,7 @@ def sampling_parameters(request: Request) -> Any:
         seed=request.seed,
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
-        output_kind=RequestOutputKind.CUMULATIVE,
+        output_kind=RequestOutputKind.DELTA,  # of cumulative ones vLLM sends one at every token
     )
 
 
