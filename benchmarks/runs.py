@@ -174,9 +174,8 @@ def recorded_steps() -> Iterator[dict[str, Any]]:
             found["slots"] = engine.vllm_config.scheduler_config.max_num_seqs
             steps.append((time.monotonic(), time.process_time(), True))
         outputs = own(engine)
-        done = [output.outputs[0] for output in outputs if output.finished]
-        found["samples"] = found.get("samples", 0) + len(done)
-        found["tokens"] = found.get("tokens", 0) + sum(len(one.token_ids) for one in done)
+        found["samples"] = found.get("samples", 0) + sum(output.finished for output in outputs)
+        found["tokens"] = found.get("tokens", 0) + sum(len(output.outputs[0].token_ids) for output in outputs)
         full = engine.get_num_unfinished_requests() >= found["slots"]
         steps.append((time.monotonic(), time.process_time(), full))
         return outputs
