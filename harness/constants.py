@@ -62,8 +62,7 @@ ENGINE_TURN_SECONDS = 1.0
 QUEUE_PER_SEQUENCE = 2
 """Requests in an engine, running or waiting, for each that it can run at once. So it never waits for us."""
 COUNTED_TOKENS = 64
-"""An engine tells how far a completion is whenever it has so many more tokens. At every 16 it cost a fifth of the speed
-of a model of 2 million parameters (two cores)."""
+"""An engine tells how far a completion is whenever it has so many more tokens."""
 CLOSE_SECONDS = {False: 2.0, True: 10.0}
 """An engine may take this long to end by itself, the second on several GPUs, whose workers must leave each other; then
 it is killed. Nothing in it is wanted any more."""

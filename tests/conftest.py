@@ -42,9 +42,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
 
 
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # beside other tests an engine's two threads wait for each other most of the time
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # beside other tests an engine's two threads wait for each other most of the time
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
 
 ENGINE_FILES = ("test_engine.py", "test_faults.py", "test_logits.py", "test_smollm2.py", "test_start_errors.py")

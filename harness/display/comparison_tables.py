@@ -117,9 +117,10 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     family = f"the {tests} registered beforehand ({names})"
     if board.contrasts is None:
         family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
+    wordings = {name[-3:] for name, kind in board.yardsticks.items() if kind == "other wording"}
     facts = {
         "baseline": label(board.baseline),
-        "prompts": f"{most} instructions together" if (most := board.wordings["wordings"].max()) > 1 else "this prompt",
+        "prompts": f"{len(wordings) + 1} instructions together" if wordings else "this prompt",
         "zero": f" that holds 0 exactly where adjusted p is not below {ALPHA:g}" if judged else "",
         "test": " or ".join(_TESTS[name] for name in dict.fromkeys(row["test"] for row in compared)),
         "family": family,

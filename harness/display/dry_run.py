@@ -111,7 +111,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
     if power := describe_power(config, len({problem.counts_with for problem in asked})):
         yield f"detects   {power}"
-    yield from _describe_prompts(config, len(asked))
+    yield from describe_prompts(config, len(asked))
     if config.model.backend == "vllm" and device_type() == "cpu":
         yield f"cpu       {describe_processor(config.model.arguments)}"
     yield f"time      {describe_time(config, plan.size, sum(known))}"
@@ -166,7 +166,7 @@ def describe_power(config: RunConfig, problems: int) -> str:
     )
 
 
-def _describe_prompts(config: RunConfig, problems: int) -> Iterator[str]:
+def describe_prompts(config: RunConfig, problems: int) -> Iterator[str]:
     """How many texts or instructions find the planned effect for new ones, where the run has several."""
     kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
     texts = max([config.filler_null, *kinds.values()])

@@ -64,8 +64,10 @@ def _grade_run(path: Path, caps: Sequence[int]) -> pandas.DataFrame:
                 continue
             if sample.token_ids is None or model is None:
                 raise RunError(f"{path}: the tokens of its completions are not known, so none can be cut.")
+            longer = len(sample.token_ids) > min(caps)
+            prompt_ids = encode(prompt["prompt"], model.tokenizer)[0] if longer else ()
             for cap in caps:
-                cut = _cut(sample, cap, prompt["prompt"], model.tokenizer)
+                cut = _cut(sample, cap, prompt_ids, model.tokenizer)
                 job = grade_job(prompt, cut)
                 if cut is not sample:
                     pool.submit(len(rows), job)
@@ -80,12 +82,12 @@ def _grade_run(path: Path, caps: Sequence[int]) -> pandas.DataFrame:
     return cap_table(pandas.DataFrame(rows).assign(model=run.about["model"]))
 
 
-def _cut(sample: Generated, cap: int, prompt: str, tokenizer: PreTrainedTokenizerBase) -> Generated:
+def _cut(sample: Generated, cap: int, prompt_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Generated:
     """The sample as it would have been with so many tokens at most; itself if it has no more."""
     assert sample.token_ids is not None
     if len(sample.token_ids) <= cap:
         return sample
-    text = decode_completion(tokenizer, encode(prompt, tokenizer)[0], sample.token_ids[:cap])
+    text = decode_completion(tokenizer, prompt_ids, sample.token_ids[:cap])
     return structs.replace(sample, completion=text, finish_reason="length")
 
 

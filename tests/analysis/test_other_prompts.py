@@ -101,6 +101,10 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     (wo, mless) = make_leaderboard([evaluation(asked)]).comparison.to_dict("records")
     mean = {side: np.mean([of for name, of in right.items() if name.startswith(side)]) for side in ("wo", "mless")}
     assert (wo["accuracy"], mless["accuracy"]) == pytest.approx((100 * mean["wo"], 100 * mean["mless"]))
+    few = make_leaderboard(
+        [evaluation({name: of for name, of in asked.items() if not name.endswith(("-w02", "-w03"))})]
+    )
+    assert "of 2 instructions together" in " ".join(show_comparison(few).notes) and few.wordings.empty
     assert mless["difference"] == pytest.approx(5) and mless["n"] == 300
     flips = mless["wrong_to_right"], mless["right_to_wrong"]
     assert flips == pytest.approx((2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4)), "of pairs under one instruction"

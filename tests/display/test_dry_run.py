@@ -9,7 +9,7 @@ import yaml
 from harness import resources
 from harness.analysis import minimal_detectable_effect
 from harness.analysis.power import least_prompts
-from harness.display.dry_run import _describe_prompts, describe_plan, describe_power, describe_time
+from harness.display.dry_run import describe_plan, describe_power, describe_prompts, describe_time
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from tests.make import CONFIG, GREEDY_RUN, TOY
@@ -75,10 +75,10 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
 def test_a_run_with_several_instructions_or_texts_says_how_many_find_two_points(tmp_path):
     texts = ["wo", "mless", *({"name": f"t{n}", "sentence": n} for n in range(1, 9))]
     one = config(tmp_path, conditions=texts, across={"instructions": 5})
-    few, many = (" ".join(" ".join(_describe_prompts(one, n)).split()) for n in (500, 100_000))
+    few, many = (" ".join(" ".join(describe_prompts(one, n)).split()) for n in (500, 100_000))
     assert "2 points over new texts need at least 1,963 problems" in few and "over new instructions" in few
     assert "need 11 of them; here are 8" in many and "need 11 of them; here are 6" in many
-    assert not [*_describe_prompts(config(tmp_path), 500)]
+    assert not [*describe_prompts(config(tmp_path), 500)]
 
 
 def test_as_many_prompts_as_students_test_needs():

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
+from harness.analysis.other_prompts import over_wordings
 from harness.display import comparison_tables as shown
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
@@ -170,7 +171,7 @@ def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     found = [shown.show_mediators(board), shown.show_audit(board)]
     further = (shown.show_pooled, shown.show_wordings, shown.show_texts, shown.show_sweeps, shown.show_rewordings)
     found += filter(None, (show(board) for show in further))
-    frame = join(runs)
+    frame = over_wordings(join(runs))  # as the verdicts are
     frame = frame[~frame["condition"].isin(board.yardsticks)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
