@@ -163,30 +163,42 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
 
 @contextmanager
 def recorded_steps() -> Iterator[dict[str, Any]]:
-    """Time every step of vLLM's engine within the context, whoever takes it; afterwards the mapping has the figures."""
+    """Time every step of vLLM's engine within the context, whoever takes it; afterwards the mapping has the figures.
+
+    CPU seconds of `mless run` count until all is graded and its engine is closed.
+    """
     from vllm import LLMEngine
 
-    own, found = LLMEngine.step, dict[str, Any]()
+    from harness.engines.vllm import VLLMEngine
+
+    own, close, found = LLMEngine.step, VLLMEngine.close, dict[str, Any]()
     steps: list[tuple[float, float, bool]] = []
 
     def step(engine: Any) -> Any:
         if not steps:
             found["slots"] = engine.vllm_config.scheduler_config.max_num_seqs
             steps.append((time.monotonic(), time.process_time(), True))
+        started = time.thread_time()
         outputs = own(engine)
+        found["step_us_per_token"] = found.get("step_us_per_token", 0) + 1e6 * (time.thread_time() - started)
         found["samples"] = found.get("samples", 0) + sum(output.finished for output in outputs)
         found["tokens"] = found.get("tokens", 0) + sum(len(output.outputs[0].token_ids) for output in outputs)
         full = engine.get_num_unfinished_requests() >= found["slots"]
         steps.append((time.monotonic(), time.process_time(), full))
         return outputs
 
-    LLMEngine.step = step  # type: ignore[method-assign]
+    def note_and_close(engine: VLLMEngine) -> None:
+        steps.append((steps[-1][0], time.process_time(), False))
+        close(engine)
+
+    LLMEngine.step, VLLMEngine.close = step, note_and_close  # type: ignore[method-assign]
     yield found
-    LLMEngine.step = own  # type: ignore[method-assign]
+    LLMEngine.step, VLLMEngine.close = own, close  # type: ignore[method-assign]
     seconds, cpu = steps[-1][0] - steps[0][0], steps[-1][1] - steps[0][1]
     found["seconds"] = round(seconds, 2)
     found["tokens_per_second"] = round(found["tokens"] / seconds, 1)
     found["client_us_per_token"] = 1e6 * cpu / found["tokens"]
+    found["step_us_per_token"] /= found["tokens"]
     found["full"] = sum(end[0] - start[0] for start, end in pairwise(steps) if end[2]) / seconds
 
 
