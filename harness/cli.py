@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from harness.constants import GARBAGE_OBJECTS
-from harness.display.hidden_characters import visible
+from harness.display.wording import visible
 from harness.errors import HarnessError, RunInterrupted
 
 GROUPS = {

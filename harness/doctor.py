@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from harness import models
 from harness.constants import HUB_SECONDS
-from harness.engines.gpus import describe_gpu_processes
+from harness.engines.devices import describe_gpu_processes
 from harness.errors import HarnessError, explain_hub_error
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, open_dataset
 from harness.experiment.tokenizer import load_tokenizer

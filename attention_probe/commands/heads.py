@@ -34,8 +34,8 @@ def heads(
     from attention_probe.traces import AttentionTraces
     from harness.analysis.leaderboard import records
     from harness.constants import HEADS_ALPHA
-    from harness.display.numbers import number
     from harness.display.table import Column, Table, render
+    from harness.display.wording import number
 
     old, new = split_words(baseline), split_words(condition)
     with AttentionTraces.open(traces) as opened:

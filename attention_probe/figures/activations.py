@@ -20,7 +20,7 @@ from attention_probe.measure.activations import ACTIVATION_UNITS, CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, STUDIED
 from harness.display.figures import style
-from harness.display.numbers import LEVEL
+from harness.display.wording import LEVEL
 from harness.experiment.conditions import contrast_name
 
 WITHOUT, WITH = _PAIR = (BASELINE, STUDIED)

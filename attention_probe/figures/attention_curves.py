@@ -27,8 +27,7 @@ from harness.analysis.reference import read_reference
 from harness.constants import FONT, INCHES, LETTER, PANELS_ACROSS
 from harness.display.figures import style
 from harness.display.figures.lines import draw_curve
-from harness.display.hidden_characters import visible
-from harness.display.numbers import label
+from harness.display.wording import label, visible
 from harness.experiment.conditions import contrast_name
 from harness.runs.frame import load_run
 

@@ -13,7 +13,7 @@ from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.choose_problems import CHANGED, CHANGES
 from harness.constants import BASELINE, NEAR_ZERO_FACTORS, STUDIED, Definition, Shown
 from harness.display.figures.style import Look, looks
-from harness.display.numbers import label
+from harness.display.wording import label
 from harness.errors import ConfigError
 from harness.models import label_model
 from harness.yaml_settings import Strict, explain, read_values

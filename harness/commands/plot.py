@@ -30,13 +30,11 @@ def plot(
     from harness.analysis.leaderboard import join_factors, make_leaderboard
     from harness.analysis.sweeps import find_sweeps
     from harness.display.figures.dots import draw_accuracies, draw_forest, draw_wordings
-    from harness.display.figures.ecdf import draw_completion_lengths, length_shares
-    from harness.display.figures.lines import draw_budgets, draw_dose
+    from harness.display.figures.lines import draw_budgets, draw_completion_lengths, draw_dose, length_shares
     from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
     from harness.errors import ComparisonError
-    from harness.execution.grade_at_caps import grade_at_caps
-    from harness.runs.paths import locate
-    from harness.runs.read import Run
+    from harness.execution.regrade import grade_at_caps
+    from harness.runs.read import Run, locate
     from harness.runs.same_settings import join
 
     read = [Run.load(run, metric=metric) for run in locate(runs)]

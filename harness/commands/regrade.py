@@ -19,7 +19,7 @@ def regrade(
 ) -> None:
     """Grade and audit a finished run again; or grade the last boxes of any log or table beside its own verdicts."""
     from harness.execution.regrade import regrade as regrade_run
-    from harness.execution.regrade_logs import regrade_logs
+    from harness.execution.regrade import regrade_logs
     from harness.runs.folder import JOURNAL
     from harness.runs.journal import is_stored
 

@@ -28,8 +28,8 @@ def report(
 ) -> None:
     """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
     from harness.display.report.page import write_report
-    from harness.execution.grade_at_caps import grade_at_caps
-    from harness.runs.paths import locate
+    from harness.execution.regrade import grade_at_caps
+    from harness.runs.read import locate
 
     (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
     chosen = head and list(dict.fromkeys(head))

@@ -34,8 +34,7 @@ def show(
 
     from harness.analysis.choose_problems import Criterion
     from harness.display.show import describe_run, print_problem
-    from harness.runs.paths import locate_one
-    from harness.runs.read import Run
+    from harness.runs.read import Run, locate_one
 
     read = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)

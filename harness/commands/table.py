@@ -38,7 +38,7 @@ def table(
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
     from harness.display.table_pages import make_table
-    from harness.execution.grade_at_caps import grade_at_caps
+    from harness.execution.regrade import grade_at_caps
 
     typer.echo(
         make_table(

@@ -12,7 +12,8 @@ from typing import Any
 
 from harness.analysis import budgets, comparison, controls, other_prompts, pooled, sweeps
 from harness.constants import ALPHA
-from harness.display.numbers import (
+from harness.display.table import Column
+from harness.display.wording import (
     LEVEL,
     MINUS,
     NONE,
@@ -27,7 +28,6 @@ from harness.display.numbers import (
     signed,
     verdict,
 )
-from harness.display.table import Column
 
 
 def word(name: str) -> Column:

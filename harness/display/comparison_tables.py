@@ -12,8 +12,8 @@ from harness.analysis.tests import fewest_problems
 from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
 from harness.display import columns as declared
 from harness.display.columns import word
-from harness.display.numbers import LEVEL, define_flips, difference, label, p_value, plural, signed
 from harness.display.table import Column, Row, Table
+from harness.display.wording import LEVEL, define_flips, difference, label, p_value, plural, signed
 from harness.errors import list_first
 from harness.experiment.conditions import CONTROLS
 

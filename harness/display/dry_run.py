@@ -21,9 +21,9 @@ from harness.constants import (
     POWER,
     START_SECONDS,
 )
-from harness.display.hidden_characters import visible
 from harness.display.table import Column, Table, fold, render
-from harness.engines.processor import computes_bf16, count_cores, describe_processor
+from harness.display.wording import visible
+from harness.engines.devices import computes_bf16, count_cores, describe_processor
 from harness.engines.vllm import device_type
 from harness.errors import list_first
 from harness.experiment.conditions import contrast_name

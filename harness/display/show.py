@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.analysis.choose_problems import Criterion, Selection
-from harness.display.hidden_characters import visible
-from harness.display.numbers import LEVEL, define_flips, difference, flips, label
 from harness.display.table import Column, Table, fold, render
+from harness.display.wording import LEVEL, define_flips, difference, flips, label, visible
 from harness.errors import RunError, list_first
 from harness.experiment.plan import group_name
 from harness.runs.prompts_of_run import RunPrompt, Source

@@ -16,8 +16,7 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.constants import NOTE_LINES, PASSED, TABLE_WIDTH, Format
-from harness.display.hidden_characters import visible
-from harness.display.numbers import MINUS, NONE
+from harness.display.wording import MINUS, NONE, visible
 
 Row = Mapping[str, Any]
 

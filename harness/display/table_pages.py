@@ -19,8 +19,7 @@ from harness.constants import Format, Split
 from harness.display import comparison_tables as shown
 from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
-from harness.runs.paths import locate
-from harness.runs.read import Run
+from harness.runs.read import Run, locate
 from harness.runs.receipts import receipt_line
 from harness.runs.same_settings import by_table, join
 

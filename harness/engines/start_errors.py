@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from harness.constants import KEPT_ERROR_BYTES, QUOTED_CHARACTERS
-from harness.engines.gpus import describe_gpu_processes
+from harness.engines.devices import describe_gpu_processes
 from harness.errors import explain_hub_error
 
 _MARK = b"\0"

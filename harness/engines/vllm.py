@@ -21,8 +21,7 @@ from typing import Any
 
 from harness import constants
 from harness.engines import lifetime
-from harness.engines.gpus import gpu_driver
-from harness.engines.processor import RESERVED, use_all_cores
+from harness.engines.devices import RESERVED, gpu_driver, use_all_cores
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request

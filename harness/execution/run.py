@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.constants import PROMPT_VERSION, RUN_FORMAT
 from harness.display.progress import Progress, loading
-from harness.engines.processor import computes_bf16
+from harness.engines.devices import computes_bf16
 from harness.engines.vllm import device_type
 from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer

@@ -41,7 +41,7 @@ from harness.constants import (
     GRADES_KEPT,
     MOST_GRADERS,
 )
-from harness.engines.processor import count_cores
+from harness.engines.devices import count_cores
 from harness.errors import GraderError
 from harness.grading.compare import compare
 from harness.grading.extract import Grade, GradeJob, Verdict, read

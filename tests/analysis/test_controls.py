@@ -7,7 +7,7 @@ from harness.analysis.controls import MEDIATORS, find_broken, mediator_table
 from harness.analysis.leaderboard import make_leaderboard
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.display.comparison_tables import show_comparison
-from harness.display.report.card import make_card
+from harness.display.report.page import make_card
 from harness.experiment.conditions import find_yardsticks
 from harness.runs.read import Run
 from tests.make import GREEDY_RUN, drawn, evaluation, small_run

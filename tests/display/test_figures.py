@@ -14,9 +14,9 @@ from harness.analysis import compare
 from harness.commands.plot import plot
 from harness.constants import Kind
 from harness.display.figures.dots import draw_accuracies, draw_forest
-from harness.display.figures.ecdf import draw_completion_lengths, length_shares
+from harness.display.figures.lines import draw_completion_lengths, length_shares
 from harness.display.figures.style import LOOKS, looks, save_figure
-from harness.display.numbers import MINUS
+from harness.display.wording import MINUS
 from tests.commands.test_cli import here, refused
 from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation
 

@@ -14,12 +14,12 @@ import numpy as np
 import pandas
 import pytest
 
-from attention_probe.figures.for_report import read_attention
+from attention_probe.figures.from_traces import read_attention
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.analysis import compare
-from harness.display.numbers import count, signed
 from harness.display.report.page import write_report
+from harness.display.wording import count, signed
 from harness.errors import ComparisonError, ConfigError, JournalError, RunError
 from harness.runs.read import Run
 from tests.commands.test_cli import here

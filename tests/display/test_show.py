@@ -8,9 +8,9 @@ from harness import Run, load_run
 from harness.analysis import compare
 from harness.analysis.choose_problems import Criterion, select
 from harness.analysis.leaderboard import records
-from harness.display.numbers import MINUS, define_flips, signed
 from harness.display.show import print_changes, spell_out
 from harness.display.table_pages import make_table
+from harness.display.wording import MINUS, define_flips, signed
 from harness.runs.folder import read_identity
 from harness.runs.prompts_of_run import Problem
 from tests.commands.test_cli import here, refused

@@ -20,9 +20,9 @@ from harness.display.comparison_tables import (
     show_mediators,
     show_rewordings,
 )
-from harness.display.numbers import MINUS, NONE, difference, interval, p_value, signed
 from harness.display.table import Column, Table, render
 from harness.display.table_pages import make_table
+from harness.display.wording import MINUS, NONE, difference, interval, p_value, signed
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.read import Run
 from harness.runs.receipts import receipt_line

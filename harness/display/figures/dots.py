@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from harness.constants import FONT, INCHES, PASSED, ROW_HEIGHT, ROW_NAMES
 from harness.display.figures import style
-from harness.display.hidden_characters import visible
-from harness.display.numbers import LEVEL, interval, number, p_value, plural, points, signed
+from harness.display.wording import LEVEL, interval, number, p_value, plural, points, signed, visible
 
 _TICKED = ("rewording", "other filler")
 """Yardsticks of which all of a kind are ticks in one row."""

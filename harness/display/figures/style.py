@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from harness.analysis.controls import APART
 from harness.constants import FONT, INCHES, LETTER, NAME_LETTERS
-from harness.display.hidden_characters import visible
-from harness.display.numbers import label as whole_label
+from harness.display.wording import label as whole_label
+from harness.display.wording import visible
 from harness.runs.journal import clear_messages
 
 

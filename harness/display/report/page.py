@@ -1,11 +1,15 @@
-"""Write the report: fill the template with the card, the forest plot, tables, curves and samples."""
+"""Write the report: fill the template with the card, the forest plot, tables, curves and samples.
+
+The card stands first: what was asked, the answer, and what stands behind it.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from io import BytesIO
@@ -17,18 +21,18 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from harness.analysis.comparison import compare
-from harness.analysis.leaderboard import Leaderboard, make_leaderboard
+from harness.analysis.leaderboard import Leaderboard, make_leaderboard, task_name
 from harness.analysis.other_prompts import over_wordings
+from harness.constants import CARD_ROWS
 from harness.display import comparison_tables as shown
+from harness.display.comparison_tables import remark_noise, remark_ungraded, shown_rows
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
 from harness.display.figures.lines import draw_budgets
-from harness.display.hidden_characters import visible
-from harness.display.numbers import define_flips, label, points
-from harness.display.report.card import make_card
 from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
-from harness.errors import ConfigError, RunError
+from harness.display.wording import define_flips, difference, label, p_value, plural, points, verdict, visible
+from harness.errors import ConfigError, RunError, list_first
 from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
 from harness.runs.receipts import git_revision, receipt_line, versions
@@ -205,3 +209,67 @@ def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequ
         if strange:
             first = f"{len(strange)} of {len(one.prompts)} traced prompts (first: problem {strange[0]})"
             raise RunError(f"{one.name}: {first} are in no run of this report.")
+
+
+_FAMILIES = {"registered": "registered beforehand", "all": "not registered beforehand", "exploratory": "besides"}
+
+
+def make_card(board: Leaderboard) -> dict[str, Any]:
+    """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
+    rows = shown_rows(board, board.comparison)
+    tested = [row for row in rows if row["test"] is not None]
+    first = [row for row in tested if row["primary"]] or tested
+    models = list(dict.fromkeys(str(row["model"]) for row in rows))
+    about = f"{models[0] if len(models) == 1 else f'{len(models)} models'} on {task_name(board.receipt)}"
+    names = list_first([f'"{name}"' for name in dict.fromkeys(label(row["condition"]) for row in first)], CARD_ROWS)
+    several = len({(row["model"], row["layout"]) for row in first}) > 1
+    return {
+        "question": f"Does {names} change the accuracy of {about}?" if first else f"How accurate is {about}?",
+        "answers": [
+            {
+                "kind": row["verdict"],
+                "verdict": _judge(row),
+                "said": f"{row['model']}, {row['layout']}, {_say(row)}" if several else _say(row),
+            }
+            for row in first[:CARD_ROWS]
+        ],
+        "counts": [*_count(tested)] or ["There is one condition only, so nothing is compared."],
+        "facts": {title: said for title, said in _facts(board, rows, models).items() if said},
+    }
+
+
+def _judge(row: Row) -> str:
+    """The verdict for a sentence, with its margin."""
+    margin = row["margin"]
+    if row["verdict"] == "equivalent" and margin:
+        return f"equivalent within {points(margin)}"
+    return verdict(row["verdict"], row["within_margin"], margin, row["by_format"])
+
+
+def _say(row: Row) -> str:
+    change, _, ends = difference(row["difference"], row["low"], row["high"]).partition(" ")
+    p = "" if row["p_adjusted"] is None else f", adjusted p {p_value(row['p_adjusted'])}"
+    return f"{label(row['condition'])}: {change} points {ends}".rstrip() + p
+
+
+def _count(tested: Sequence[Row]) -> Iterator[str]:
+    """A sentence for each family of tests, that counts the verdicts of each kind."""
+    for family, named in _FAMILIES.items():
+        counts = Counter(_judge({**row, "within_margin": False}) for row in tested if row["family"] == family)
+        if counts:
+            said = ", ".join(f"{times} {word}" for word, times in counts.items())
+            yield f"{counts.total()} {plural('comparison', counts.total())} {named}: {said}."
+
+
+def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
+    bases = [row for row in rows if row["verdict"] == "baseline"]
+    dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
+    sizes = (f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases)
+    noise = " ".join(remark_noise(board))
+    return {
+        "Model": ", ".join(models),
+        "Dataset": f"{task_name(board.receipt)} ({'; '.join(dict.fromkeys(sizes))})",
+        "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
+        "Ungraded": " ".join(remark_ungraded(board)),
+        "Noise and control": noise or "The baseline was run once and no positive control, so nothing shows them.",
+    }

@@ -16,7 +16,7 @@
 
   // ---- text that may be hostile -------------------------------------------------------------------------------------
 
-  const HIDDEN = /(?![\t\n])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u; // as harness/display/hidden_characters.py
+  const HIDDEN = /(?![\t\n])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u; // as harness/display/wording.py
   const EACH_HIDDEN = new RegExp(`(${HIDDEN.source})\\1*`, "gu"); // a run of one and the same
 
   function named(character, count) {

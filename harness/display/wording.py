@@ -1,11 +1,13 @@
-"""How numbers and verdicts are written in tables, figures, the report and `mless show`.
+"""How numbers, verdicts and hidden characters are written in tables, figures, the report and messages.
 
-Minus signs and dashes are typographic. `table.render` replaces them in plain text.
+Minus signs and dashes are typographic; `table.render` replaces them in plain text. Characters that a terminal or a
+browser would obey rather than show are spelt out.
 """
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from typing import Any
 
 from harness.constants import ALPHA, PASSED
@@ -102,3 +104,23 @@ def plural(noun: str, amount: float) -> str:
 
 def _missing(value: Any) -> bool:
     return value is None or math.isnan(value)
+
+
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode's categories of control, format (directions, widths) and unassigned characters, half surrogate pairs, and
+separators of lines and paragraphs."""
+
+
+def name_character(character: str) -> str:
+    """A character by its number, as `<U+202E>`."""
+    return f"<U+{ord(character):04X}>"
+
+
+def visible(text: object, *, keep: str = "\n\t") -> str:
+    """The text with hidden characters spelt out, except those in `keep`. Keep none for text on a single line."""
+    shown = str(text)
+    if shown.isprintable():  # nearly always
+        return shown
+    return "".join(
+        name_character(one) if unicodedata.category(one) in HIDDEN and one not in keep else one for one in shown
+    )

@@ -1,9 +1,16 @@
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
+from attention_probe.figures.config import PromptsConfig
+from benchmarks.controls import CONTROLS, find, plant
+from benchmarks.seed_claims import load, page
 from harness import load_run
 from harness.display.table_pages import make_table
 from harness.experiment.conditions import find_yardsticks, yardstick
@@ -13,7 +20,8 @@ from harness.experiment.prompt import hash_prompts
 from harness.grading import GradeJob, GraderPool
 from harness.runs.folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
 from harness.runs.receipts import model_fingerprint
-from tests.make import EXAMPLE, ROOT
+from tests.conftest import needs_vllm
+from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
 
 RIGHT = {
     "wo": 204,
@@ -106,3 +114,53 @@ def test_replicates_and_yardsticks_are_loaded_on_request(everything, options, ke
     assert list(loaded["condition"].cat.categories) == list(wanted["condition"].unique())
     columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
     assert loaded[columns].astype(str).values.tolist() == wanted[columns].astype(str).values.tolist()
+
+
+def test_the_toys_problems_are_distinct_and_of_all_levels():
+    assert len(TOY_PROBLEMS) == len({one.problem for one in TOY_PROBLEMS}) == 500
+    assert {one.level for one in TOY_PROBLEMS} == {1, 2, 3, 4, 5}
+    assert all(f"\\boxed{{{one.answer}}}" in one.solution for one in TOY_PROBLEMS)
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
+    other, own = tmp_path / "results" / "demo", tmp_path / "results" / "demo-2"
+    for folder in (other, own):
+        shutil.copytree(GREEDY_RUN, folder)
+    journal = (other / "journal.jsonl").read_text()
+    (other / "journal.jsonl").write_text(journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1))
+    before = {path.name for path in other.iterdir()}
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    for kind, config in (("runs", TOY_CONFIG), ("figures", TOY / "flipped-demo.yaml")):
+        (tmp_path / "configs" / kind).mkdir(parents=True)
+        shutil.copy(config, tmp_path / "configs" / kind)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/installed", "demo", "DEMO=demo"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "results/demo-2 is finished, nothing was left to do" in done.stderr
+    assert {"flipped-demo.png", "report.html"} <= {path.name for path in own.iterdir()}
+    assert {path.name for path in other.iterdir()} - before <= {".lock"}
+
+
+FAST = ("no box",)
+
+
+@pytest.mark.parametrize(
+    "control",
+    [pytest.param(one, id=one.name, marks=() if one.name in FAST else pytest.mark.slow) for one in CONTROLS],
+)
+def test_what_was_changed_is_called_by_its_name(control, tmp_path):
+    assert plant(control, tmp_path / "run") >= 20
+    assert find(tmp_path / "run") == (control.verdict, control.parts, control.states, control.graders)
+
+
+def test_the_first_table_of_the_page_has_the_rows_that_are_printed(tmp_path):
+    prompts = PromptsConfig.model_validate({"dataset": "math500", "layout": "as_published", "n": 4})
+    printed, *_ = page(load(tmp_path, TOY_MODEL, prompts))
+    page_text = (ROOT / "docs/seeds.md").read_text()
+    table = re.search(r"^\| Mless against .*?\n\n", page_text, re.MULTILINE | re.DOTALL)[0].strip()
+    first, second = ([line.split(" | ")[:2] for line in text.splitlines()] for text in (printed, table))
+    assert first == second and len(first) == 11
