@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.analysis import budgets, comparison, controls, pooled, reference, sweeps
+from harness.analysis import comparison, controls, outcomes, pooled, reference, sweeps
 from harness.experiment import config as runs
 from harness.experiment import problems
 from harness.experiment.conditions import Condition
@@ -53,7 +53,7 @@ TABLES: dict[str, dict[str, str]] = {
     "All models together (`pooled`)": pooled.COLUMNS,
     "Sweeps (`sweeps`)": sweeps.COLUMNS,
     "What else changed (`mediators`)": controls.MEDIATORS,
-    "Completions cut (`caps`)": budgets.CAPS,
+    "Completions cut (`caps`)": outcomes.CAPS,
     "Published numbers (`reference.rows`)": reference.COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import budgets, comparison, controls, other_prompts, pooled, sweeps
+from harness.analysis import comparison, controls, other_prompts, outcomes, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.table import Column
 from harness.display.wording import (
@@ -121,7 +121,7 @@ SWEEPS = _meant(
     ("best", "best", str),
 )
 BUDGETS = _meant(
-    budgets.CAPS,
+    outcomes.CAPS,
     ("cap", "tokens", count),
     ("accuracy accuracy_low accuracy_high", f"acc. % [{LEVEL}]", accuracy),
     ("boxed", "answer %", number),

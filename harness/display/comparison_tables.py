@@ -250,7 +250,7 @@ def show_budgets(table: pandas.DataFrame) -> Table:
     """Each condition, had its completions been cut after so many tokens.
 
     Args:
-        table: As of `budgets.cap_table`.
+        table: As of `outcomes.cap_table`.
     """
     rows = records(table)
     _, differing = _share(rows, ("model", "layout"))

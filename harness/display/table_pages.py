@@ -53,7 +53,7 @@ def make_table(
         mediators: Whether to add what else changed. A further table stands in place of the comparison in CSV.
         audit: Whether to add what other graders say.
         reference: Published numbers to add: see `read_reference`.
-        budgets: Accuracy by token budget to add, as of `budgets.cap_table`.
+        budgets: Accuracy by token budget to add, as of `outcomes.cap_table`.
         explain: Whether plain text says what every column means, or only what must be known to read the verdicts.
 
     Raises:
