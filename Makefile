@@ -75,7 +75,7 @@ calibrate: .venv/installed
 	.venv/bin/python -m benchmarks.calibration
 	.venv/bin/python -m benchmarks.sweep_calibration
 
-# A real run changed by hand in seven ways, each of which the tables must call by its name, into benchmarks/CONTROLS.md
+# A real run changed by hand in nine ways, each of which the tables must call by its name, into benchmarks/CONTROLS.md
 # (about 2 minutes on two cores).
 controls: .venv/installed
 	.venv/bin/python -m benchmarks.controls

@@ -3,7 +3,8 @@
 The answers are the worked solutions of MATH-500 with the last box altered as models do it: the gold answer itself, the
 same written otherwise, off by one, another sign, a digit dropped, terms swapped; 20 a problem, about 1,600 distinct
 pairs. The pool is timed in a fresh process, its start and the workers' start included (the interpreter's own is not).
-lm-eval's time is measured on a seeded sample and extrapolated.
+lm-eval's time is measured on a seeded sample and extrapolated. Then the labelled pairs of the tests are put to ours, to
+Math-Verify and minerva as lm-eval calls them, and to lm-eval's `hendrycks_math`, each answer in a box.
 
     python -m benchmarks.grading [--small] [--json grading.json]
 
@@ -20,10 +21,13 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import row
+import yaml
+
+from benchmarks.report import Row, row
 from benchmarks.runs import PROBLEMS, ROOT, run_benchmark
 from harness.experiment.problems import Problem, load_jsonl
 
@@ -31,7 +35,10 @@ ANSWERS = 10_000
 TARGET_S = 1.8
 SEED = 20_260
 WORKERS = 2
+KINDS = ("same", "not_yet", "different")
+"""Of labelled pairs: the first two are right, and the second not read yet."""
 DATA = Path(os.environ.get("MATH500_PATH") or PROBLEMS)
+LABELS = ROOT / "tests" / "data" / "labelled_answers.yaml"
 
 
 def measure(folder: Path, small: bool) -> dict[str, Any]:
@@ -62,10 +69,12 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
             row(
                 "lm-eval's `process_results`, one after another; ratio to ours", f"{stock:.0f} s", ratio=stock / seconds
             ),
+            *count_errors(100 if small else None),
         ],
         "notes": [
             f"lm-eval's time is extrapolated from {sample:,} of the answers.",
             f"Verdicts: {verdicts}.",
+            "Labelled pairs are this project's, many written for what its grader once misread: they rank no graders.",
             *(["MATH-500 was not at hand (MATH500_PATH): its answers take longer to compare."] * (DATA == PROBLEMS)),
         ],
     }
@@ -106,6 +115,35 @@ def time_lm_eval(sample: int) -> float:
     for completion, problem in answers:
         process_results({"answer": golds[problem], "solution": problem.solution}, [completion])
     return time.perf_counter() - started
+
+
+def count_errors(most: int | None) -> list[Row]:
+    """A row for each grader: how many of the labelled pairs it takes for what they are not."""
+    from lm_eval.tasks.hendrycks_math.utils import is_equiv
+
+    from harness.grading import AuditJob, GraderPool
+    from harness.grading.compare import compare
+
+    labels = [(rule.get(key, ()), key) for rule in yaml.safe_load(LABELS.read_text("utf-8")) for key in KINDS]
+    pairs = [(answer, gold, key != "different") for found, key in labels for answer, gold in found][:most]
+    with GraderPool(workers=WORKERS, audits=True) as pool:
+        for place, (answer, gold, _) in enumerate(pairs):
+            boxed = f"\\boxed{{{answer}}}"
+            pool.submit(place, AuditJob(prompt="", completion=boxed, target=gold, solution=""))
+        audits = dict(pool.drain())
+    graders = {
+        "mless": [compare(answer, gold).verdict == "correct" for answer, gold, _ in pairs],
+        "Math-Verify": [audits[place].math_verify for place in range(len(pairs))],
+        "minerva": [audits[place].exact_match_boxed for place in range(len(pairs))],
+        "hendrycks_math": [is_equiv(answer, gold) for answer, gold, _ in pairs],
+    }
+    right = [same for _, _, same in pairs]
+    rows = []
+    for name, found in graders.items():
+        judged = Counter(zip(right, map(bool, found), strict=True))
+        told = f"{judged[True, False]:,} of {sum(right):,}; {judged[False, True]:,} of {len(pairs) - sum(right):,}"
+        rows.append(row(f"right answers refused; wrong ones accepted: {name}", told))
+    return rows
 
 
 def build_answers() -> list[tuple[str, Problem]]:
