@@ -7,7 +7,7 @@ import torch
 
 from harness import resources
 from harness.constants import LM_EVAL_BATCH
-from harness.engines import processor
+from harness.engines import devices
 from harness.engines.backends import LmEvalBackend, check_backend
 from harness.engines.vllm import engine_arguments
 from harness.errors import ConfigError, EngineError
@@ -100,22 +100,22 @@ def test_arguments_have_vllms_names_and_lm_evals_own_are_left_out():
 
 def test_a_processor_says_whether_it_computes_in_bf16(tmp_path):
     file = tmp_path / "cpuinfo"
-    assert processor.computes_bf16(file), "nothing is changed where nothing is known"
+    assert devices.computes_bf16(file), "nothing is changed where nothing is known"
     for flags in ("flags : avx512f avx512_bf16", "flags : avx512f amx_bf16 amx_tile", "Features : asimd bf16 i8mm"):
         file.write_text(f"model name : x\n{flags}\n")
-        assert processor.computes_bf16(file)
+        assert devices.computes_bf16(file)
     file.write_text("model name : EPYC\nflags : fpu avx2 avx512f avx512_vnni f16c\n")
-    assert not processor.computes_bf16(file)
+    assert not devices.computes_bf16(file)
 
 
-@pytest.mark.parametrize(("cores", "own", "kept"), [(2, {}, "0"), (8, {}, None), (2, {processor.RESERVED: "1"}, "1")])
+@pytest.mark.parametrize(("cores", "own", "kept"), [(2, {}, "0"), (8, {}, None), (2, {devices.RESERVED: "1"}, "1")])
 def test_few_cores_are_all_used_unless_the_user_says_otherwise(cores, own, kept, monkeypatch):
-    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(processor.os, "environ", own)
-    assert f"vLLM keeps {kept or 'one'} of {cores} cores back" in processor.describe_processor({"dtype": "float32"})
-    assert own.get(processor.RESERVED) in (None, "1"), "to describe changes nothing"
-    processor.use_all_cores()
-    assert own.get(processor.RESERVED) == kept
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(devices.os, "environ", own)
+    assert f"vLLM keeps {kept or 'one'} of {cores} cores back" in devices.describe_processor({"dtype": "float32"})
+    assert own.get(devices.RESERVED) in (None, "1"), "to describe changes nothing"
+    devices.use_all_cores()
+    assert own.get(devices.RESERVED) == kept
 
 
 def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps_its_own(tmp_path, monkeypatch):
