@@ -7,7 +7,7 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo example example-anew test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
+.PHONY: demo example example-anew causes test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
 
 # The figure and the report are of the folder that the run names in its last line. With --fork that is
 # results/products-2 where results/products holds a run with other settings.
@@ -38,6 +38,11 @@ example: .venv/installed $(EXAMPLE)/run.json
 
 $(EXAMPLE)/run.json: | .venv/installed
 	.venv/bin/mless run configs/runs/example.yaml --output $(@D)
+
+# What carries the harm and the help of a filler: one thing changed inside the model in each condition (docs/causes.md).
+causes: .venv/installed
+	.venv/bin/mless run configs/runs/causes.yaml --output results/causes
+	.venv/bin/mless plot results/causes --kind causes -o results/causes
 
 # All of it again, samples too, in a folder beside; the old run goes when the new one is whole.
 example-anew:

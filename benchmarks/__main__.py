@@ -1,6 +1,6 @@
 """Run benchmarks one after another, each in a fresh process, and write RESULTS.md from their figures.
 
-    python -m benchmarks [--small] [grading] [tables] [probe] [stock] [engine] [engines]
+    python -m benchmarks [--small] [grading] [tables] [probe] [stock] [engine] [engines] [interventions]
 
 Without names all are run. Figures of those not run now stay from the last time. With --small everything is short and
 goes to results/bench-small: it shows that the benchmarks work, and says nothing of speed.
@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.runs import ROOT, say, work_folder, write_json
 
-MINUTES = {"grading": 1, "tables": 3, "probe": 24, "stock": 9, "engine": 15, "engines": 15}
+MINUTES = {"grading": 1, "tables": 3, "probe": 24, "stock": 9, "engine": 15, "engines": 15, "interventions": 8}
 """In their order, with about how long each takes on two cores."""
 
 FIGURES = Path(__file__).resolve().parent / "figures"

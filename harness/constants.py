@@ -303,6 +303,19 @@ FLIPS_AT_ONCE = 500
 TIE = 1e-9
 """Relative: sums of the same numbers in another order must count as equal."""
 
+# Interventions
+OUTWARD_QUANTILE = 0.995
+"""How far activations are moved outward at most: the p1 of the study's ARM for Qwen2.5-Math-1.5B and Qwen2.5-7B."""
+NEAR_ZERO_QUANTILE = 0.05
+"""Near zero is what 5 percent of activations are without a filler: a share that a filler can lower or raise."""
+ARM_PROMPTS, ARM_TOKENS = 8, 8
+"""Prompts of each arm that Hugging Face answers too, and tokens of each answer: a minute for 12 arms of SmolLM2."""
+FULL_PRECISION = ("float32", "float64")
+"""Types in which vLLM and Hugging Face differ by rounding alone."""
+LOGPROB_BOUND = {True: 1e-3, False: 0.2}
+"""How far a log-probability of the engine may be from Hugging Face's, in full precision and in half of it. Measured
+with SmolLM2 in float32: up to 1e-4."""
+
 # Words out of fixed sets, which command lines list and check
 Format = Literal["text", "markdown", "csv", "latex", "json"]
 """How a page of tables is written."""
@@ -342,3 +355,4 @@ class Kind(StrEnum):
     DOSE = "dose"
     WORDINGS = "wordings"
     BUDGETS = "budgets"
+    CAUSES = "causes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +108,26 @@ def explain(error: ValidationError, where: str) -> str:
     said = dict.fromkeys(one["msg"].removeprefix("Value error, ") for one in every if dotted(one) == key)
     message = ": ".join(filter(None, [where, key, "; or ".join(said)])).rstrip(".")
     return f"{message}." if worst["type"] in ("value_error", "missing") else f"{message}, got {worst['input']!r:.200}."
+
+
+_SECRET_NAMES = re.compile(
+    r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$|^authorization$|^token$"
+)
+"""Names of arguments whose values are secrets, in small letters."""
+_SECRET_VALUES = re.compile(r"^hf_[A-Za-z0-9]{30,}$|^sk-[\w-]{20,}$|^Bearer \S|://[^/@\s]+:[^/@\s]+@|[?&](api_)?key=\S")
+"""What a secret looks like: tokens of the hub and of OpenAI, a header, an address with a password or a key in it."""
+_NO_SECRETS = ("", "EMPTY", "none")
+"""What servers without a key are given."""
+
+
+def find_secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
+    """Where values lie that must not be written down, dotted."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from find_secrets(inner, f"{where}.{key}", str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            yield from find_secrets(inner, f"{where}.{number}", name)
+    elif isinstance(value, str) and value not in _NO_SECRETS:
+        if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
+            yield where

@@ -45,8 +45,11 @@ def pytest_collection_modifyitems(items):
 if "PYTEST_XDIST_WORKER" in os.environ:
     # beside other tests an engine's two threads wait for each other most of the time
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ENGINE_FILES = ("test_engine.py", "test_faults.py", "test_logits.py", "test_smollm2.py", "test_start_errors.py")
+ENGINE_FILES = tuple(
+    f"test_{name}.py" for name in "attention engine faults interventions logits smollm2 start_errors".split()
+)
 
 
 @pytest.hookimpl(optionalhook=True)

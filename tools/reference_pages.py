@@ -15,9 +15,9 @@ from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.analysis import comparison, controls, outcomes, pooled, reference, sweeps
+from harness.analysis import causes, comparison, controls, outcomes, pooled, reference, sweeps
 from harness.experiment import config as runs
-from harness.experiment import problems
+from harness.experiment import interventions, problems
 from harness.experiment.conditions import Condition
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -28,6 +28,9 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "dataset, as a mapping": problems.DatasetConfig,
         "dataset, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": Condition,
+        "an intervention of the kind filler": interventions.FillerIntervention,
+        "of the kind redistribute": interventions.RedistributeIntervention,
+        "of the kind function": interventions.FunctionIntervention,
         "demonstrations": runs.Demonstrations,
         "across": runs.AcrossConfig,
         "sampling, as a mapping": runs.ExplicitSampling,
@@ -52,6 +55,7 @@ TABLES: dict[str, dict[str, str]] = {
     "The comparison (`rows`; `harness.analysis.compare`)": comparison.COLUMNS,
     "All models together (`pooled`)": pooled.COLUMNS,
     "Sweeps (`sweeps`)": sweeps.COLUMNS,
+    "A filler taken apart (`causes`)": causes.COLUMNS,
     "What else changed (`mediators`)": controls.MEDIATORS,
     "Completions cut (`caps`)": outcomes.CAPS,
     "Published numbers (`reference.rows`)": reference.COLUMNS,

@@ -29,7 +29,7 @@ def plot(
 
     from harness.analysis.leaderboard import join_factors, make_leaderboard
     from harness.analysis.sweeps import find_sweeps
-    from harness.display.figures.dots import draw_accuracies, draw_forest, draw_wordings
+    from harness.display.figures.dots import draw_accuracies, draw_causes, draw_forest, draw_wordings
     from harness.display.figures.lines import draw_budgets, draw_completion_lengths, draw_dose, length_shares
     from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
     from harness.errors import ComparisonError
@@ -54,6 +54,8 @@ def plot(
         lacks[Kind.DOSE] = "no filler has two lengths"
     if not len(whole.wordings):
         lacks[Kind.WORDINGS] = "no condition was asked under four instructions"
+    if not len(whole.causes):
+        lacks[Kind.CAUSES] = "no filler was taken apart whole"
     if not caps:
         lacks[Kind.BUDGETS] = "--caps is not given"
     for one in dict.fromkeys(kind or [each for each in Kind if each not in lacks]):
@@ -71,6 +73,9 @@ def plot(
         elif one == Kind.WORDINGS:
             shown = whole.wordings
             figure = draw_wordings(shown)
+        elif one == Kind.CAUSES:
+            shown = whole.causes
+            figure = draw_causes(shown)
         elif one == Kind.BUDGETS:
             shown = grade_at_caps(runs, read_caps(caps or ""))
             figure = draw_budgets(shown)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import comparison, controls, other_prompts, outcomes, pooled, sweeps
+from harness.analysis import causes, comparison, controls, other_prompts, outcomes, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.table import Column
 from harness.display.wording import (
@@ -119,6 +119,13 @@ SWEEPS = _meant(
     ("slope slope_low slope_high", "shortest to longest", difference),
     ("p_adjusted", "p adj.", p_value),
     ("best", "best", str),
+)
+CAUSES = _meant(
+    causes.COLUMNS,
+    ("layers", "layers", str),
+    ("effect", "effect", str),
+    ("difference low high", f"on less off [{LEVEL}]", difference),
+    ("p_adjusted", "p adj.", p_value),
 )
 BUDGETS = _meant(
     outcomes.CAPS,

@@ -13,7 +13,7 @@ from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
 from harness.display import columns as declared
 from harness.display.columns import word
 from harness.display.table import Column, Row, Table
-from harness.display.wording import LEVEL, define_flips, difference, label, p_value, plural, signed
+from harness.display.wording import LEVEL, define_flips, difference, label, number, p_value, plural, signed
 from harness.errors import list_first
 from harness.experiment.conditions import CONTROLS
 
@@ -244,6 +244,26 @@ def show_wordings(board: Leaderboard) -> Table | None:
     _, differing = _share(rows, ("model", "layout"))
     words = [word(name) for name in ("model", "layout", "condition") if name in differing]
     return Table("Over all instructions, points", rows, [*words, *declared.WORDINGS], [remark]) if rows else None
+
+
+def show_causes(board: Leaderboard) -> Table | None:
+    """What of each filler changes accuracy; None without all cells of one."""
+    rows = records(board.causes)
+    title, differing = _share(rows, ("model", "layout", "n"))
+    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
+    remark = "Each effect is a mean over the settings of the other switches; p is adjusted within a filler and layers."
+    return (
+        Table(f"What of a filler counts: {title}, points", rows, [*words, *declared.CAUSES], [remark]) if rows else None
+    )
+
+
+def show_near_zero(board: Leaderboard) -> Table | None:
+    """The share of activations near zero under each condition; None without interventions."""
+    rows = records(board.near_zero)
+    layers = [name for name in map(str, board.near_zero) if name.startswith("layer_")]
+    columns = [Column(name, f"Layer {name.removeprefix('layer_')}", number) for name in layers]
+    remark = "Near zero: what 5 percent are under the baseline, of the tokens behind the filler in the prompts checked."
+    return Table("Activations near zero, percent", rows, [word("condition"), *columns], [remark]) if rows else None
 
 
 def show_budgets(table: pandas.DataFrame) -> Table:

@@ -12,6 +12,7 @@ from typing import Any
 from harness.analysis.power import least_prompts, minimal_detectable_effect
 from harness.constants import (
     ALPHA,
+    ARM_PROMPTS,
     CORE_SPEEDS,
     FEWEST_TEXTS,
     FEWEST_WORDINGS,
@@ -102,6 +103,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     extra = [f"{name} {config.replicates} times" for name in config.repeated[:2] if config.replicates > 1]
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
+    if changed := [one.name for one in config.conditions if one.intervention]:
+        yield f"inside    {len(changed)} conditions change the model; {ARM_PROMPTS} prompts of each check it"
     known = [
         length * config.samples_each * plan.replicates(arm) for arm in plan.arms.values() for length in arm.lengths
     ]

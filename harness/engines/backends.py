@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.constants import LM_EVAL_BATCH, LM_EVAL_BATCH_SIZE
 from harness.engines import served
 from harness.engines.engine_pool import EnginePool, check_engines, open_engines
+from harness.engines.interventions.checks import refuse_interventions
 from harness.engines.lifetime import stopped
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm import Finished, VLLMEngine, engine_arguments
@@ -40,7 +41,10 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
     wanted: int | str = 1
     if backend == "vllm":
         engine_arguments(arguments)
+        refuse_interventions(config)
         wanted = check_engines(engines, arguments)
+    elif any(one.intervention for one in config.conditions):
+        refuse_interventions(config)
     elif engines is not None:
         raise ConfigError(
             f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own."

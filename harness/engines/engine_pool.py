@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.constants import ENGINE_TURN_SECONDS, FRUITLESS_STARTS, QUEUE_PER_SEQUENCE, READY_SECONDS, STALL_FACTOR
-from harness.engines.lifetime import CONTINUE
-from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long, undisturbed
+from harness.engines.lifetime import CONTINUE, undisturbed
+from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long
 from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError
 from harness.experiment.plan import Request
 

@@ -11,13 +11,15 @@ only a signal to the main thread could interrupt it. So one thread waits there, 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,8 +32,11 @@ from harness.errors import EngineError
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 """Names the run's process as `process_identity` does. It is unset where vLLM is used without mless."""
 
-PLUGIN = "mless"
-"""The name of `die_with_parent` in the entry-point group."""
+INTERVENTIONS = "MLESS_INTERVENTIONS"
+"""Which layers vLLM's workers open for interventions, as JSON: `{"attention": [0], "activations": [0]}`."""
+
+PLUGIN, OPENER = "mless", "mless-interventions"
+"""The names of `die_with_parent` and `interventions.install` in the entry-point group."""
 
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 """A value for vLLM's engine argument `worker_extension_cls`."""
@@ -79,6 +84,7 @@ class WorkerFacts:
 
     local_rank: int
     vllm_config: Any
+    mless_arms: Any
 
     def mless_facts(self) -> dict[str, Any]:
         """Device and kernels of this worker, as plain values; None where vLLM or torch does not tell."""
@@ -104,6 +110,16 @@ class WorkerFacts:
             "batch_invariant": lambda: bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
         }
         return {name: known(fact) for name, fact in facts.items()}
+
+    def mless_check_rows(self) -> int:
+        """Raise RuntimeError if an intervention was not made on some rows; else the bytes kept for interventions."""
+        self.mless_arms.check()
+        return int(self.mless_arms.kept_bytes)
+
+    def mless_take_attention(self, name: str) -> tuple[tuple[int, ...], bytes]:
+        """What was recorded of a prompt: see `interventions.worker.Arms.take_attention`."""
+        taken: tuple[tuple[int, ...], bytes] = self.mless_arms.take_attention(name)
+        return taken
 
 
 def known(fact: Callable[[], Any]) -> Any:
@@ -150,6 +166,8 @@ class WatchedCalls:
         error = answer.exception()
         if error is None:
             return answer.result()
+        if isinstance(error, EngineError):
+            raise error
         raise self._died() if type(error).__name__ == "EngineDeadError" else stopped("vLLM", error) from error
 
     def _serve(self) -> None:
@@ -169,3 +187,34 @@ def stopped(program: str, error: BaseException) -> EngineError:
     """The error for a program that answered a request with an error of its own."""
     told = " ".join(str(error).split())[:QUOTED_CHARACTERS].rstrip(".")
     return EngineError(f"{program} stopped: {type(error).__name__}: {told}. {CONTINUE}")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM within the context. Only the main thread ever gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def dying_with_us(layers: Mapping[str, Sequence[int]] | None = None) -> Iterator[None]:
+    """Processes that vLLM starts within the context end with this process, and open the layers of interventions."""
+    chosen = os.environ.get("VLLM_PLUGINS")
+    own = {OWNER_VARIABLE: process_identity(os.getpid())} | ({INTERVENTIONS: json.dumps(layers)} if layers else {})
+    os.environ.update(own)
+    if chosen is not None:
+        os.environ["VLLM_PLUGINS"] = f"{chosen},{PLUGIN},{OPENER}".lstrip(",")
+    try:
+        yield
+    finally:
+        for name in own:
+            del os.environ[name]
+        if chosen is not None:
+            os.environ["VLLM_PLUGINS"] = chosen

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
@@ -22,9 +20,10 @@ from typing import Any
 from harness import constants
 from harness.engines import lifetime
 from harness.engines.devices import RESERVED, gpu_driver, use_all_cores
+from harness.engines.interventions import checks
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.errors import ConfigError, EngineError, ModelError, list_near
-from harness.experiment.plan import Request
+from harness.experiment.plan import Request, hash_json
 from harness.experiment.tokenizer import decode_completion, fetch_repository
 
 FINISHED = ("stop", "length", "repetition")
@@ -97,6 +96,8 @@ class VLLMEngine:
         try:
             self._start(arguments, sampled=sampled)
         except BaseException:
+            with suppress(AttributeError):  # there is an engine, and its check failed
+                self._engine.engine_core.shutdown()
             self._put_environment_back()
             raise
         _alive.append(self)
@@ -118,6 +119,8 @@ class VLLMEngine:
             from vllm.usage.usage_lib import UsageContext
         except Exception as error:  # a wheel for another driver or another torch raises whatever it likes
             raise ModelError(explain_start_error(str(given.get("model")), error)) from error
+        changes = given.pop("interventions", None)
+        layers = self._opened = changes and checks.open_layers(given, changes["layers"])
         known = [field.name for field in fields(EngineArgs)]
         if unknown := [name for name in given if name not in known]:
             near = list_near(unknown[0], [*known, *RENAMED, *NOT_OF_THE_ENGINE], most=3)
@@ -132,7 +135,7 @@ class VLLMEngine:
         others = set(multiprocessing.active_children())
         try:
             # the same defaults (sequences at once, batched tokens) as vLLM's own offline `LLM`, not a server's
-            with _dying_with_us(), self._errors.inherited():
+            with lifetime.dying_with_us(layers), self._errors.inherited():
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
         except Exception as error:  # vLLM and what it calls raise anything, AssertionError and ImportError too
             said = self._errors.close()
@@ -149,6 +152,8 @@ class VLLMEngine:
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
+        asked = (changes or {}).get("reference")
+        self._agreement = asked and self._calls.call(lambda: checks.check_engine(self._engine, asked))
 
     def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
         """Generate all requests, begun in their order; yield one list for each engine step, often an empty one.
@@ -169,6 +174,8 @@ class VLLMEngine:
                 self.submit(str(number), request)
                 running[str(number)] = request
             yield [(running.pop(done.request_id), done) for done in self.step()]
+        if self._agreement:
+            self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
 
     def submit(self, request_id: str, request: Request) -> None:
         """Give one request to the engine, under a number that no other in it has. For `step`; `stream` does both.
@@ -180,11 +187,28 @@ class VLLMEngine:
         from vllm import TokensPrompt
 
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt_token_ids))
+        if request.intervention:  # else the states of other arms would be found in the cache
+            prompt["cache_salt"] = hash_json(request.intervention)
         parameters = sampling_parameters(request)
         if self._tokenizer and not request.sampling.stop:
             parameters.detokenize = False
             self._undecoded[request_id] = request.prompt_token_ids
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
+
+    def submit_recorded(self, request_id: str, token_ids: Sequence[int], asked: Mapping[str, Any]) -> None:
+        """Give the engine a prompt whose attention is recorded: see `attention.record`."""
+        from vllm import SamplingParams, TokensPrompt
+
+        arm = {**asked, "layers": self._opened["attention"]}
+        parameters = SamplingParams(temperature=0, max_tokens=1, detokenize=False, extra_args={lifetime.PLUGIN: arm})
+        prompt = TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=f"record {request_id}")
+        self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
+
+    def take_attention(self, request_id: str) -> list[tuple[tuple[int, ...], bytes]]:
+        """What each rank recorded of a finished prompt: a shape, and numbers in float32."""
+        call = partial(self._engine.collective_rpc, "mless_take_attention", args=(request_id,))
+        found: list[tuple[tuple[int, ...], bytes]] = self._calls.call(call)
+        return found
 
     def step(self) -> list[Finished]:
         """Have the engine do one step; return the completions that it finished.
@@ -244,6 +268,7 @@ class VLLMEngine:
         }
         return {
             "engines": 1,
+            **({"interventions": self._agreement} if self._agreement else {}),
             **{name: lifetime.known(fact) for name, fact in facts.items()},
             **{
                 name.removeprefix("enable_"): lifetime.known(partial(attrgetter(f"{part}.{name}"), config))
@@ -255,7 +280,7 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Shut the engine process down and drop what is unfinished. A second Ctrl-C must not leave it behind."""
-        with undisturbed():
+        with lifetime.undisturbed():
             self._calls.close()
             several = self._engine.vllm_config.parallel_config.world_size > 1
             self._engine.engine_core.shutdown(timeout=constants.CLOSE_SECONDS[several])
@@ -357,7 +382,10 @@ def _prepare_environment() -> None:
 
 def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
-    size = len(request.prompt_token_ids or ())
+    absent = request.intervention and "phantom" in request.intervention
+    size = len(request.prompt_token_ids or ()) + (
+        request.intervention["size"] if request.intervention and absent else 0
+    )
     if size + request.sampling.max_tokens > max_model_len:
         raise EngineError(
             f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with max_gen_toks "
@@ -392,34 +420,6 @@ def sampling_parameters(request: Request) -> Any:
         seed=request.seed,
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
+        extra_args={lifetime.PLUGIN: dict(request.intervention)} if request.intervention else None,
         output_kind=RequestOutputKind.DELTA,  # of cumulative ones vLLM sends one at every token
     )
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM within the context. Only the main thread ever gets them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _dying_with_us() -> Iterator[None]:
-    """Processes that vLLM starts within the context end with this process: see `lifetime`."""
-    chosen = os.environ.get("VLLM_PLUGINS")
-    os.environ[lifetime.OWNER_VARIABLE] = lifetime.process_identity(os.getpid())
-    if chosen is not None:
-        os.environ["VLLM_PLUGINS"] = f"{chosen},{lifetime.PLUGIN}".lstrip(",")
-    try:
-        yield
-    finally:
-        del os.environ[lifetime.OWNER_VARIABLE]
-        if chosen is not None:
-            os.environ["VLLM_PLUGINS"] = chosen

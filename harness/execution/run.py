@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.constants import PROMPT_VERSION, RUN_FORMAT
-from harness.display.progress import Progress, loading
+from harness.display.progress import Progress, loading, progress_bar
 from harness.engines.devices import computes_bf16
+from harness.engines.interventions.checks import ask_reference, describe_agreement, opened_layers
 from harness.engines.vllm import device_type
 from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
@@ -146,13 +147,14 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
                 samples=config.samples_each,
                 replicates=plan.replicates(arm),
                 sampling=sampling,
+                intervention=change.model_dump(mode="json") if (change := arm.condition.intervention) else None,
             )
             for task, arm in plan.arms.items()
         },
         model=receipts.model_fingerprint(
             name, config.model.arguments.get("revision"), served="base_url" in config.model.arguments
         ),
-        engine=receipts.engine_identity(config.model.backend, config.model.arguments),
+        engine=receipts.engine_identity(config.model.backend, config.model.arguments, opened_layers(config)),
     )
 
 
@@ -253,12 +255,19 @@ def _generate_and_grade(
             print(f"mless: loading {plan.config.model.display_name}{there}", file=sys.stderr, flush=True)
             started = time.monotonic()
             name, arguments, sampled = plan.config.model.backend, plan.config.model_arguments(), not sampling.greedy
+            if any((layers := opened_layers(plan.config)).values()):
+                print("mless: Hugging Face answers the first prompts of every arm", file=sys.stderr, flush=True)
+                with progress_bar("reference") as advance:
+                    file = ask_reference(plan, requests.values(), folder.path, advance)
+                arguments["interventions"] = {"layers": layers, "reference": str(file)}
             with library_log(log), ExitStack() as opened:
                 with loading(log):
                     backend = opened.enter_context(
                         open_backend(name, arguments, sampled=sampled, engines=engines, most=len(missing), log=log)
                     )
                     facts = backend.facts()  # which waits for the first of several engines
+                for line in describe_agreement(facts.get("interventions")):
+                    print(f"mless: {line}", file=sys.stderr, flush=True)
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
                 folder.note(SESSION, {**session, "engine": facts})
                 # only vLLM's engines tell what they have so far

@@ -16,10 +16,9 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -27,15 +26,15 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, PrivateAttr, StrictInt, ValidationError, model_validator
 
-from harness.constants import BASELINE, DEFAULT_SEED, MOST_TOKENS, RANDOM_DRAWS, STUDIED, STUDY_COUNT
+from harness.constants import BASELINE, DEFAULT_SEED, MOST_TOKENS, STUDIED, STUDY_COUNT
 from harness.errors import ConfigError
+from harness.experiment.fillers import count_words, cut_sentence, cut_text, draw_words, estimate_tokens
+from harness.experiment.interventions import Intervention
 from harness.yaml_settings import Strict, explain
 
 _HERE = Path(__file__).parent
 SENTENCES: tuple[str, ...] = tuple(yaml.safe_load((_HERE / "sentences.yaml").read_text(encoding="utf-8")))
 """Unrelated sentences. The filler of the condition `random` is cut from one of them."""
-PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
-"""What a sentence is filled up with where no cut of it has its count of tokens."""
 COUNTED = ("unit", "token_ids", "sentence")
 """The fillers whose number of tokens `count` says. A `text` may have one too, and is then repeated and cut."""
 FILLERS = (*COUNTED, "text", "random_ids", "repeat_problem")
@@ -99,6 +98,8 @@ class Condition(Strict):
     """Words after the question, such as `Answer:`."""
     answer_prefix: str = ""
     """The beginning of the model's answer."""
+    intervention: Intervention | None = None
+    """What is done inside the model while it answers."""
 
     _draw: int = PrivateAttr(default=0)
     """Added to the seed of random ids: other fillers have other tokens at the same places."""
@@ -130,6 +131,8 @@ class Condition(Strict):
         for key, fillers in fit.items():
             if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
                 faults.append(f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}")
+        if self.intervention and self.intervention.kind == "filler" and not self.filler:
+            faults.append("intervention: of the kind filler, and the condition has none")
         if faults:
             raise ValueError(faults[0])
         return self
@@ -182,15 +185,15 @@ class Condition(Strict):
         if self.unit is not None:
             return (self.separator or "").join([self.unit] * (self.count or 0))
         if self.sentence is not None:
-            return _cut_sentence(SENTENCES[self.sentence - 1].split(), self.count or 0, count_tokens)
+            return cut_sentence(SENTENCES[self.sentence - 1].split(), self.count or 0, count_tokens)
         if self.random_ids is not None:
             seed = self.seed + self._draw
             draw = random.Random(seed if key is None else f"{seed}/{key}")
-            return _draw_words(words, self.random_ids, count_tokens or len, draw)
+            return draw_words(words, self.random_ids, count_tokens or len, draw)
         if self.token_ids is not None:
             raise ConfigError("A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`.")
         text = self.text or ""
-        return text if self.count is None else _cut_text(self.name, text, self.count, count_tokens or _count_words)
+        return text if self.count is None else cut_text(self.name, text, self.count, count_tokens or count_words)
 
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config that makes the condition again."""
@@ -210,7 +213,7 @@ class Condition(Strict):
         Returns:
             `filler`: the repeated text, or the kind of filler, with what else makes it another one; None without one.
             `filler_tokens`: how many it states, 0 without one, None if it states none. `placement`: None without one.
-            `words`: what else stands in the prompt; empty for the usual prompt.
+            `cell`: how a filler is taken apart. `words`: what else stands in the prompt, or is done to the model.
         """
         said = {
             None: None,
@@ -231,7 +234,8 @@ class Condition(Strict):
             "filler": said and said + "".join(f", {key} {value!r}" for key, value in changed.items()),
             "filler_tokens": self.tokens if self.exact else None,
             "placement": str(self.placement) if self.filler else None,
-            "words": ", ".join(f"{key} {value!r}" for key in WORDS if (value := getattr(self, key))),
+            "cell": self.intervention.cell if self.intervention and self.intervention.kind == "filler" else None,
+            "words": ", ".join(f"{key} {value!r}" for key in (*WORDS, "intervention") if (value := getattr(self, key))),
         }
 
 
@@ -240,74 +244,7 @@ def usual_separator(unit: str | None) -> str:
     return "" if unit is not None and not unit.strip() else " "
 
 
-def _cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int] | None) -> str:
-    """A sentence cut to so many tokens and, where needed, filled up with short words."""
-    if count_tokens is None:
-        fitting = [size for size in range(1, len(words) + 1) if _estimate_tokens(words[:size]) <= count]
-        return _as_sentence(words[: max(fitting, default=1)])
-    for size in range(min(len(words), count), 0, -1):
-        missing = count - count_tokens(_as_sentence(words[:size]))
-        if missing < 0:
-            continue
-        for shift in range(len(PADDING_WORDS)):
-            padding = [PADDING_WORDS[(shift + i) % len(PADDING_WORDS)] for i in range(missing)]
-            for padded in range(missing, -1, -1):  # a padding word may be several tokens: then fewer words fit
-                candidate = _as_sentence(words[:size] + padding[:padded])
-                if (got := count_tokens(candidate)) == count:
-                    return candidate
-                if got < count:
-                    break
-    raise ConfigError(f"No cut of the sentence has exactly {count} tokens in this tokenizer. Choose another count.")
-
-
-def _count_words(text: str) -> int:
-    return len(text.split())
-
-
-def _cut_text(name: str, text: str, count: int, count_tokens: Callable[[str], int]) -> str:
-    """A text repeated, with a blank between, and cut to so many tokens: behind a word, else within the last one.
-
-    Where neither is possible (a line break and a word may be two tokens), it begins at the second word, or a later one.
-    """
-    text = text.strip()
-    whole = " ".join([text] * (3 + count // max(1, count_tokens(text))))
-
-    def length(begin: int, end: int) -> int:
-        return count_tokens(whole[begin:end])
-
-    for begin in (word.start() for word in re.finditer(r"\S+", text)):
-        words = [begin, *(word.end() for word in re.compile(r"\S+").finditer(whole, begin))]
-        fitting = bisect_right(words, count, key=partial(length, begin))
-        for end in (words[fitting - 1], *range(words[fitting] - 1, words[fitting - 1], -1)):
-            if count_tokens(cut := whole[begin:end].strip()) == count:
-                return cut
-    raise ConfigError(f"Condition {name!r}: no cut of its text has exactly {count} tokens in this tokenizer.")
-
-
-def _draw_words(words: Sequence[str], count: int, count_tokens: Callable[[str], int], draw: random.Random) -> str:
-    """So many tokens' worth of words, drawn at random; the first of them follows no blank."""
-    for _ in range(RANDOM_DRAWS if words else 0):
-        drawn = draw.choices(words, k=count)
-        while drawn and (got := count_tokens(" ".join(drawn))) >= count:
-            if got == count:
-                return " ".join(drawn)
-            drawn.pop()
-    raise ConfigError(
-        f"Random tokens are drawn from the words of the model's vocabulary, and no draw of these has {count} tokens. "
-        "Name the model's tokenizer (--set model.arguments.tokenizer=NAME), or leave random_ids and filler_null out."
-    )
-
-
-def _estimate_tokens(words: list[str]) -> int:
-    """Tokens of plain English in a large vocabulary: one per word, one per comma, one for the full stop."""
-    return len(words) + sum(word.endswith(",") for word in words) + 1
-
-
-def _as_sentence(words: list[str]) -> str:
-    return " ".join(words).rstrip(",") + "."
-
-
-LONGEST = min(_estimate_tokens(sentence.split()) for sentence in SENTENCES)
+LONGEST = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
 """Tokens that every sentence has at least."""
 CONTROL = Condition(name="control", answer_prefix="The final answer is $\\boxed{")
 """The positive control: the model must answer at once, without any working."""
@@ -348,7 +285,10 @@ def as_condition(value: Any) -> Condition:
         raise ConfigError(explain(error, where)) from None
     taken = condition.name in named or yardstick(condition.name)
     for bad, what in (
-        (condition.is_plain, f"changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}"),
+        (
+            condition.is_plain and not condition.intervention,
+            f"changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}",
+        ),
         (taken, "has the name of one of the study's own conditions or of a yardstick"),
     ):
         if bad:

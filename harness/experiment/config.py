@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -23,15 +23,17 @@ from harness.experiment.conditions import (
     contrast_name,
     expand_sweep,
     find_baseline,
+    named_conditions,
     other_fillers,
     read_contrast,
     under_wording,
 )
 from harness.experiment.demonstrations import Demonstrations
+from harness.experiment.interventions import expand_causes
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
-from harness.yaml_settings import Strict, explain, read_values
+from harness.yaml_settings import Strict, explain, find_secrets, read_values
 
 
 class ModelConfig(Strict):
@@ -56,7 +58,7 @@ class ModelConfig(Strict):
     @field_validator("arguments")
     @classmethod
     def _without_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        if found := next(_secrets(arguments), None):
+        if found := next(find_secrets(arguments), None):
             raise ConfigError(
                 f"model.arguments{found} looks like a secret, and a config is copied into journal, receipt and logs. "
                 "Remove it and set the variable that the library reads instead: HF_TOKEN for the hub, OPENAI_API_KEY "
@@ -93,28 +95,6 @@ FREE_ARGUMENTS = frozenset(
 )
 """Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much
 is done at once."""
-
-_SECRET_NAMES = re.compile(
-    r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$|^authorization$|^token$"
-)
-"""Names of arguments whose values are secrets, in small letters."""
-_SECRET_VALUES = re.compile(r"^hf_[A-Za-z0-9]{30,}$|^sk-[\w-]{20,}$|^Bearer \S|://[^/@\s]+:[^/@\s]+@|[?&](api_)?key=\S")
-"""What a secret looks like: tokens of the hub and of OpenAI, a header, an address with a password or a key in it."""
-_NO_SECRETS = ("", "EMPTY", "none")
-"""What servers without a key are given."""
-
-
-def _secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
-    """Where values lie that must not be written down, dotted."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _secrets(inner, f"{where}.{key}", str(key))
-    elif isinstance(value, (list, tuple)):
-        for number, inner in enumerate(value):
-            yield from _secrets(inner, f"{where}.{number}", name)
-    elif isinstance(value, str) and value not in _NO_SECRETS:
-        if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
-            yield where
 
 
 def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +190,15 @@ class RunConfig(Strict):
         shown = values.get("demonstrations") if isinstance(values, dict) else None
         if isinstance(shown, dict) and "draws" in shown:
             values = {"samples_per_problem": shown["draws"], **values}
-        if not isinstance(values, dict) or values.get("sweep") is None:
+        if not isinstance(values, dict):
+            return values
+        if isinstance(entries := values.get("conditions"), (list, tuple)):
+            named = {
+                name: one.model_dump(exclude_none=True, exclude={"separator", "placement"})
+                for name, one in named_conditions().items()
+            }
+            values = {**values, "conditions": expand_causes(entries, named)}
+        if values.get("sweep") is None:
             return values
         own, swept = values.get("conditions", [BASELINE]), expand_sweep(values["sweep"])
         if isinstance(own, (list, tuple)):  # anything else is refused as it is

@@ -190,11 +190,11 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
-        asked: Counter[tuple[int, str, object]] = Counter()
+        asked: Counter[tuple[int, str, object, str]] = Counter()
         for sample, (task, arm, problem, prompt) in product(range(plan.config.samples_each), rows):
             index = sample + max(arm.draw - 1, 0) * plan.config.samples_each
             chat_api = arm.layout is Layout.CHAT and plan.config.model.templates_itself
-            same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.layout)
+            same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.layout), hash_json(prompt.intervention)
             asked[same] += 1
             yield Request(
                 task=task,
@@ -208,6 +208,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 prompt_sha256=prompt.sha256,
                 prompt_token_sha256=prompt.token_sha256,
                 sampling=sampling,
+                intervention=prompt.intervention,
                 turns=tuple(prompt.prompt.messages) if chat_api else None,
             )
 

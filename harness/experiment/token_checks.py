@@ -18,6 +18,7 @@ from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement, named_conditions
 from harness.experiment.demonstrations import Draw
+from harness.experiment.interventions import Intervention, Resolved, resolve
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
 from harness.experiment.tokenizer import (
@@ -48,6 +49,7 @@ class BuiltPrompt:
         straddling: Number of tokens that cover filler and other text at once.
         filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
         fillers: The characters (start, end) of each filler in the text.
+        intervention: What is done to the model while it answers.
     """
 
     prompt: Prompt
@@ -59,6 +61,7 @@ class BuiltPrompt:
     straddling: int = 0
     filler_span: tuple[int, int] | None = None
     fillers: tuple[tuple[int, int], ...] = ()
+    intervention: Resolved | None = None
 
     @cached_property
     def sha256(self) -> str:
@@ -158,6 +161,11 @@ def build_checked_prompts(
             if model is not None
             for fault in _find_faults(f"problem {problem.id}", condition, got, without, copies)
         )
+        if condition.intervention and model is not None:
+            prompts = tuple(
+                _intervene(condition.intervention, f"{condition.name}, problem {problem.id}", got, without)
+                for problem, got, without in zip(problems, prompts, plain, strict=True)
+            )
         violations, notes = (tuple(said for is_fatal, said in faults if is_fatal is fatal) for fatal in (True, False))
         built = ConditionPrompts(
             condition=condition, layout=layout, prompts=prompts, violations=violations, notes=notes, draw=number
@@ -166,6 +174,13 @@ def build_checked_prompts(
             _refuse(built, model, max_gen_toks)
         found.append(built)
     return found
+
+
+def _intervene(change: Intervention, where: str, got: BuiltPrompt, plain: BuiltPrompt) -> BuiltPrompt:
+    """The prompt with what is done to the model: the one without a filler, where only the model is to see it."""
+    with_filler, without = got.token_ids or (), plain.token_ids or ()
+    found = resolve(change, where, with_filler=with_filler, without=without, filler=got.filler_span)
+    return replace(plain if "phantom" in found else got, intervention=found)
 
 
 def measure(

@@ -117,6 +117,7 @@ class Source:
         problems: In the source's order.
         filled_answers: Conditions whose filler stands in the answer that the prompt begins, where no segment says so.
         metric: What the verdicts were read from; None where there are none.
+        changed: Conditions under which something was done to the model.
 
     Raises:
         RunError: there is no problem.
@@ -130,6 +131,7 @@ class Source:
     problems: tuple[Problem, ...]
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
+    changed: tuple[str, ...] = ()
 
     @property
     def prompts_sha256(self) -> str:

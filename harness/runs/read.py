@@ -163,6 +163,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         layout=chosen,
         conditions=tuple(dict.fromkeys(one.condition for one in asked)),
         problems=by_problem(asked),
+        changed=tuple(one.name for one in stated if one.intervention),
         filled_answers=filled_answers(stated),
         metric=run.metric,
     )

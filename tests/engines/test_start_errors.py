@@ -25,6 +25,11 @@ FULL = (
 MISSING_GCC = "RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs."
 
 TEXTS = [
+    # harness/engines/interventions/worker.py
+    (
+        "RuntimeError: an intervention was made on 4 of 12 rows, the rest skipped it",
+        "an intervention was made on 4 of 12 rows: something skipped it, such as a CUDA graph.",
+    ),
     # Python's multiprocessing/spawn.py
     (
         "RuntimeError: \n        An attempt has been made to start a new process before the\n        current process "

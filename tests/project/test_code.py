@@ -32,9 +32,13 @@ NEED_HEAVY = {
     "attention_probe.figures.make_figure",
     "attention_probe.measure.decomposition",
     "attention_probe.measure.measure_prompts",
+    "attention_probe.measure.record_in_engine",
     "attention_probe.model",
     "attention_probe.probe",
     "attention_probe.self_check",
+    "harness.engines.interventions.arithmetic",
+    "harness.engines.interventions.reference",
+    "harness.engines.interventions.worker",
     "harness.lm_eval_plugin.write_lm_eval_logs",
 }
 """Modules, or folders of such, that need torch or lm-eval as soon as they are imported. All others must not."""

@@ -10,7 +10,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.constants import FONT, INCHES, PASSED, ROW_HEIGHT, ROW_NAMES
+from harness.constants import ALPHA, FONT, INCHES, PASSED, ROW_HEIGHT, ROW_NAMES
 from harness.display.figures import style
 from harness.display.wording import LEVEL, interval, number, p_value, plural, points, signed, visible
 
@@ -133,6 +133,33 @@ def draw_wordings(table: pandas.DataFrame) -> Figure:
     figure, axes = draw_rows(rows, columns={"points": 0.1, "interval": 0.5}, right=1.3, note=note)
     axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
     axes.set_xlabel("Difference in accuracy (points)")
+    return figure
+
+
+def draw_causes(table: pandas.DataFrame) -> Figure:
+    """What of each filler changes accuracy: a row for each switch, and for each interaction of switches.
+
+    Args:
+        table: As of `causes.factorial_table`.
+    """
+    rows, looks = [], style.looks(table["condition"])
+    for name, layers in table[["condition", "layers"]].drop_duplicates().itertuples(index=False):
+        mine = table[(table["condition"] == name) & (table["layers"] == layers)]
+        rows.append(Row(f"{style.label(name)}, Layer{'s' if '-' in layers else ''} {layers} (n = {mine['n'].iloc[0]})"))
+        for row in mine.to_dict("records"):
+            cells = {"points": signed(row["difference"]), "interval": interval(row["low"], row["high"], sign=True)}
+            cells["adj. p"] = p_value(row["p_adjusted"])
+            filled = row["p_adjusted"] < ALPHA
+            rows.append(Row(row["effect"], cells, looks[name], [row["difference"]], row["low"], row["high"], filled))
+    note = (
+        "Accuracy with a switch on less accuracy with it off, mean over the settings of the others. elsewhere: "
+        "other layers see the filler. scale: original tokens get less weight. bias: the filler's values are added. x: "
+        f"how far they work together. Lines: {LEVEL} score intervals. Filled: adjusted p < {ALPHA}."
+    )
+    columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33}
+    figure, axes = draw_rows(rows, columns=columns, right=1.9, note=note)
+    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
+    axes.set_xlabel("Effect on accuracy (points)")
     return figure
 
 

@@ -173,8 +173,8 @@ def _fill(parts: Mapping[str, Any]) -> str:
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
     found = [shown.show_mediators(board), shown.show_audit(board)]
-    further = (shown.show_pooled, shown.show_wordings, shown.show_texts, shown.show_sweeps, shown.show_rewordings)
-    found += filter(None, (show(board) for show in further))
+    names = ("pooled", "wordings", "texts", "sweeps", "causes", "near_zero", "rewordings")
+    found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
     frame = over_wordings(join(runs))  # as the verdicts are
     frame = frame[~frame["condition"].isin(board.yardsticks)]
     for column in ("level", "subject"):

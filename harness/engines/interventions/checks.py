@@ -1,0 +1,306 @@
+"""Interventions checked: before the model is loaded, what cannot carry them; with it, that vLLM does what is meant.
+
+Every engine answers a few prompts of every arm, and must give what Hugging Face gives with the same arithmetic: the
+same tokens until the first near-tie, with the same log-probabilities. Each arm is held against the reference of every
+arm, so that two which the check cannot tell apart are named.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from harness.constants import ARM_PROMPTS, ARM_TOKENS, FULL_PRECISION, LOGPROB_BOUND
+from harness.engines.lifetime import PLUGIN
+from harness.errors import ConfigError, EngineError, ModelError, explain_hub_error
+from harness.experiment.config import RunConfig
+from harness.experiment.plan import Plan, Request, hash_json
+
+OPERATION = "mless::change_rows"
+"""The op that changes activations."""
+REFERENCE = "reference.json"
+"""In a run's folder: what Hugging Face answers under each intervention."""
+_UNSUPPORTED = {
+    "quantization": "quantised weights",
+    "speculative_config": "speculation",
+    "kv_cache_dtype": "a cache of another type",
+    "batch_invariant": "batch invariance",
+    "pipeline_parallel_size": "pipeline parallel",
+}
+"""Model arguments that interventions cannot go with, unless they have their usual values."""
+_USUAL = (None, False, 1, "1", "auto")
+
+
+def opened_layers(config: RunConfig) -> dict[str, list[int]]:
+    """Which layers are opened, from 0: those whose attention is computed again, and those whose activations change."""
+    changes = [one.intervention for one in config.conditions if one.intervention]
+    kinds = {"attention": [one for one in changes if one.kind == "filler"]}
+    kinds["activations"] = [one for one in changes if one.kind != "filler"]
+    return {name: sorted({layer for one in found for layer in one.numbers}) for name, found in kinds.items()}
+
+
+def refuse_interventions(config: RunConfig) -> None:
+    """Refuse a config whose backend or model arguments cannot carry its interventions.
+
+    Raises:
+        ConfigError: another backend than vllm, or an argument that they cannot go with.
+    """
+    if not (names := [one.name for one in config.conditions if one.intervention]):
+        return
+    if config.model.backend != "vllm":
+        raise ConfigError(f"{names[0]} has an intervention, which needs backend vllm; it is {config.model.backend}.")
+    if config.model_arguments().get("dtype") in (None, "auto"):
+        raise ConfigError("Interventions are checked in the type that vLLM computes in: name model.arguments.dtype.")
+    _refuse_arguments(config.model_arguments(), opened_layers(config))
+
+
+def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> int:
+    """Refuse a model whose layers cannot be opened, before it is loaded; returns how many layers it has.
+
+    Raises:
+        ConfigError: an argument or an architecture that it cannot go with, or a layer that the model has not.
+        ModelError: the model's config cannot be read.
+    """
+    _refuse_arguments(arguments, layers)
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    name = str(arguments["pretrained"])
+    try:
+        found = AutoConfig.from_pretrained(name, revision=arguments.get("revision")).get_text_config()
+    except (OSError, ValueError) as error:
+        raise ModelError(explain_hub_error(name, error)) from None
+    last = max((layer for opened in layers.values() for layer in opened), default=0) + 1
+    if last > found.num_hidden_layers:
+        raise ConfigError(f"An intervention is in Layer {last}, and the model has {found.num_hidden_layers}.")
+    with torch.device("meta"):
+        decoder = getattr(AutoModelForCausalLM.from_config(found), "model", None)
+    block = getattr(decoder, "layers", [None] * last)[last - 1]
+    for lacks, what in (
+        (not hasattr(getattr(block, "mlp", None), "act_fn"), "no `mlp.act_fn` (experts have none)"),
+        (
+            bool(getattr(found, "sliding_window", None)) and bool(getattr(found, "use_sliding_window", True)),
+            "sliding windows",
+        ),
+        (getattr(found, "attn_logit_softcapping", None), "soft-capped attention"),
+        (hasattr(getattr(block, "self_attn", None), "sinks"), "attention sinks"),
+    ):
+        if lacks:
+            raise ConfigError(f"The layers of {name} cannot be opened: {found.model_type} has {what}.")
+    return int(found.num_hidden_layers)
+
+
+def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> None:
+    for key, what in _UNSUPPORTED.items():
+        if arguments.get(key) is True or arguments.get(key) not in _USUAL:
+            raise ConfigError(f"model.arguments.{key} is {arguments[key]!r}: interventions cannot go with {what}.")
+    if layers["activations"] and arguments.get("tensor_parallel_size") not in _USUAL:
+        raise ConfigError("Changed activations need all units of a layer on one GPU: remove tensor_parallel_size.")
+
+
+def ask_reference(
+    plan: Plan,
+    requests: Iterable[Request],
+    folder: Path,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Path:
+    """Have Hugging Face answer the first prompts of every arm, unless the folder has its answers.
+
+    Args:
+        plan: The run's.
+        requests: All of the run.
+        folder: The run's.
+        advance: Is told how many arms are answered, and how many there are.
+
+    Returns:
+        The file with questions and answers.
+
+    Raises:
+        ConfigError: as `refuse_to_open`.
+        ModelError: Hugging Face cannot load the model or answer.
+    """
+    file, asked, written = (folder / f"{name}{REFERENCE}" for name in ("", "asked-", "answered-"))
+    refuse_to_open(plan.config.model_arguments(), opened_layers(plan.config))
+    questions = _questions(plan, requests)
+    if file.exists() and json.loads(file.read_text("utf-8"))["questions"] == questions:
+        return file
+    asked.write_text(json.dumps(questions), encoding="utf-8")
+    command = [sys.executable, "-m", "harness.engines.interventions.reference", str(asked), str(written)]
+    said = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            if found := re.fullmatch(r"(\d+) of (\d+) arms\n", line):
+                advance(int(found[1]), int(found[2]))
+            else:
+                said = line.strip() or said
+    if process.returncode:
+        raise ModelError(f"Hugging Face cannot answer under the interventions: {said}")
+    asked.write_text(json.dumps({"questions": questions, **json.loads(written.read_text("utf-8"))}), encoding="utf-8")
+    asked.replace(file)
+    written.unlink()
+    return file
+
+
+def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
+    """The first prompts of every arm, the baseline's first, with the number of tokens behind the last filler of any."""
+    config, arguments = plan.config, plan.config.model_arguments()
+    names = {
+        task: arm.condition.name
+        for task, arm in plan.arms.items()
+        if arm.condition in config.conditions and arm.draw < 2 and arm.layout == config.layouts[0]
+    }
+    mine: dict[str, list[Request]] = {name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)}
+    for one in requests:
+        if one.task in names and len(mine[names[one.task]]) < ARM_PROMPTS:
+            mine[names[one.task]].append(one)
+    starts: dict[str, int] = {}
+    for one in chain.from_iterable(mine.values()):
+        start = (one.intervention or {}).get("start", 0)
+        starts[one.problem_id] = max(start, starts.get(one.problem_id, 0))
+    behind = {
+        one.problem_id: len(one.prompt_token_ids or ()) - starts[one.problem_id] for one in mine[config.baseline_name]
+    }
+    found = {
+        "model": arguments["pretrained"],
+        "revision": arguments.get("revision"),
+        "dtype": str(arguments["dtype"]).removeprefix("torch."),
+        "watched": sorted({one.intervention.numbers[0] for one in config.conditions if one.intervention}),
+        "arms": {
+            name: [
+                {"token_ids": one.prompt_token_ids, "arm": one.intervention, "question": behind[one.problem_id]}
+                for one in several
+            ]
+            for name, several in mine.items()
+        },
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=dict))
+    return plain
+
+
+def open_layers(given: dict[str, Any], layers: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Fill in the engine arguments that interventions need; returns the layers.
+
+    A compiled model is stored under a hash of the arguments, which knows these layers by `additional_config` alone. No
+    Python runs in a full CUDA graph, so graphs are split at attention and at our own op.
+    """
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the hooks are the V1 runner's
+    given["additional_config"] = {**(given.get("additional_config") or {}), PLUGIN: layers}
+    if not given.get("enforce_eager"):
+        from vllm.config import CompilationConfig
+
+        own = given.get("compilation_config") or {}
+        if not isinstance(own, dict):
+            raise ConfigError(f"model.arguments.compilation_config: interventions need a mapping, got {own!r}.")
+        split = [*CompilationConfig._attention_ops, OPERATION]
+        given["compilation_config"] = {"splitting_ops": split, **own, "cudagraph_mode": "PIECEWISE"}
+    return layers
+
+
+def check_engine(engine: Any, file: str) -> dict[str, Any]:
+    """Have the engine answer what Hugging Face answered, all arms in one batch: see `compare_with_reference`.
+
+    Raises:
+        EngineError: an arm does not answer as in Hugging Face.
+    """
+    from vllm import SamplingParams, TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
+    reference = json.loads(Path(file).read_text("utf-8"))
+    found: dict[str, list[Any]] = {name: [None] * len(asked) for name, asked in reference["questions"]["arms"].items()}
+    for name, asked in reference["questions"]["arms"].items():
+        for place, one in enumerate(asked):
+            arm = one["arm"]
+            prompt = TokensPrompt(prompt_token_ids=one["token_ids"])
+            if arm:
+                prompt["cache_salt"] = hash_json(arm)
+            parameters = SamplingParams(
+                temperature=0,
+                max_tokens=ARM_TOKENS,
+                logprobs=0,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                extra_args={PLUGIN: arm} if arm else None,
+            )
+            engine.add_request(f"{name} {place}", prompt, parameters)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                name, _, place = output.request_id.rpartition(" ")
+                tokens = [int(token) for token in output.outputs[0].token_ids]
+                likely = [step[token].logprob for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
+                found[name][int(place)] = {"tokens": tokens, "logprobs": likely}
+    kept = sum(engine.collective_rpc("mless_check_rows"))
+    agreement = {**compare_with_reference(found, reference), "kept_bytes": kept}
+    if wrong := [name for name, row in agreement["agreements"].items() if row[name] < agreement["prompts"][name]]:
+        told = ", ".join(
+            f"{name} {agreement['agreements'][name][name]} of {agreement['prompts'][name]}" for name in wrong
+        )
+        raise EngineError(f"vLLM does not answer as Hugging Face under interventions. Prompts that agree: {told}.")
+    return agreement
+
+
+def distance(ours: Mapping[str, Sequence[Any]], theirs: Mapping[str, Sequence[Any]], bound: float) -> float:
+    """The largest difference of a log-probability of two greedy answers, up to the first near-tie of the second.
+
+    Infinite where they go apart without one.
+    """
+    furthest = 0.0
+    columns = (ours["tokens"], theirs["tokens"], ours["logprobs"], theirs["logprobs"], theirs["leads"])
+    for token, other, one, two, lead in zip(*columns, strict=True):
+        if token != other:
+            return furthest if lead <= bound else math.inf
+        furthest = max(furthest, abs(one - two))
+    return furthest
+
+
+def compare_with_reference(
+    found: Mapping[str, Sequence[Mapping[str, Any]]], reference: Mapping[str, Any]
+) -> dict[str, Any]:
+    """How an engine's answers agree with Hugging Face's.
+
+    Args:
+        found: By arm the engine's answers: `tokens` and `logprobs`.
+        reference: What `ask_reference` wrote.
+
+    Returns:
+        `prompts` of each arm, `bound`, `largest`: the largest difference of a log-probability of an arm from its own
+        reference, and `agreements`: by arm, of how many prompts the answer is that of each arm's reference.
+    """
+    bound, theirs = LOGPROB_BOUND[reference["questions"]["dtype"] in FULL_PRECISION], reference["answers"]
+    apart = {
+        name: {other: [distance(*pair, bound) for pair in zip(answers, theirs[other], strict=True)] for other in theirs}
+        for name, answers in found.items()
+    }
+    return {
+        "prompts": {name: len(answers) for name, answers in found.items()},
+        "bound": bound,
+        "largest": max(one for name in apart for one in apart[name][name]),
+        "agreements": {
+            name: {other: sum(one <= bound for one in several) for other, several in row.items()}
+            for name, row in apart.items()
+        },
+        "near_zero": reference["near_zero"],
+    }
+
+
+def describe_agreement(agreement: Mapping[str, Any] | None) -> list[str]:
+    """What a run prints of the check: how close it is, and which arms it cannot tell apart. None: there was none."""
+    if not agreement:
+        return []
+    matrix, prompts = agreement["agreements"], agreement["prompts"]
+    alike = sorted({tuple(sorted((a, b))) for a, row in matrix.items() for b in row if a != b and row[b] == prompts[a]})
+    most = max(prompts.values())
+    lines = [
+        f"{len(matrix)} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: log-probabilities differ "
+        f"by {agreement['largest']:.1g} at most."
+    ]
+    return lines + [f"these prompts do not tell {a} from {b}" for a, b in alike]

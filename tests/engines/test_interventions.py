@@ -1,0 +1,382 @@
+"""Interventions: their arithmetic, what they do in Hugging Face, and that vLLM does the same."""
+
+import json
+import math
+import os
+import subprocess
+
+import pytest
+import torch
+import yaml
+from torch.nn.functional import scaled_dot_product_attention
+
+from harness import load_run
+from harness.display.table_pages import make_table
+from harness.engines.interventions import checks, worker
+from harness.engines.interventions.arithmetic import add_gap, attend, change_activations, draw, redistribute
+from harness.engines.interventions.checks import (
+    ask_reference,
+    describe_agreement,
+    distance,
+    opened_layers,
+    refuse_interventions,
+    refuse_to_open,
+)
+from harness.engines.lifetime import INTERVENTIONS
+from harness.engines.vllm import VLLMEngine
+from harness.errors import ConfigError, EngineError
+from harness.experiment.config import RunConfig
+from harness.experiment.interventions import CELLS
+from harness.experiment.plan import make_plan, make_requests, sample_key
+from tests.engines.test_faults import MLESS, samples, wait_for
+from tests.make import TOY_DATA, TOY_MODEL
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
+
+ON = {"kind": "filler", "layers": [0], "start": 3, "size": 5, "scale": True, "bias": True}
+FACTOR = 0.3
+
+
+def heads(tokens, keys, seed=0):
+    made = torch.Generator().manual_seed(seed)
+    shapes = ((1, tokens, 6, 8), (1, keys, 2, 8), (1, keys, 2, 8))
+    return [torch.randn(shape, generator=made) for shape in shapes]
+
+
+def plain(query, key, value):
+    queries, keys, values = (one.transpose(1, 2) for one in (query, key, value))
+    made = scaled_dot_product_attention(queries, keys, values, scale=FACTOR, is_causal=True, enable_gqa=True)
+    return made.transpose(1, 2)
+
+
+def switched(query, key, value, at=None, **switches):
+    at = torch.arange(query.shape[1])[None] if at is None else at
+    return attend(query, key, value, FACTOR, at, [{**ON, **switches}])
+
+
+def test_with_all_switches_on_it_is_plain_attention_for_a_prompt_and_for_one_token():
+    query, key, value = heads(12, 12)
+    torch.testing.assert_close(switched(query, key, value), plain(query, key, value), atol=1e-6, rtol=0)
+    last = switched(query[:, -1:], key, value, torch.tensor([[11]]))
+    torch.testing.assert_close(last, plain(query, key, value)[:, -1:], atol=1e-6, rtol=0)
+
+
+def test_scale_and_bias_are_the_two_parts_of_attention_beside_a_filler():
+    query, key, value = heads(12, 12)
+    whole, original = switched(query, key, value), switched(query, key, value, scale=False, bias=False)
+    scaled, added = switched(query, key, value, bias=False), switched(query, key, value, scale=False)
+    torch.testing.assert_close(whole - scaled, added - original, atol=1e-6, rtol=0)
+    without = [torch.cat([one[:, :3], one[:, 8:]], 1) for one in (query, key, value)]
+    torch.testing.assert_close(original[:, 8:], plain(*without)[:, 3:], atol=1e-6, rtol=0)
+    torch.testing.assert_close(original[:, :8], whole[:, :8]), "queries before the filler's end are as they were"
+    ratio = (scaled / original)[:, 8:].flatten(3)
+    torch.testing.assert_close(ratio.amin(-1), ratio.amax(-1), atol=1e-4, rtol=0), "one number for each head and token"
+
+
+def test_a_phantom_is_the_filler_for_all_later_tokens_in_one_batch_with_others():
+    query, key, value = heads(12, 12)
+    absent = [torch.cat([one[:, :3], one[:, 8:]], 1) for one in (query, key, value)]
+    phantoms = [torch.cat([one, whole[:, 3:8]], 1) for one, whole in zip(absent[1:], (key, value), strict=True)]
+    arm = {**ON, "phantom": [7] * 5}
+    made = attend(absent[0], *phantoms, FACTOR, torch.arange(7)[None], [arm], 5)
+    torch.testing.assert_close(made[:, 3:], switched(query, key, value)[:, 8:], atol=1e-6, rtol=0)
+    torch.testing.assert_close(made[:, :3], switched(query, key, value)[:, :3], atol=1e-6, rtol=0)
+    other = [torch.cat([one, torch.zeros(1, 5, *one.shape[2:])], 1) for one in absent[1:]]
+    both = [torch.cat(pair) for pair in zip((absent[0], *phantoms), (absent[0], *other), strict=True)]
+    mixed = attend(*both, FACTOR, torch.arange(7).repeat(2, 1), [arm, {**ON, "start": 99, "phantom": []}], 5)
+    (
+        torch.testing.assert_close(mixed[:1], made),
+        torch.testing.assert_close(mixed[1:], plain(*absent), atol=1e-6, rtol=0),
+    )
+
+
+def test_redistribution_moves_the_smallest_outward_and_its_shams_as_many_as_far():
+    a, positions = torch.nn.functional.silu(torch.randn(5, 200)), torch.arange(40, 45)
+    moved = redistribute(a, positions, 0.1, seed=0)
+    changed = moved != a
+    assert (changed.sum(-1) == 20).all() and (moved[changed].abs() >= 0).all()
+    assert (a.abs().masked_fill(~changed, 0).amax(-1) <= a.abs().masked_fill(changed, 9).amin(-1)).all()
+    assert ((moved * a)[changed] >= 0).all(), "the sign stays"
+    for sham in ("inward", "random"):
+        other = redistribute(a, positions, 0.1, sham=sham, seed=0)
+        assert ((other != a).sum(-1) == 20).all()
+        torch.testing.assert_close((other - a).norm(dim=-1), (moved - a).norm(dim=-1))
+    assert (redistribute(a, positions, 0.1, sham="random", seed=1) != other).any()
+    parts = torch.cat(
+        [redistribute(a[:2], positions[:2], 0.1, seed=0), redistribute(a[2:], positions[2:], 0.1, seed=0)]
+    )
+    assert (parts == moved).all(), "however the tokens are batched"
+    drawn = draw(torch.arange(300), 300, 0)
+    assert 0 <= drawn.min() and drawn.max() < 1 and abs(drawn.mean() - 0.5) < 0.01
+    assert torch.corrcoef(torch.stack([drawn[:-1].flatten(), drawn[1:].flatten()]))[0, 1].abs() < 0.02
+
+
+def test_positions_behind_an_absent_filler_are_moved():
+    assert add_gap(torch.arange(5), {**ON, "phantom": []}).tolist() == [0, 1, 2, 8, 9]
+    assert add_gap(torch.arange(5), ON).tolist() == [0, 1, 2, 3, 4]
+
+
+def config(conditions, **more):
+    arguments = {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 512, "enforce_eager": True}
+    model = {"arguments": {**arguments, **more.pop("arguments", {})}, **more.pop("model", {})}
+    values = {"name": "arms", "dataset": TOY_DATA, "layouts": ["raw"], "max_gen_toks": 8}
+    return RunConfig.model_validate({**values, **more, "model": model, "conditions": conditions})
+
+
+ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "share": 0.1}}
+
+
+def test_causes_are_the_seven_cells_beside_the_filler_and_every_request_has_a_key_of_its_own():
+    settings = config(["wo", "mless", {"causes": "mless", "layer": 1}, ARM])
+    assert [one.name for one in settings.conditions] == ["wo", "mless", *(f"mless-{cell}" for cell in CELLS), "arm"]
+    plan = make_plan(settings, limit=2)
+    requests = [*make_requests(plan, settings.resolve_sampling(None))]
+    assert len({sample_key(one, "") for one in requests}) == len(requests) == 2 * 10
+    assert {one.again for one in requests} == {0}, "an arm does not depend on whether wo is asked"
+    by = {one.task.removeprefix("demo_"): one for one in requests if one.problem_id == requests[0].problem_id}
+    assert by["mless-gap"].prompt_token_ids == by["mless-scale"].prompt_token_ids == by["wo"].prompt_token_ids
+    assert by["mless-masked"].prompt_token_ids == by["mless"].prompt_token_ids
+    gap, bias = by["mless-gap"].intervention, by["mless-bias"].intervention
+    size = len(by["mless"].prompt_token_ids) - len(by["wo"].prompt_token_ids)
+    assert gap["size"] == bias["size"] == size == len(bias["phantom"]) and gap["phantom"] == gap["layers"] == []
+    later = config(["wo", "mless", {"causes": "mless", "layers": "2-3"}])
+    assert [one.name for one in later.conditions[2:]] == [
+        "mless-2-3-masked",
+        "mless-2-3-no-scale",
+        "mless-2-3-no-bias",
+        "mless-gap",
+    ]
+    assert RunConfig.model_validate(later.as_written()) == later
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ([{"causes": "dots", "layer": 1}], "a condition with a filler"),
+        ([{"causes": "mless"}], "a condition with a filler"),
+        ([{**ARM, "intervention": {"kind": "filler", "layer": 1, "bias": False}}], "the condition has none"),
+        ([{**ARM, "intervention": {"kind": "redistribute", "layer": 0, "share": 0.1}}], "greater than or equal to 1"),
+        ([{**ARM, "intervention": {"kind": "redistribute", "layer": 1, "share": 2}}], "less than 1"),
+        ([{"name": "x", "unit": "/", "intervention": {"kind": "filler", "layer": 1}}], "that changes nothing"),
+        (
+            [{"name": "x", "unit": "/", "intervention": {"kind": "filler", "layer": 2, "elsewhere": False}}],
+            "need Layer 1",
+        ),
+    ],
+)
+def test_what_is_no_intervention_is_refused(conditions, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        config(["wo", *conditions])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"model": {"backend": "hf"}}, "needs backend vllm; it is hf"),
+        ({"arguments": {"kv_cache_dtype": "fp8"}}, "kv_cache_dtype is 'fp8': interventions cannot go with a cache"),
+        ({"arguments": {"pipeline_parallel_size": 2}}, "cannot go with pipeline parallel"),
+        ({"arguments": {"tensor_parallel_size": 2}}, "all units of a layer on one GPU"),
+        ({"arguments": {"batch_invariant": True}}, "cannot go with batch invariance"),
+    ],
+)
+def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(more, message):
+    settings = config(["wo", *more.pop("conditions", [ARM])], **more)
+    with pytest.raises(ConfigError, match=message):
+        refuse_interventions(settings)
+
+
+def test_a_layer_that_the_model_has_not_is_refused():
+    with pytest.raises(ConfigError, match=r"is in Layer 99, and the model has \d+"):
+        refuse_to_open({"pretrained": TOY_MODEL}, {"attention": [98], "activations": []})
+
+
+def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
+    problems = {"name": "x", "unit": "/", "placement": "each"}
+    shown = {"demonstrations": {"count": 2}, "answer": "line"}
+    with pytest.raises(Exception, match="one run of tokens whose removal leaves the baseline's"):
+        make_plan(config(["wo", problems, {"causes": "x", "layer": 1}], dataset={"make": "products"}, **shown), limit=2)
+
+
+def test_answers_agree_until_a_near_tie_and_arms_that_are_alike_are_named():
+    ours = {"tokens": [1, 2, 3], "logprobs": [-0.1, -0.2, -0.3]}
+    theirs = {**ours, "leads": [1, 1e-4, 1]}
+    assert distance(ours, theirs, 1e-3) == 0
+    assert distance(ours, {**theirs, "logprobs": [-0.1, -0.2, -0.35]}, 1e-3) == pytest.approx(0.05)
+    assert distance(ours, {**theirs, "tokens": [1, 4, 9], "logprobs": [-0.1, -0.2, -7]}, 1e-3) == 0, "a near-tie"
+    assert distance(ours, {**theirs, "tokens": [1, 2, 4]}, 1e-3) == math.inf
+    matrix = {"a": {"a": 8, "b": 8, "c": 0}, "b": {"a": 8, "b": 8, "c": 0}, "c": {"a": 0, "b": 1, "c": 8}}
+    said = describe_agreement({"agreements": matrix, "prompts": dict.fromkeys("abc", 8), "largest": 2e-5})
+    assert said == [
+        "3 arms answer as in Hugging Face, 8 prompts each: log-probabilities differ by 2e-05 at most.",
+        "these prompts do not tell a from b",
+    ]
+
+
+def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_hash(monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    given = {"compilation_config": {"level": 3}}
+    checks.open_layers(given, {"attention": [0], "activations": [2]})
+    assert given["compilation_config"]["splitting_ops"][-1] == checks.OPERATION
+    assert "vllm::unified_attention_with_output" in given["compilation_config"]["splitting_ops"]
+    assert given["compilation_config"]["cudagraph_mode"] == "PIECEWISE" and given["compilation_config"]["level"] == 3
+    assert given["additional_config"] == {"mless": {"attention": [0], "activations": [2]}}
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+
+
+@pytest.fixture(scope="module")
+def reference():
+    from harness.engines.interventions.reference import Reference
+
+    return Reference(TOY_MODEL, "float32", [0])
+
+
+def test_a_phantom_is_the_filler_that_no_other_layer_sees(reference):
+    settings = config(["wo", "mless", {"causes": "mless", "layer": 1}])
+    requests = {
+        one.task.removeprefix("demo_"): one
+        for one in make_requests(make_plan(settings, limit=1), settings.resolve_sampling(None))
+    }
+    whole, count = requests["mless"], reference.model.config.num_hidden_layers
+    for cell, switches in (
+        ("layer-1", None),
+        ("scale", {"scale": True, "bias": False}),
+        ("bias", {"scale": False, "bias": True}),
+    ):
+        absent = reference.answer(requests[f"mless-{cell}"].prompt_token_ids, requests[f"mless-{cell}"].intervention)
+        span = {name: requests["mless-masked"].intervention[name] for name in ("kind", "start", "size")}
+        hidden = {**span, "layers": [*range(count)], "scale": False, "bias": False, "first": switches}
+        own = reference._attention
+
+        def attention(module, *given, own=own, hidden=hidden, **more):
+            first = module.layer_idx == 0
+            reference._arm = (
+                {
+                    **hidden,
+                    **(hidden["first"] or {}),
+                    "layers": [] if first and not hidden["first"] else hidden["layers"],
+                }
+                if first
+                else hidden
+            )
+            return own(module, *given, **more)
+
+        from transformers import AttentionInterface
+
+        AttentionInterface.register("mless_interventions", attention)
+        try:
+            there = reference.answer(whole.prompt_token_ids, hidden)
+        finally:
+            AttentionInterface.register("mless_interventions", own)
+        assert absent["tokens"] == there["tokens"], cell
+        assert absent["logprobs"] == pytest.approx(there["logprobs"], abs=1e-4), cell
+
+
+def test_a_function_of_the_users_own_changes_activations(tmp_path):
+    file = tmp_path / "halve.py"
+    file.write_text("def change(activations, positions, factor):\n    return activations * factor\n")
+    arm = {"kind": "function", "file": str(file), "arguments": {"factor": 0.5}}
+    assert change_activations(torch.ones(2, 3), torch.arange(2), arm).tolist() == [[0.5] * 3] * 2
+
+
+FIRST = {"name": "first", "unit": "/", "placement": "before_system"}
+ARMS = ["wo", FIRST, {"causes": "first", "layer": 1}, {"causes": "first", "layers": "4-10"}, ARM]
+ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "inward"}})
+
+
+def real(**more):
+    """SmolLM2 on products, under 14 conditions."""
+    problems = {"dataset": {"make": "products"}, "answer": "line", "demonstrations": {"count": 2}}
+    return config(ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems, **more)
+
+
+@pytest.fixture(scope="session")
+def run(mless, smollm2, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("arms")
+    file = folder / "arms.yaml"
+    file.write_text(yaml.safe_dump(real().as_written()))
+    return mless("run", str(file), "--limit", "1", "--quiet", "-o", str(folder / "run")), folder / "run"
+
+
+@pytest.mark.engine
+def test_a_run_with_arms_answers_as_hugging_face_does(run):
+    done, folder = run
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "14 arms answer as in Hugging Face, 1 prompt each" in done.stderr
+    facts = json.loads((folder / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
+    matrix = facts["agreements"]
+    assert all(matrix[name][name] == 1 for name in matrix) and facts["largest"] < 1e-3
+    alike = {one for name in matrix for one in matrix if one != name and matrix[name][one] == 1}
+    assert alike == {"wo", "first-gap"}, "a filler that stands first moves all positions by as much"
+    near = {name: shares["0"] for name, shares in facts["near_zero"].items()}
+    assert near["arm"] < 0.01 < near["first-scale"] < near["wo"] < near["first-bias"]
+    assert len(load_run(folder)) == 14
+
+
+@pytest.mark.engine
+def test_the_table_takes_the_filler_apart_and_the_probe_refuses_its_arms(run, mless, tmp_path):
+    page = make_table([str(run[1])])
+    assert "What of a filler counts" in page and "elsewhere x scale" in page and "Layer 4" in page
+    refused = mless("probe", str(run[1]), "--conditions", "first,first-gap", "-o", str(tmp_path / "x.traces"))
+    assert refused.returncode == 2 and "changes the model under first-gap, which the probe does not" in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def asked(smollm2, tmp_path_factory):
+    """The reference of eight prompts of each arm, and the engine arguments that name it."""
+    settings = real()
+    plan = make_plan(settings, limit=8)
+    folder, requests = tmp_path_factory.mktemp("arms"), [*make_requests(plan, settings.resolve_sampling(None))]
+    file = ask_reference(plan, requests, folder)
+    written = file.stat().st_mtime_ns
+    assert ask_reference(plan, requests, folder).stat().st_mtime_ns == written, "asked once"
+    return settings.model_arguments() | {"interventions": {"layers": opened_layers(settings), "reference": str(file)}}
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [{"enforce_eager": False}, {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}]
+)
+def test_compiled_and_in_chunks_every_arm_is_hugging_faces(asked, more):
+    engine = VLLMEngine({**asked, **more}, sampled=False)
+    try:
+        found = engine.facts()["interventions"]
+        assert all(found["agreements"][name][name] == 8 for name in found["agreements"]) and found["largest"] < 1e-3
+    finally:
+        engine.close()
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(asked, monkeypatch):
+    monkeypatch.setattr(checks, "hash_json", lambda arm: "one for all")
+    with pytest.raises(EngineError, match="does not answer as Hugging Face under interventions"):
+        VLLMEngine(asked, sampled=False)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
+def test_a_hook_that_is_skipped_ends_the_run(asked, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # so that the worker's hook can be taken out here
+    worker.install_at_load()
+    monkeypatch.setenv(INTERVENTIONS, json.dumps(asked["interventions"]["layers"]))
+    monkeypatch.setattr(worker.Arms, "change_rows", lambda *_: None)
+    with pytest.raises((EngineError, RuntimeError), match=r"an intervention was made on \d+ of \d+ rows"):
+        VLLMEngine(asked, sampled=False)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_killed_run_with_arms_goes_on(mless, tmp_path):
+    file, folder = tmp_path / "arms.yaml", tmp_path / "run"
+    arms = ["wo", "mless", {"causes": "mless", "layer": 1}, {"causes": "mless", "layers": "2-3"}, ARM]
+    file.write_text(yaml.safe_dump(config(arms, max_gen_toks=100).as_written()))
+    process = subprocess.Popen([MLESS, "run", str(file), "--limit", "60", "--quiet", "-o", str(folder)])
+    wait_for(process, folder, 20)
+    process.kill()
+    process.wait()
+    before = samples(folder)
+    done = mless("run", str(file), "--limit", "60", "--quiet", "-o", str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(load_run(folder)) == 60 * 13 and before < 60 * 13
