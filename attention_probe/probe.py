@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from attention_probe.measure.measure_prompts import Record, measure_group
+from attention_probe.measure.record_in_engine import EngineModel, record_in_engine
 from attention_probe.model.load_first_layers import LoadedModel, load_model
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize, without_gap
 from attention_probe.self_check import self_check
@@ -44,9 +45,10 @@ class ProbeSettings:
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
         device: `cpu`, `cuda`, ...
+        engine: Whether vLLM's engine records, instead of Hugging Face.
 
     Raises:
-        ConfigError: a decomposition over completions.
+        ConfigError: a decomposition over completions, or what an engine does not record.
     """
 
     model: str | None = None
@@ -55,8 +57,13 @@ class ProbeSettings:
     record: Record = field(default_factory=Record)
     dtype: Dtype = "float32"
     device: str = "cpu"
+    engine: bool = False
 
     def __post_init__(self) -> None:
+        if self.engine and self.record != Record():
+            raise ConfigError(
+                "--engine records curves and masses of prompts: leave out --decompose, --queries, --activations."
+            )
         if self.record.completion and self.record.decompose:
             raise ConfigError("--decompose compares the same queries, and those of --queries completion differ.")
 
@@ -67,12 +74,13 @@ class ProbeSettings:
             ConfigError: a condition or the baseline is not in the source, or the source does not record where its
                 filler stands.
         """
-        usual = [name for name in source.conditions if not yardstick(name)]
+        usual = [name for name in source.conditions if not yardstick(name) and name not in source.changed]
         usual += [f"{STUDIED}{GAP}"] if STUDIED in usual and not self.record.completion else []
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
         made_of = {name: without_gap(name, source.conditions) for name in conditions}
         absent = ", ".join(name for name, base in made_of.items() if base not in source.conditions)
         hidden = ", ".join(name for name, base in made_of.items() if base in source.filled_answers)
+        changed = ", ".join(name for name, base in made_of.items() if base in source.changed)
         unmarked = any(not prompt.segments for one in source.problems for prompt in one.prompts.values())
         for bad, what in (
             (absent, f"has no condition {absent}: expected one of {list_first(source.conditions, 6)}"),
@@ -80,6 +88,7 @@ class ProbeSettings:
                 hidden,
                 f"does not record where in the answer the filler of {hidden} stands: leave it out of --conditions",
             ),
+            (changed, f"changes the model under {changed}, which the probe does not: leave it out of --conditions"),
             (
                 unmarked,
                 "does not record where fillers stand: expected a run, or logs that `mless tasks --wrap` made",
@@ -94,6 +103,13 @@ class ProbeSettings:
         if self.model is None:
             raise ConfigError("Nothing says which model is probed. Name the model with --model.")
         return load_tokenizer(models.resolve_model(self.model))
+
+    def describe_model(self) -> EngineModel:
+        """The model that vLLM will load."""
+        from transformers import AutoConfig
+
+        name = models.resolve_model(str(self.model))
+        return EngineModel(name=name, config=AutoConfig.from_pretrained(name).get_text_config(), layers=self.layers)
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The layers asked, to compute in this type."""
@@ -135,18 +151,20 @@ def run_probe(
         for problem in problems
     }
     every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
-    loaded = settings.load_model(settings.dtype)
-    context = getattr(loaded.model.config, "max_position_embeddings", None)
+    loaded = settings.describe_model() if settings.engine else settings.load_model(settings.dtype)
+    context = getattr(loaded.config, "max_position_embeddings", None)
     for prompt in every:
         if context is not None and len(prompt) > context:
             raise PromptMismatchError(
                 f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} tokens; {loaded.name} has "
                 f"a context of {context}."
             )
-    token_ids = torch.from_numpy(np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64))
-    loaded.keep_embeddings(token_ids)
-    exact = None if settings.dtype == "float32" else settings.load_model("float32")
-    checks = self_check(loaded, prompts, settings.record, exact)
+    checks: Mapping[str, Any] = {"notices": ["recorded in vLLM's engine"]}
+    if isinstance(loaded, LoadedModel):
+        token_ids = np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64)
+        loaded.keep_embeddings(torch.from_numpy(token_ids))
+        exact = None if settings.dtype == "float32" else settings.load_model("float32")
+        checks = self_check(loaded, prompts, settings.record, exact)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
         for prompt in every:
@@ -157,15 +175,26 @@ def run_probe(
         ]
         done = len(prompts) - len(missing)
         advance(done, len(prompts))
-        for group in _groups([prompts[name] for name in missing]):
-            for by_condition, measured in zip(group, measure_group(loaded, group, settings.record), strict=True):
-                for condition, prompt in by_condition.items():
-                    if not traces.has(prompt.problem_id, condition):
-                        found = measured[condition] | {"cluster": clusters[prompt.problem_id]}
-                        traces.append(_trace(chosen[prompt.problem_id], prompt, found))
-            done += len(group)
+        for name, measured in _measure(loaded, {name: prompts[name] for name in missing}, settings):
+            for condition, prompt in prompts[name].items():
+                if not traces.has(name, condition):
+                    found = measured[condition] | {"cluster": clusters[name]}
+                    traces.append(_trace(chosen[name], prompt, found))
+            done += 1
             advance(done, len(prompts))
     return receipt
+
+
+def _measure(
+    loaded: LoadedModel | EngineModel, prompts: Mapping[str, Mapping[str, TokenizedPrompt]], settings: ProbeSettings
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What is measured of each problem, by condition."""
+    if isinstance(loaded, EngineModel):
+        yield from record_in_engine(loaded, prompts, settings.dtype) if prompts else ()
+        return
+    for group in _groups(prompts.values()):
+        for by_condition, measured in zip(group, measure_group(loaded, group, settings.record), strict=True):
+            yield next(iter(by_condition.values())).problem_id, measured
 
 
 def keep_freed_memory() -> None:
@@ -216,7 +245,9 @@ def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Mapping[str
     return Trace(**of_problem, **of_prompt, **found, prompt_sha256=prompt.sha256, original_pos=prompt.original_pos)
 
 
-def _header(loaded: LoadedModel, source: Source, selection: Selection, settings: ProbeSettings) -> TraceHeader:
+def _header(
+    loaded: LoadedModel | EngineModel, source: Source, selection: Selection, settings: ProbeSettings
+) -> TraceHeader:
     record = asdict(settings.record)
     options = {name: value for name, value in record.items() if name != "completion"}
     # where each filler merges other tokens, fewer are common to more; nobody has checked the prompts of other tasks

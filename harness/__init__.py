@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 PLACES = {
+    "attention": "engines.attention",
     "RunConfig": "experiment.config",
     "load_config": "experiment.config",
     "grade": "grading",
