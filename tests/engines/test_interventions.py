@@ -298,24 +298,19 @@ def run(mless, smollm2, tmp_path_factory):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_a_run_with_arms_answers_as_hugging_face_does(run):
     done, folder = run
     assert done.returncode == 0, done.stderr[-3000:]
     assert "14 arms answer as in Hugging Face, 1 prompt each" in done.stderr
-    facts = json.loads((folder / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
-    matrix = facts["agreements"]
-    assert all(matrix[name][name] == 1 for name in matrix) and facts["largest"] < 1e-3
-    alike = {one for name in matrix for one in matrix if one != name and matrix[name][one] == 1}
-    assert alike == {"wo", "first-gap"}, "a filler that stands first moves all positions by as much"
-    near = {name: shares["0"] for name, shares in facts["near_zero"].items()}
-    assert near["arm"] < 0.01 < near["first-scale"] < near["wo"] < near["first-bias"]
     assert len(load_run(folder)) == 14
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_the_table_takes_the_filler_apart_and_the_probe_refuses_its_arms(run, mless, tmp_path):
     page = make_table([str(run[1])])
-    assert "What of a filler counts" in page and "elsewhere x scale" in page and "Layer 4" in page
+    assert "What of a filler counts" in page and "4-10" in page and "Layer 4" in page
     refused = mless("probe", str(run[1]), "--conditions", "first,first-gap", "-o", str(tmp_path / "x.traces"))
     assert refused.returncode == 2 and "changes the model under first-gap, which the probe does not" in refused.stderr
 

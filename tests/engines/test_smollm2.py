@@ -12,6 +12,7 @@ import pytest
 
 import harness
 from attention_probe.traces import AttentionTraces
+from harness.display.table_pages import make_table
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.folder import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
@@ -24,15 +25,20 @@ pytestmark = pytest.mark.engine
 
 ASKED = ["wo", "mless", "mless-first"]
 COMMAND = ("run", str(ROOT / "configs/runs/products.yaml"), "--conditions", ",".join(ASKED), "--quiet", "--limit")
+FIRST = {"name": "mless-first", "unit": "/", "placement": "before_system"}
+REDISTRIBUTED = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "share": 0.1}}
+ARMS = ["wo", "mless", FIRST, {"causes": "mless-first", "layer": 1}, REDISTRIBUTED]
 FOUR = ("--limit", "4", "--apply_chat_template", "--log_samples", "--gen_kwargs", "max_gen_toks=40")
 
 
 @pytest.fixture(scope="session")
 def run(mless, smollm2, tmp_path_factory):
-    """A product with three draws of examples under three conditions: 9 samples."""
+    """A product with three draws of examples under three conditions and eight with an intervention: 33 samples."""
     folder = tmp_path_factory.mktemp("smollm2") / "run"
-    done = mless(*COMMAND, "1", "-o", str(folder))
+    arms = ("--set", f"conditions={json.dumps(ARMS)}", "--set", "model.arguments.kv_cache_memory_bytes=1073741824")
+    done = mless(*COMMAND[:2], *arms, "--quiet", "--limit", "1", "-o", str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "11 arms answer as in Hugging Face, 1 prompt each" in done.stderr
     return folder
 
 
@@ -49,11 +55,13 @@ def whole_model(smollm2):
 
 def completions(folder):
     frame = harness.load_run(folder).sort_values(["condition", "problem_id", "sample_index"])
+    frame = frame[frame["condition"].isin(ASKED)]
     return frame[["condition", "problem_id", "sample_index", "verdict", "completion"]].to_numpy().tolist()
 
 
 def test_a_short_run_has_the_answers_of_the_committed_example(run):
-    ours = harness.load_run(run).set_index("prompt_token_sha256")["completion"]
+    frame = harness.load_run(run)
+    ours = frame[frame["condition"].isin(ASKED)].set_index("prompt_token_sha256")["completion"]
     known = harness.load_run(EXAMPLE).set_index("prompt_token_sha256")["completion"]
     assert len(ours) == 9 and (ours == known[ours.index]).sum() >= 8, "the same prompts, the same greedy answers"
 
@@ -104,6 +112,18 @@ def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
         done = mless(*command)
         assert done.returncode == 0, done.stderr[-3000:]
     assert "SmolLM2-135M-Instruct" in (tmp_path / "report.html").read_text()
+
+
+def test_its_arms_are_told_apart_and_taken_apart(run):
+    facts = json.loads((run / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
+    matrix = facts["agreements"]
+    assert all(matrix[name][name] == 1 for name in matrix) and facts["largest"] < 1e-3
+    alike = {one for name in matrix for one in matrix if one != name and matrix[name][one]}
+    assert alike == {"wo", "mless-first-gap"}, "a filler that stands first moves all positions by as much"
+    near = {name: shares["0"] for name, shares in facts["near_zero"].items()}
+    assert near["arm"] < 0.01 < near["mless-first-scale"] < near["wo"] < near["mless-first-bias"]
+    page = make_table([str(run)])
+    assert "What of a filler counts" in page and "elsewhere x scale" in page and "Activations near zero" in page
 
 
 @pytest.mark.slow
