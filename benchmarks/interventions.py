@@ -45,7 +45,7 @@ def measure(folder: Path, small: bool) -> Figures:
     for one in make_requests(plan, settings.resolve_sampling(None)):
         asked.setdefault(plan.arms[one.task].condition.name, []).append(one)
     reference = ask_reference(plan, [one for several in asked.values() for one in several], folder)
-    hooks = {"interventions": {"layers": opened_layers(settings), "reference": str(reference)}}
+    hooks = {"interventions": {"layers": opened_layers(settings), "reference": reference}}
     rounds = 1 if small else ROUNDS
     bare = time_conditions(settings.model_arguments(), {"wo": asked["wo"]}, rounds)["wo"]
     found = time_conditions(settings.model_arguments() | hooks, {name: asked[name] for name in ("wo", *SHOWN)}, rounds)

@@ -258,8 +258,8 @@ def _generate_and_grade(
             if any((layers := opened_layers(plan.config)).values()):
                 print("mless: Hugging Face answers the first prompts of every arm", file=sys.stderr, flush=True)
                 with progress_bar("reference") as advance:
-                    file = ask_reference(plan, requests.values(), folder.path, advance)
-                arguments["interventions"] = {"layers": layers, "reference": str(file)}
+                    reference = ask_reference(plan, requests.values(), folder.path, advance)
+                arguments["interventions"] = {"layers": layers, "reference": reference}
             with library_log(log), ExitStack() as opened:
                 with loading(log):
                     backend = opened.enter_context(

@@ -321,10 +321,11 @@ def asked(smollm2, tmp_path_factory):
     settings = real()
     plan = make_plan(settings, limit=8)
     folder, requests = tmp_path_factory.mktemp("arms"), [*make_requests(plan, settings.resolve_sampling(None))]
-    file = ask_reference(plan, requests, folder)
-    written = file.stat().st_mtime_ns
-    assert ask_reference(plan, requests, folder).stat().st_mtime_ns == written, "asked once"
-    return settings.model_arguments() | {"interventions": {"layers": opened_layers(settings), "reference": str(file)}}
+    reference = ask_reference(plan, requests, folder)
+    written = (folder / checks.REFERENCE).stat().st_mtime_ns
+    assert ask_reference(plan, requests, folder) == reference
+    assert (folder / checks.REFERENCE).stat().st_mtime_ns == written, "asked once"
+    return settings.model_arguments() | {"interventions": {"layers": opened_layers(settings), "reference": reference}}
 
 
 @pytest.mark.engine

@@ -111,7 +111,7 @@ def ask_reference(
     requests: Iterable[Request],
     folder: Path,
     advance: Callable[[int, int], None] = lambda done, total: None,
-) -> Path:
+) -> dict[str, Any]:
     """Have Hugging Face answer the first prompts of every arm, unless the folder has its answers.
 
     Args:
@@ -121,7 +121,7 @@ def ask_reference(
         advance: Is told how many arms are answered, and how many there are.
 
     Returns:
-        The file with questions and answers.
+        Questions and answers, plain values, which the folder keeps.
 
     Raises:
         ConfigError: as `refuse_to_open`.
@@ -130,8 +130,9 @@ def ask_reference(
     file, asked, written = (folder / f"{name}{REFERENCE}" for name in ("", "asked-", "answered-"))
     refuse_to_open(plan.config.model_arguments(), opened_layers(plan.config))
     questions = _questions(plan, requests)
-    if file.exists() and json.loads(file.read_text("utf-8"))["questions"] == questions:
-        return file
+    known: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    if known.get("questions") == questions:
+        return known
     asked.write_text(json.dumps(questions), encoding="utf-8")
     command = [sys.executable, "-m", "harness.engines.interventions.reference", str(asked), str(written)]
     said = ""
@@ -143,10 +144,11 @@ def ask_reference(
                 said = line.strip() or said
     if process.returncode:
         raise ModelError(f"Hugging Face cannot answer under the interventions: {said}")
-    asked.write_text(json.dumps({"questions": questions, **json.loads(written.read_text("utf-8"))}), encoding="utf-8")
+    known = {"questions": questions, **json.loads(written.read_text("utf-8"))}
+    asked.write_text(json.dumps(known), encoding="utf-8")
     asked.replace(file)
     written.unlink()
-    return file
+    return known
 
 
 def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def open_layers(given: dict[str, Any], layers: dict[str, list[int]]) -> dict[str
     return layers
 
 
-def check_engine(engine: Any, file: str) -> dict[str, Any]:
+def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
     """Have the engine answer what Hugging Face answered, all arms in one batch: see `compare_with_reference`.
 
     Raises:
@@ -213,7 +215,6 @@ def check_engine(engine: Any, file: str) -> dict[str, Any]:
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    reference = json.loads(Path(file).read_text("utf-8"))
     found: dict[str, list[Any]] = {name: [None] * len(asked) for name, asked in reference["questions"]["arms"].items()}
     for name, asked in reference["questions"]["arms"].items():
         for place, one in enumerate(asked):
