@@ -51,7 +51,7 @@ def attention(
     Args:
         model: A folder, a hub name, or `smollm2`.
         prompts: Texts, to which the tokenizer adds what it adds before any text, or token ids.
-        layers: Counted from 1.
+        layers: Counted from 1; they come back in ascending order.
         **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`.
 
     Returns:
@@ -65,10 +65,8 @@ def attention(
     from harness.experiment.tokenizer import encode, load_tokenizer
 
     name = models.resolve_model(model)
-    ids = [
-        list(encode(one, load_tokenizer(name))[0]) if isinstance(one, str) else [int(token) for token in one]
-        for one in prompts
-    ]
+    tokenizer = load_tokenizer(name)
+    ids = [list(encode(one, tokenizer)[0]) if isinstance(one, str) else list(map(int, one)) for one in prompts]
     with closing(open_recorder({"pretrained": name, **arguments}, layers)) as engine:
         every = {place: Asked(token_ids=one, sets=[[True] * len(one)] * 2) for place, one in enumerate(ids)}
         found = {place: means(sums, every[place])[:, 0] for place, sums in record(engine, every)}
@@ -85,7 +83,7 @@ def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | Literal[
     count = refuse_to_open(arguments, {"attention": asked, "activations": []})
     if any(layer < 0 for layer in asked):
         raise ConfigError(f"layers: expected numbers from 1, got {min(asked) + 1}.")
-    opened = {"layers": {"attention": sorted(asked or range(count)), "activations": []}}
+    opened = {"layers": {"attention": sorted({*(asked or range(count))}), "activations": []}}
     return VLLMEngine({**arguments, "interventions": opened}, sampled=False)
 
 

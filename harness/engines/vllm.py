@@ -23,7 +23,7 @@ from harness.engines.devices import RESERVED, gpu_driver, use_all_cores
 from harness.engines.interventions import checks
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.errors import ConfigError, EngineError, ModelError, list_near
-from harness.experiment.plan import Request, hash_json
+from harness.experiment.plan import Request
 from harness.experiment.tokenizer import decode_completion, fetch_repository
 
 FINISHED = ("stop", "length", "repetition")
@@ -174,8 +174,6 @@ class VLLMEngine:
                 self.submit(str(number), request)
                 running[str(number)] = request
             yield [(running.pop(done.request_id), done) for done in self.step()]
-        if self._agreement:
-            self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
 
     def submit(self, request_id: str, request: Request) -> None:
         """Give one request to the engine, under a number that no other in it has. For `step`; `stream` does both.
@@ -184,11 +182,7 @@ class VLLMEngine:
             EngineError: the engine process has died or hangs, or refuses the request.
         """
         assert request.prompt_token_ids, "the plan of a run with vLLM has the tokens of every prompt"
-        from vllm import TokensPrompt
-
-        prompt = TokensPrompt(prompt_token_ids=list(request.prompt_token_ids))
-        if request.intervention:  # else the states of other arms would be found in the cache
-            prompt["cache_salt"] = hash_json(request.intervention)
+        prompt = checks.salted_prompt(request.prompt_token_ids, request.intervention)
         parameters = sampling_parameters(request)
         if self._tokenizer and not request.sampling.stop:
             parameters.detokenize = False
@@ -197,11 +191,11 @@ class VLLMEngine:
 
     def submit_recorded(self, request_id: str, token_ids: Sequence[int], asked: Mapping[str, Any]) -> None:
         """Give the engine a prompt whose attention is recorded: see `attention.record`."""
-        from vllm import SamplingParams, TokensPrompt
+        from vllm import SamplingParams
 
         arm = {**asked, "layers": self._opened["attention"]}
+        prompt = checks.salted_prompt(token_ids, arm)
         parameters = SamplingParams(temperature=0, max_tokens=1, detokenize=False, extra_args={lifetime.PLUGIN: arm})
-        prompt = TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=f"record {request_id}")
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
     def take_attention(self, request_id: str) -> list[tuple[tuple[int, ...], bytes]]:
@@ -227,6 +221,8 @@ class VLLMEngine:
             if output.finished:
                 part.token_ids, part.text = ids, "".join(texts)
                 del self.so_far[int(output.request_id)], self._parts[output.request_id]
+        if self._opened and not self._engine.has_unfinished_requests():  # no further step would look at the last one
+            self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
         finished, self._aborted = read_outputs(outputs)
         return [self._decode(done) for done in finished]
 
@@ -382,10 +378,8 @@ def _prepare_environment() -> None:
 
 def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
-    absent = request.intervention and "phantom" in request.intervention
-    size = len(request.prompt_token_ids or ()) + (
-        request.intervention["size"] if request.intervention and absent else 0
-    )
+    change = request.intervention or {}
+    size = len(request.prompt_token_ids or ()) + (change["size"] if "phantom" in change else 0)
     if size + request.sampling.max_tokens > max_model_len:
         raise EngineError(
             f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with max_gen_toks "

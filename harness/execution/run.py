@@ -19,7 +19,7 @@ from typing import Any
 from harness.constants import PROMPT_VERSION, RUN_FORMAT
 from harness.display.progress import Progress, loading, progress_bar
 from harness.engines.devices import computes_bf16
-from harness.engines.interventions.checks import ask_reference, describe_agreement, opened_layers
+from harness.engines.interventions.checks import REFERENCE, ask_reference, describe_agreement, opened_layers
 from harness.engines.vllm import device_type
 from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
@@ -257,7 +257,7 @@ def _generate_and_grade(
             name, arguments, sampled = plan.config.model.backend, plan.config.model_arguments(), not sampling.greedy
             if any((layers := opened_layers(plan.config)).values()):
                 print("mless: Hugging Face answers the first prompts of every arm", file=sys.stderr, flush=True)
-                with progress_bar("reference") as advance:
+                with progress_bar("reference") as advance, clear_messages(folder.path / REFERENCE):
                     reference = ask_reference(plan, requests.values(), folder.path, advance)
                 arguments["interventions"] = {"layers": layers, "reference": reference}
             with library_log(log), ExitStack() as opened:

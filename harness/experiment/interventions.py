@@ -139,7 +139,8 @@ def expand_causes(entries: Iterable[Any], named: Mapping[str, Any]) -> list[Any]
             found.append(entry)
             continue
         name, layers = entry["causes"], _read_layers(entry.get("layers", entry.get("layer")))
-        if name not in known or not layers or entry.keys() - {"causes", "layer", "layers"}:
+        told = isinstance(layers, (list, tuple)) and layers and not entry.keys() - {"causes", "layer", "layers"}
+        if not told or not isinstance(name, str) or name not in known:
             raise ConfigError(f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}.")
         first = tuple(layers) == (1,)
         place = "" if first else f"{layers[0]}-{layers[-1]}-" if len(layers) > 1 else f"{layers[0]}-"
@@ -172,11 +173,15 @@ def resolve(
         filler: Where the filler's tokens are.
 
     Raises:
+        ConfigError: the file of a function cannot be read.
         PromptMismatchError: the filler is not one run of tokens without which the other prompt is left.
     """
     layers = change.numbers
     if isinstance(change, FunctionIntervention):
-        sha256 = hashlib.sha256(change.file.read_bytes()).hexdigest()
+        try:
+            sha256 = hashlib.sha256(change.file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ConfigError(f"{where}: the function's file {change.file}: {error.strerror}.") from None
         return {"kind": change.kind, "layers": layers, "file": str(change.file.resolve()), "sha256": sha256} | (
             {"arguments": change.arguments}
         )

@@ -80,7 +80,7 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[i
         raise ModelError(explain_hub_error(name, error)) from None
     last = max((layer for opened in layers.values() for layer in opened), default=0) + 1
     if last > found.num_hidden_layers:
-        raise ConfigError(f"An intervention is in Layer {last}, and the model has {found.num_hidden_layers}.")
+        raise ConfigError(f"What is asked for is in Layer {last}, and the model has {found.num_hidden_layers}.")
     with torch.device("meta"):
         decoder = getattr(AutoModelForCausalLM.from_config(found), "model", None)
     block = getattr(decoder, "layers", [None] * last)[last - 1]
@@ -177,7 +177,7 @@ def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
         "watched": sorted({one.intervention.numbers[0] for one in config.conditions if one.intervention}),
         "arms": {
             name: [
-                {"token_ids": one.prompt_token_ids, "arm": one.intervention, "question": behind[one.problem_id]}
+                {"token_ids": one.prompt_token_ids, "arm": one.intervention, "behind": behind[one.problem_id]}
                 for one in several
             ]
             for name, several in mine.items()
@@ -206,22 +206,29 @@ def open_layers(given: dict[str, Any], layers: dict[str, list[int]]) -> dict[str
     return layers
 
 
+def salted_prompt(token_ids: Sequence[int], arm: Mapping[str, Any] | None) -> Any:
+    """A prompt for vLLM. With an arm it has a salt: else its cache would give one arm the states of another."""
+    from vllm import TokensPrompt
+
+    prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+    if arm:
+        prompt["cache_salt"] = hash_json(arm)
+    return prompt
+
+
 def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
     """Have the engine answer what Hugging Face answered, all arms in one batch: see `compare_with_reference`.
 
     Raises:
         EngineError: an arm does not answer as in Hugging Face.
     """
-    from vllm import SamplingParams, TokensPrompt
+    from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     found: dict[str, list[Any]] = {name: [None] * len(asked) for name, asked in reference["questions"]["arms"].items()}
     for name, asked in reference["questions"]["arms"].items():
         for place, one in enumerate(asked):
             arm = one["arm"]
-            prompt = TokensPrompt(prompt_token_ids=one["token_ids"])
-            if arm:
-                prompt["cache_salt"] = hash_json(arm)
             parameters = SamplingParams(
                 temperature=0,
                 max_tokens=ARM_TOKENS,
@@ -231,7 +238,7 @@ def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 extra_args={PLUGIN: arm} if arm else None,
             )
-            engine.add_request(f"{name} {place}", prompt, parameters)
+            engine.add_request(f"{name} {place}", salted_prompt(one["token_ids"], arm), parameters)
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:

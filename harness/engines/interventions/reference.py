@@ -115,7 +115,7 @@ class _Activation(nn.Module):
 
 
 def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers of all arms, and the share of their question's activations that is near zero, by layer.
+    """The answers of all arms, and the share of activations near zero behind the filler, by layer.
 
     Args:
         questions: As of `checks.ask_reference`. The threshold of a layer is that of the first arm.
@@ -131,7 +131,7 @@ def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
         for prompt in prompts:
             answers[name].append(reference.answer(prompt["token_ids"], prompt["arm"]))
             for layer in watched:
-                kept[layer].append(reference.activations[layer][-prompt["question"] :].abs().float().cpu())
+                kept[layer].append(reference.activations[layer][-prompt["behind"] :].abs().float().cpu())
         sizes = {layer: torch.cat([one.flatten() for one in found]) for layer, found in kept.items()}
         for layer, size in sizes.items():
             thresholds.setdefault(layer, size.kthvalue(max(1, int(NEAR_ZERO_QUANTILE * len(size)))).values)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.interventions.arithmetic import add_gap, attend, change_activations
 from harness.engines.interventions.checks import OPERATION
@@ -160,16 +160,8 @@ class Arms:
         arms = [row.arm for row in group]
         if most := max(len(arm.get("phantom", ())) for arm in arms):
             ghosts = [self._phantom(layer, arm, key) for arm in arms]
-            key, value = (
-                torch.cat(
-                    [
-                        one,
-                        torch.stack([pad(ghost[which], (0, 0, 0, 0, 0, most - len(ghost[which]))) for ghost in ghosts]),
-                    ],
-                    1,
-                )
-                for which, one in enumerate((key, value))
-            )
+            padded = [pad_sequence(list(several), batch_first=True) for several in zip(*ghosts, strict=True)]
+            key, value = (torch.cat(pair, 1) for pair in zip((key, value), padded, strict=True))
         made = attend(query[rows], key, value, factor, at, arms, most)
         output[rows] = made.view(output[rows].shape).to(output.dtype)
         self.applied += rows.numel()
