@@ -104,13 +104,6 @@ class ProbeSettings:
             raise ConfigError("Nothing says which model is probed. Name the model with --model.")
         return load_tokenizer(models.resolve_model(self.model))
 
-    def describe_model(self) -> EngineModel:
-        """The model that vLLM will load."""
-        from transformers import AutoConfig
-
-        name = models.resolve_model(str(self.model))
-        return EngineModel(name=name, config=AutoConfig.from_pretrained(name).get_text_config(), layers=self.layers)
-
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The layers asked, to compute in this type."""
         return load_model(str(self.model), layers=self.layers, dtype=getattr(torch, dtype), device=self.device)
@@ -151,7 +144,9 @@ def run_probe(
         for problem in problems
     }
     every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
-    loaded = settings.describe_model() if settings.engine else settings.load_model(settings.dtype)
+    loaded = (
+        EngineModel.of(str(settings.model), settings.layers) if settings.engine else settings.load_model(settings.dtype)
+    )
     context = getattr(loaded.config, "max_position_embeddings", None)
     for prompt in every:
         if context is not None and len(prompt) > context:
@@ -165,8 +160,8 @@ def run_probe(
         loaded.keep_embeddings(torch.from_numpy(token_ids))
         exact = None if settings.dtype == "float32" else settings.load_model("float32")
         checks = self_check(loaded, prompts, settings.record, exact)
-    receipt = _receipt(source, selection, settings, tokenizer, checks)
-    with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
+    receipt = make_receipt(source, selection, settings, tokenizer, checks)
+    with AttentionTraces.create(path, make_header(loaded, source, selection, settings), receipt=receipt) as traces:
         for prompt in every:
             if traces.has(prompt.problem_id, prompt.condition):
                 _refuse_other_record(traces, prompt, chosen[prompt.problem_id])
@@ -179,7 +174,7 @@ def run_probe(
             for condition, prompt in prompts[name].items():
                 if not traces.has(name, condition):
                     found = measured[condition] | {"cluster": clusters[name]}
-                    traces.append(_trace(chosen[name], prompt, found))
+                    traces.append(make_trace(chosen[name], prompt, found))
             done += 1
             advance(done, len(prompts))
     return receipt
@@ -239,15 +234,17 @@ def _groups(problems: Iterable[Mapping[str, TokenizedPrompt]]) -> Iterator[list[
         yield group
 
 
-def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Mapping[str, Any]) -> Trace:
+def make_trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Mapping[str, Any]) -> Trace:
+    """The record of one prompt of a chosen problem, with what was measured."""
     of_problem = {name: getattr(problem, name) for name in ("problem_id", "subject", "level", "outcome", "control")}
     of_prompt = {name: getattr(prompt, name) for name in ("condition", "tokens", "filler_span", "token_ids", "roles")}
     return Trace(**of_problem, **of_prompt, **found, prompt_sha256=prompt.sha256, original_pos=prompt.original_pos)
 
 
-def _header(
+def make_header(
     loaded: LoadedModel | EngineModel, source: Source, selection: Selection, settings: ProbeSettings
 ) -> TraceHeader:
+    """What all records of a folder share."""
     record = asdict(settings.record)
     options = {name: value for name, value in record.items() if name != "completion"}
     # where each filler merges other tokens, fewer are common to more; nobody has checked the prompts of other tasks
@@ -268,9 +265,10 @@ def _header(
     )
 
 
-def _receipt(
+def make_receipt(
     source: Source, selection: Selection, settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase, checks: Any
 ) -> dict[str, Any]:
+    """What a folder of traces tells of its making."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings),

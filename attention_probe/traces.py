@@ -20,10 +20,10 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from attention_probe.layers_and_heads import count_from_one
 from attention_probe.measure.definitions import ARRAYS, MEASURES
 from harness.constants import TRACES_FORMAT
 from harness.errors import ConfigError, JournalError
+from harness.layers_and_heads import count_from_one
 from harness.runs.journal import differences
 
 if TYPE_CHECKING:

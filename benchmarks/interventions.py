@@ -1,8 +1,8 @@
-"""What interventions cost: the same prompts with and without hooks in the model, and under each kind of intervention.
+"""What interventions and recording cost: the same prompts with and without hooks, and under each intervention.
 
 SmolLM2 answers products with up to 64 tokens each, all prompts of a condition at once. Seconds are those of an engine
 that has loaded; prompts are computed anew each time. One engine has no hooks; the other one's are in Layers 1 and 4 to
-10, as in configs/runs/causes.yaml. The conditions take turns.
+10, as in configs/runs/causes.yaml; a third records attention in all layers, of every prompt. The conditions take turns.
 
     python -m benchmarks.interventions [--small]
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, row
 from benchmarks.runs import run_benchmark, say
+from harness.constants import QUERY_SETS
 from harness.engines.interventions.checks import ask_reference, opened_layers
 from harness.engines.vllm import VLLMEngine
 from harness.experiment.config import RunConfig
@@ -49,15 +51,24 @@ def measure(folder: Path, small: bool) -> Figures:
     rounds = 1 if small else ROUNDS
     bare = time_conditions(settings.model_arguments(), {"wo": asked["wo"]}, rounds)["wo"]
     found = time_conditions(settings.model_arguments() | hooks, {name: asked[name] for name in ("wo", *SHOWN)}, rounds)
+    plain = {"64 tokens each": asked["mless"], "prompts alone": [_one_token(one) for one in asked["mless"]]}
+    both = plain | {f"{name}, recorded": [_recorded(one) for one in several] for name, several in plain.items()}
+    all_layers = {"interventions": {"layers": {"attention": [], "activations": [], "recorded": "all"}}}
+    recorded = time_conditions(settings.model_arguments() | all_layers, both, rounds)
     rows = [
         row("wo, nothing installed", _said(bare)),
         row("wo, hooks that nobody uses", _said(found["wo"]), ratio=_ratio(found["wo"], bare)),
     ]
     for name in SHOWN:
         rows.append(row(name, _said(found[name]), ratio=_ratio(found[name], found["wo"])))
+    for name in plain:
+        without, with_it = recorded[name], recorded[f"{name}, recorded"]
+        rows.append(row(f"mless, {name}", _said(without)))
+        rows.append(row("  attention of all 30 layers recorded", _said(with_it), ratio=_ratio(with_it, without)))
     return {
         "title": "Interventions",
-        "what": f"{len(asked['wo'])} prompts of SmolLM2 in float32, at most {TOKENS} tokens each. Ratios are to `wo`.",
+        "what": f"{len(asked['wo'])} prompts of SmolLM2 in float32, at most {TOKENS} tokens each. "
+        "Ratios are to `wo`, of recording to the same prompts without it.",
         "rows": rows,
         "notes": [],
     }
@@ -79,6 +90,14 @@ def time_conditions(arguments: dict[str, Any], asked: dict[str, list[Request]], 
     finally:
         engine.close()
     return {name: seconds[1:] for name, seconds in found.items()}
+
+
+def _one_token(request: Request) -> Request:
+    return replace(request, sampling=replace(request.sampling, max_tokens=1))
+
+
+def _recorded(request: Request) -> Request:
+    return replace(request, record=[[1] * len(request.prompt_token_ids or ())] * QUERY_SETS)
 
 
 def _said(seconds: list[float]) -> str:

@@ -310,6 +310,10 @@ NEAR_ZERO_QUANTILE = 0.05
 """Near zero is what 5 percent of activations are without a filler: a share that a filler can lower or raise."""
 ARM_PROMPTS, ARM_TOKENS = 8, 8
 """Prompts of each arm that Hugging Face answers too, and tokens of each answer: a minute for 12 arms of SmolLM2."""
+QUERY_SETS = 3
+"""Sets of queries over which recorded attention is summed: all, those common to all conditions, the problem's."""
+WEIGHTS_AT_ONCE = 2**22
+"""Attention weights that are in memory at once while attention is recorded, six times as float32: 100 MB."""
 FULL_PRECISION = ("float32", "float64")
 """Types in which vLLM and Hugging Face differ by rounding alone."""
 LOGPROB_BOUND = {True: 1e-3, False: 0.2}

@@ -25,8 +25,8 @@ def figure(
     """
     from attention_probe.figures.config import load_figure_config
     from attention_probe.figures.from_traces import draw_traces
-    from attention_probe.layers_and_heads import parse_numbers
     from harness.display.progress import progress_bar
+    from harness.layers_and_heads import parse_numbers
 
     traces = source.is_dir()
     if overrides if traces else layers or heads:

@@ -30,12 +30,12 @@ def heads(
     from functools import partial
 
     from attention_probe.analysis.head_ranking import rank_heads
-    from attention_probe.layers_and_heads import split_words
     from attention_probe.traces import AttentionTraces
     from harness.analysis.leaderboard import records
     from harness.constants import HEADS_ALPHA
     from harness.display.table import Column, Table, render
     from harness.display.wording import number
+    from harness.layers_and_heads import split_words
 
     old, new = split_words(baseline), split_words(condition)
     with AttentionTraces.open(traces) as opened:

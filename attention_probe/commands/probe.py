@@ -65,12 +65,12 @@ def probe(
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
     from attention_probe.analysis.print_traces import describe_checks, summary
-    from attention_probe.layers_and_heads import parse_numbers, split_words
     from attention_probe.measure.measure_prompts import Record
     from attention_probe.probe import ProbeSettings, run_probe
     from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
     from attention_probe.traces import AttentionTraces
     from harness.display.progress import progress_bar
+    from harness.layers_and_heads import parse_numbers, split_words
 
     prompts = prompts_config(
         run=source,

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StrictInt, ValidationError, model_validator
 
-from attention_probe.layers_and_heads import parse_numbers
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.choose_problems import CHANGED, CHANGES
 from harness.constants import BASELINE, NEAR_ZERO_FACTORS, STUDIED, Definition, Shown
 from harness.display.figures.style import Look, looks
 from harness.display.wording import label
 from harness.errors import ConfigError
+from harness.layers_and_heads import parse_numbers
 from harness.models import label_model
 from harness.yaml_settings import Strict, explain, read_values
 
@@ -185,6 +185,7 @@ class FigureConfig(Strict):
         model: A hub id, a folder or `smollm2`.
         model_name: What titles call it.
         prompts: Which prompts are averaged.
+        traces: Draw what is in these instead, such as a run's own; nothing is measured.
         definition: Whose queries are averaged: `common` or `published`.
         y_label: The label of the vertical axis.
         exclude_first_token: Whether the first token is left out. By default for Llama and Gemma.
@@ -203,6 +204,7 @@ class FigureConfig(Strict):
     model: str | None = None
     model_name: str | None = None
     prompts: PromptsConfig
+    traces: Path | None = None
     definition: Definition = "common"
     y_label: str = "Average attention weight"
     exclude_first_token: bool | None = None
@@ -235,6 +237,7 @@ class FigureConfig(Strict):
             (not whole, f"kind: {self.kind} needs {'`heads` and `rows`' if curves else '`models`'}, and these only"),
             (other is not None, f"rows.{other}: y_limits: expected one pair or one for each head"),
             (unnamed is not None, f"heads.{unnamed}: needs `model`, here or for the whole figure"),
+            (self.traces and not curves, "traces: activations are measured, the engine does not record them"),
             (flip and not curves, "prompts: a figure of activations has no place for controls: expected no `flip`"),
             (
                 flip in (*CHANGES, CHANGED) and not self.prompts.controls,

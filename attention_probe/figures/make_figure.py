@@ -26,6 +26,8 @@ from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
 from attention_probe.traces import AttentionTraces
 from harness.display.figures.style import write_figure
+from harness.errors import ConfigError
+from harness.models import label_model
 
 
 def make_figure(
@@ -50,7 +52,12 @@ def make_figure(
 
     def measure(model: str | None, **what: Any) -> AttentionTraces:
         settings = ProbeSettings(model=model, conditions=config.conditions, device=device, **what)
-        traces = AttentionTraces.open(_measure(settings, config.prompts, folder / "traces", advance))
+        path = config.traces or _measure(settings, config.prompts, folder / "traces", advance)
+        traces = AttentionTraces.open(path)
+        if label_model(traces.header.model) != label_model(str(model)):
+            raise ConfigError(
+                f"{path}: traces of {traces.header.model}, and the figure is of {model}: --set model=NAME."
+            )
         sessions.append(traces.receipt)
         return traces
 

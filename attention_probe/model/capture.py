@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from attention_probe.layers_and_heads import count_from_one
 from attention_probe.model.attention_function import ATTENTION, switched_attention
 from attention_probe.model.attention_statistics import Capture, Done
 from harness.errors import ModelError
+from harness.layers_and_heads import count_from_one
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

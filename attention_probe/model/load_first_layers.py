@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 from transformers.utils import cached_file
 
-from attention_probe.layers_and_heads import count_from_one
 from attention_probe.model.attention_function import quiet
 from harness import models
 from harness.constants import FINGERPRINT_VALUES
 from harness.errors import ConfigError, HarnessError, ModelError, explain_hub_error, list_first
 from harness.experiment.tokenizer import refuse_missing_folder
+from harness.layers_and_heads import count_from_one
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -15,7 +15,7 @@ from harness.constants import Definition
 def report(
     runs: RunNames,
     traces: Annotated[
-        list[Path] | None, typer.Option(help="A folder of traces of these runs' prompts; repeatable.")
+        list[Path] | None, typer.Option(help="Traces of these runs' prompts; repeatable; default: what they recorded.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
     caps: Caps = None,
@@ -29,11 +29,13 @@ def report(
     """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
     from harness.display.report.page import write_report
     from harness.execution.regrade import grade_at_caps
+    from harness.runs.folder import RECORDED
     from harness.runs.read import locate
 
     (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
     chosen = head and list(dict.fromkeys(head))
-    curves = [reader.load()(path, layer=layer, heads=chosen, definition=definition) for path in traces or ()]
+    shown = traces or [path for path in (Path(run) / RECORDED for run in runs) if path.is_dir()]
+    curves = [reader.load()(path, layer=layer, heads=chosen, definition=definition) for path in shown]
     budgets = grade_at_caps(runs, read_caps(caps)) if caps else None
     given: dict[str, Any] = {"baseline": baseline, "margin": margin, "metric": metric}
     size = write_report(locate(runs), output, attention=curves, budgets=budgets, **given)

@@ -23,6 +23,10 @@ def run(
     conditions: Annotated[str | None, typer.Option(metavar="wo,mless", help="Only these of the study's.")] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", help="The most tokens of a completion.")] = None,
     samples: Annotated[int | None, typer.Option(metavar="N", help="Ask each prompt N times.")] = None,
+    record: Annotated[
+        str | None,
+        typer.Option("--record-attention", metavar="1-3|all", help="Keep attention of these layers as traces."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Run folder; default: the config's `output`/`name`.")
@@ -53,6 +57,7 @@ def run(
     changed: dict[str, object] = {"max_gen_toks": max_tokens, "samples_per_problem": samples}
     changed["dataset"] = dataset if dataset in (None, "math500") else {"path": dataset}
     changed["conditions"] = conditions and conditions.replace(" ", "").split(",")
+    changed["record"] = record and {"attention": record}
     own = [f"{key}={json.dumps(value)}" for key, value in changed.items() if value is not None] + (overrides or [])
     settings = config_of_model(str(model), own) if config is None else load_config(config, own)
     wanted = check_backend(settings, engines)

@@ -105,6 +105,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     if changed := [one.name for one in config.conditions if one.intervention]:
         yield f"inside    {len(changed)} conditions change the model; {ARM_PROMPTS} prompts of each check it"
+    if config.record:
+        layers = config.record.attention
+        told = "all layers" if layers == "all" else f"Layers {list_first([*map(str, layers)], 9)}"
+        yield f"records   attention in {told}, of the first sample of each prompt"
     known = [
         length * config.samples_each * plan.replicates(arm) for arm in plan.arms.values() for length in arm.lengths
     ]

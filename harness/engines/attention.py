@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,24 +17,10 @@ from harness import models
 from harness.engines.interventions.checks import refuse_to_open
 from harness.engines.vllm import VLLMEngine
 from harness.errors import ConfigError
+from harness.experiment.plan import Request
+from harness.experiment.sampling import Sampling
 
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A prompt whose attention is recorded.
-
-    Attributes:
-        token_ids: The prompt.
-        sets: Sets of queries, each a bool for every token. Of all but the last those queries count that stand after a
-            key; of the last all that see it.
-        gap: From which position on all positions are moved, and by how much; None for none.
-    """
-
-    token_ids: Sequence[int]
-    sets: Sequence[Sequence[bool]]
-    gap: tuple[int, int] | None = None
 
 
 def attention(
@@ -60,16 +45,16 @@ def attention(
 
     Raises:
         ConfigError: no such layer, or the model's attention cannot be opened (sliding windows, sinks, soft caps).
-        ModelError: the model cannot be loaded.
+        ModelError: the model cannot be loaded, or what is recorded does not fit into memory.
     """
     from harness.experiment.tokenizer import encode, load_tokenizer
 
     name = models.resolve_model(model)
     tokenizer = load_tokenizer(name)
     ids = [list(encode(one, tokenizer)[0]) if isinstance(one, str) else list(map(int, one)) for one in prompts]
+    every = {place: recorded_prompt(one, [[1] * len(one)] * 2) for place, one in enumerate(ids)}
     with closing(open_recorder({"pretrained": name, **arguments}, layers)) as engine:
-        every = {place: Asked(token_ids=one, sets=[[True] * len(one)] * 2) for place, one in enumerate(ids)}
-        found = {place: means(sums, every[place])[:, 0] for place, sums in record(engine, every)}
+        found = {place: means(sums, every[place].record)[:, 0] for place, sums in record(engine, every)}
     return [found[place] for place in range(len(ids))]
 
 
@@ -79,44 +64,52 @@ def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | Literal[
     Raises:
         ConfigError, ModelError: as `attention`.
     """
-    asked = [] if layers == "all" else [layer - 1 for layer in layers]
-    count = refuse_to_open(arguments, {"attention": asked, "activations": []})
-    if any(layer < 0 for layer in asked):
-        raise ConfigError(f"layers: expected numbers from 1, got {min(asked) + 1}.")
-    opened = {"layers": {"attention": sorted({*(asked or range(count))}), "activations": []}}
-    return VLLMEngine({**arguments, "interventions": opened}, sampled=False)
+    recorded = layers if layers == "all" else sorted({layer - 1 for layer in layers})
+    if recorded != "all" and min(recorded, default=0) < 0:
+        raise ConfigError(f"layers: expected numbers from 1, got {min(recorded) + 1}.")
+    opened = {"attention": [], "activations": [], "recorded": recorded}
+    refuse_to_open(arguments, opened)
+    return VLLMEngine({**arguments, "interventions": {"layers": opened}}, sampled=False)
 
 
-def record(engine: VLLMEngine, prompts: Mapping[Any, Asked]) -> Iterator[tuple[Any, Floats]]:
-    """The sums of each prompt [layer, set, head, key], as it is finished.
+def recorded_prompt(
+    token_ids: Sequence[int], sets: Sequence[Sequence[int]], intervention: Mapping[str, Any] | None = None
+) -> Request:
+    """A request for the attention of a prompt and for no answer; `sets` as of `Request.record`."""
+    return Request(
+        task="",
+        problem_id="",
+        prompt="",
+        prompt_token_ids=tuple(token_ids),
+        prompt_sha256="",
+        prompt_token_sha256=None,
+        sampling=Sampling(max_tokens=1),
+        intervention=intervention,
+        record=sets,
+    )
+
+
+def record(engine: VLLMEngine, prompts: Mapping[Any, Request]) -> Iterator[tuple[Any, Floats]]:
+    """The sums [layer, set, head, key] of each prompt, as it is finished.
 
     Args:
         engine: As `open_recorder` gives it.
-        prompts: By what each is told apart by.
+        prompts: As `recorded_prompt` gives them, by what each is told apart by.
 
     Raises:
         EngineError: the engine died, or a hook was skipped.
     """
-    names = {str(number): name for number, name in enumerate(prompts)}
-    for number, name in names.items():
-        one = prompts[name]
-        gap = {} if one.gap is None else {"start": one.gap[0], "size": one.gap[1], "phantom": []}
-        sets = [[int(query) for query in each] for each in one.sets]
-        engine.submit_recorded(number, list(one.token_ids), {"kind": "record", "name": number, "sets": sets, **gap})
-    left = set(names)
-    while left:
-        for done in engine.step():
-            left.remove(done.request_id)
-            parts = [
-                np.frombuffer(data, np.float32).reshape(shape) for shape, data in engine.take_attention(done.request_id)
-            ]
-            yield names[done.request_id], np.concatenate(parts, axis=2)  # each rank has some of the heads
+    names = {id(request): name for name, request in prompts.items()}
+    for finished in engine.stream(list(prompts.values())):
+        for request, done in finished:
+            assert done.attention is not None  # asked
+            yield names[id(request)], done.attention
 
 
-def means(sums: Floats, asked: Asked) -> Floats:
+def means(sums: Floats, sets: Sequence[Sequence[int]] | None) -> Floats:
     """The mean weight [layer, set, head, key] over the queries of each set but the last; NaN where there is none."""
-    sets = np.array(asked.sets, dtype=np.float32)[:-1]
-    later = np.cumsum(sets[:, ::-1], axis=1)[:, ::-1] - sets
+    queries = np.array(sets, dtype=np.float32)[:-1]
+    later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries
     with np.errstate(invalid="ignore", divide="ignore"):
         found: Floats = (sums[:, :-1] / later[None, :, None]).astype(np.float32)
     return found

@@ -37,6 +37,8 @@ INTERVENTIONS = "MLESS_INTERVENTIONS"
 
 PLUGIN, OPENER = "mless", "mless-interventions"
 """The names of `die_with_parent` and `interventions.install` in the entry-point group."""
+RECORD = "mless-record"
+"""In a request's `extra_args` beside its intervention, which is under PLUGIN: the queries whose attention is summed."""
 
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 """A value for vLLM's engine argument `worker_extension_cls`."""
@@ -109,6 +111,8 @@ class WorkerFacts:
             "triton_f32_default": lambda: os.environ.get("TRITON_F32_DEFAULT"),
             "batch_invariant": lambda: bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
         }
+        if arms := getattr(self, "mless_arms", None):
+            facts["recording_bytes"] = lambda: arms.recording_bytes
         return {name: known(fact) for name, fact in facts.items()}
 
     def mless_check_rows(self) -> int:

@@ -13,9 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from harness import constants
 from harness.engines import lifetime
@@ -65,6 +69,7 @@ class Finished:
         request_id: The engine's name of the request; empty for other backends.
         finish_reason: `stop` (end of text or stop string) or `length`; `repetition` if vLLM was asked to look for it;
             None where the backend does not say.
+        attention: Of a recorded prompt the sums of attention [layer, set, head, key]: see `Request.record`.
     """
 
     text: str
@@ -72,6 +77,7 @@ class Finished:
     token_ids: Sequence[int] | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
+    attention: NDArray[np.float32] | None = None
 
 
 class VLLMEngine:
@@ -148,6 +154,8 @@ class VLLMEngine:
         tokenizer = self._engine.get_tokenizer()
         self._tokenizer = tokenizer if tokenizer is not None and getattr(tokenizer, "is_fast", False) else None
         self._undecoded: dict[str, Sequence[int]] = {}
+        self._recorded: set[str] = set()
+        self._numbers = count()
         self._parts: dict[str, tuple[list[int], list[str]]] = {}
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
@@ -182,27 +190,15 @@ class VLLMEngine:
             EngineError: the engine process has died or hangs, or refuses the request.
         """
         assert request.prompt_token_ids, "the plan of a run with vLLM has the tokens of every prompt"
-        prompt = checks.salted_prompt(request.prompt_token_ids, request.intervention)
-        parameters = sampling_parameters(request)
+        if request.record:
+            self._recorded.add(request_id)
+        own = f"recorded {next(self._numbers)}" if request.record else ""
+        prompt = checks.salted_prompt(request.prompt_token_ids, request.intervention, own)
+        parameters = sampling_parameters(request, request_id)
         if self._tokenizer and not request.sampling.stop:
             parameters.detokenize = False
             self._undecoded[request_id] = request.prompt_token_ids
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
-
-    def submit_recorded(self, request_id: str, token_ids: Sequence[int], asked: Mapping[str, Any]) -> None:
-        """Give the engine a prompt whose attention is recorded: see `attention.record`."""
-        from vllm import SamplingParams
-
-        arm = {**asked, "layers": self._opened["attention"]}
-        prompt = checks.salted_prompt(token_ids, arm)
-        parameters = SamplingParams(temperature=0, max_tokens=1, detokenize=False, extra_args={lifetime.PLUGIN: arm})
-        self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
-
-    def take_attention(self, request_id: str) -> list[tuple[tuple[int, ...], bytes]]:
-        """What each rank recorded of a finished prompt: a shape, and numbers in float32."""
-        call = partial(self._engine.collective_rpc, "mless_take_attention", args=(request_id,))
-        found: list[tuple[tuple[int, ...], bytes]] = self._calls.call(call)
-        return found
 
     def step(self) -> list[Finished]:
         """Have the engine do one step; return the completions that it finished.
@@ -224,7 +220,16 @@ class VLLMEngine:
         if self._opened and not self._engine.has_unfinished_requests():  # no further step would look at the last one
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
         finished, self._aborted = read_outputs(outputs)
-        return [self._decode(done) for done in finished]
+        return [self._take_attention(self._decode(done)) for done in finished]
+
+    def _take_attention(self, done: Finished) -> Finished:
+        """Add what was recorded of a finished prompt; each rank has some of the heads."""
+        if done.request_id not in self._recorded:
+            return done
+        self._recorded.remove(done.request_id)
+        take = partial(self._engine.collective_rpc, "mless_take_attention", args=(done.request_id,))
+        parts = [np.frombuffer(data, np.float32).reshape(shape) for shape, data in self._calls.call(take)]
+        return replace(done, attention=np.concatenate(parts, axis=2))
 
     def _decode(self, done: Finished) -> Finished:
         """Decode a finished completion as a whole, which is cheaper than vLLM's decoding of each token as it comes."""
@@ -404,16 +409,19 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Finished], bool]:
     return finished, len(finished) < len(ended)
 
 
-def sampling_parameters(request: Request) -> Any:
+def sampling_parameters(request: Request, request_id: str) -> Any:
     """One request's parameters as vLLM's SamplingParams."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    extra: dict[str, Any] = {lifetime.PLUGIN: dict(request.intervention)} if request.intervention else {}
+    if request.record:
+        extra[lifetime.RECORD] = {"name": request_id, "sets": request.record}
     return SamplingParams(
         **request.sampling.vllm(),
         seed=request.seed,
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
-        extra_args={lifetime.PLUGIN: dict(request.intervention)} if request.intervention else None,
+        extra_args=extra or None,
         output_kind=RequestOutputKind.DELTA,  # of cumulative ones vLLM sends one at every token
     )

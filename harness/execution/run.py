@@ -10,16 +10,23 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from harness.constants import PROMPT_VERSION, RUN_FORMAT
 from harness.display.progress import Progress, loading, progress_bar
 from harness.engines.devices import computes_bf16
-from harness.engines.interventions.checks import REFERENCE, ask_reference, describe_agreement, opened_layers
+from harness.engines.interventions.checks import (
+    REFERENCE,
+    ask_reference,
+    describe_agreement,
+    opened_layers,
+    refuse_to_open,
+)
 from harness.engines.vllm import device_type
 from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
@@ -32,6 +39,7 @@ from harness.runs.folder import (
     JOURNAL,
     PROMPTS,
     RECEIPT,
+    RECORDED,
     SCORES,
     RunFolder,
     changes,
@@ -256,16 +264,23 @@ def _generate_and_grade(
             started = time.monotonic()
             name, arguments, sampled = plan.config.model.backend, plan.config.model_arguments(), not sampling.greedy
             if any((layers := opened_layers(plan.config)).values()):
+                refuse_to_open(arguments, layers)
+                arguments["interventions"] = {"layers": layers}
+            if any(one.intervention for one in plan.config.conditions):
                 print("mless: Hugging Face answers the first prompts of every arm", file=sys.stderr, flush=True)
                 with progress_bar("reference") as advance, clear_messages(folder.path / REFERENCE):
                     reference = ask_reference(plan, requests.values(), folder.path, advance)
-                arguments["interventions"] = {"layers": layers, "reference": reference}
+                arguments["interventions"]["reference"] = reference
             with library_log(log), ExitStack() as opened:
                 with loading(log):
                     backend = opened.enter_context(
                         open_backend(name, arguments, sampled=sampled, engines=engines, most=len(missing), log=log)
                     )
                     facts = backend.facts()  # which waits for the first of several engines
+                recorder, asked = None, missing
+                if plan.config.record:
+                    recorder = opened.enter_context(closing(_open_recorder(plan, folder.path, facts)))
+                    asked = [recorder.ask(request) for request in missing]
                 for line in describe_agreement(facts.get("interventions")):
                     print(f"mless: {line}", file=sys.stderr, flush=True)
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
@@ -277,8 +292,10 @@ def _generate_and_grade(
                 ]
                 with progress:
                     started = time.monotonic()
-                    for finished in backend.stream(missing):
+                    for finished in backend.stream(asked):
                         for request, done in finished:
+                            if recorder and done.attention is not None:
+                                recorder.keep(request, done.attention)
                             tokens, reason = done.completion_tokens, done.finish_reason
                             key = sample_key(request, setting)
                             ids = done.token_ids
@@ -299,6 +316,13 @@ def _generate_and_grade(
         show(scorer.finish())
     folder.note(TIMING, timing)
     return True
+
+
+def _open_recorder(plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Any:
+    """What keeps attention that the engine records: the probe's, which this package must not import."""
+    (entry,) = entry_points(group="mless.trace_recorders")
+    with clear_messages(folder / RECORDED):
+        return entry.load()(plan, folder / RECORDED, facts["dtype"])
 
 
 def _session(plan: Plan) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from harness.experiment.conditions import (
     under_wording,
 )
 from harness.experiment.demonstrations import Demonstrations
-from harness.experiment.interventions import expand_causes
+from harness.experiment.interventions import Layers, expand_causes
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
@@ -123,6 +123,18 @@ class AcrossConfig(Strict):
     """Texts, a file with one a line, or how many of the harmless rewordings."""
 
 
+class RecordConfig(Strict):
+    """What the engine records of prompts while it answers them."""
+
+    attention: Literal["all"] | Layers = Field(union_mode="left_to_right")
+    """In which layers: numbers from 1, `1-3`, a list, or `all`. The folder `attention` of a run has it."""
+
+    @property
+    def numbers(self) -> list[int] | Literal["all"]:
+        """The layers, counted from 0."""
+        return "all" if self.attention == "all" else sorted({layer - 1 for layer in self.attention})
+
+
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
 
 
@@ -171,6 +183,8 @@ class RunConfig(Strict):
     """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
+    record: RecordConfig | None = None
+    """What is recorded of the first sample of each prompt: `{attention: 1-3}`, a list or `all`. See docs/probe.md."""
     audit: bool = True
     """Whether other graders judge each completion too."""
     output: Path = Path("results")
@@ -245,6 +259,10 @@ class RunConfig(Strict):
             ),
             (needs_baseline and baseline not in names, f"conditions: {listed} lack the baseline {baseline}"),
             (begun and self.model.templates_itself, f"{', '.join(begun)} begins the answer, which a chat API forbids"),
+            (
+                self.record and BASELINE not in names,
+                f"record: tokens are told by their place in the prompt of {BASELINE}, which is not asked",
+            ),
             (not self.model.name, "model.arguments: expected `pretrained`, or `model` for an API backend"),
         ):
             if bad:
@@ -333,7 +351,7 @@ class RunConfig(Strict):
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
         # runs that were begun before these came have none
-        off = ("baseline", "across", "filler_null", "positive_control", "demonstrations")
+        off = ("baseline", "across", "filler_null", "positive_control", "demonstrations", "record")
         values = {
             name: value
             for name, value in self.as_written().items()

@@ -13,8 +13,8 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -22,21 +22,18 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError, PromptMismatchError
+from harness.layers_and_heads import parse_numbers
 from harness.yaml_settings import Strict
 
 Resolved = Mapping[str, Any]
 """An intervention on one prompt, plain values: layers count from 0, and tokens are named by their place."""
 
 
-def _read_layers(given: Any) -> Any:
-    """`1`, `4-10` or a list, as a tuple."""
-    if isinstance(given, str) and (found := re.fullmatch(r"(\d+)-(\d+)", given.strip())):
-        return tuple(range(int(found[1]), int(found[2]) + 1))
-    return (given,) if isinstance(given, int) else given
+Layers = Annotated[tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, where="layers"))]
 
 
 class _Layered(Strict):
-    layers: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_read_layers)] = Field(min_length=1)
+    layers: Layers
     """The layers, counted from 1: a number, `4-10`, or a list. `layer` is the same."""
 
     @model_validator(mode="before")
@@ -138,11 +135,11 @@ def expand_causes(entries: Iterable[Any], named: Mapping[str, Any]) -> list[Any]
         if not (isinstance(entry, dict) and "causes" in entry):
             found.append(entry)
             continue
-        name, layers = entry["causes"], _read_layers(entry.get("layers", entry.get("layer")))
-        told = isinstance(layers, (list, tuple)) and layers and not entry.keys() - {"causes", "layer", "layers"}
+        name, layers = entry["causes"], parse_numbers(entry.get("layers", entry.get("layer")), "layers")
+        told = layers and not entry.keys() - {"causes", "layer", "layers"}
         if not told or not isinstance(name, str) or name not in known:
             raise ConfigError(f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}.")
-        first = tuple(layers) == (1,)
+        first = layers == (1,)
         place = "" if first else f"{layers[0]}-{layers[-1]}-" if len(layers) > 1 else f"{layers[0]}-"
         for cell, (elsewhere, scale, bias) in CELLS.items():
             if elsewhere or cell == "gap" or first:

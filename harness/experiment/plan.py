@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -160,6 +160,8 @@ class Request:
         prompt_token_sha256: Hash of the token ids; None where they are not known.
         sampling: The parameters in force.
         intervention: What is done to the model while it generates, such as a change of its attention; None for nothing.
+        record: Of a prompt whose attention is recorded, sets of queries over which it is summed: 1 for each token of
+            the set, 0 for others. In the last set a query's attention to its own token counts too.
         turns: The messages, for a backend that takes no templated text (a chat API); None for all others.
     """
 
@@ -175,6 +177,7 @@ class Request:
     prompt_token_sha256: str | None
     sampling: Sampling
     intervention: Mapping[str, Any] | None = None
+    record: Sequence[Sequence[int]] | None = None
     turns: tuple[dict[str, str], ...] | None = None
 
 

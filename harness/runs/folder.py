@@ -46,6 +46,8 @@ from harness.runs.records import (
 )
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
+RECORDED = "attention"
+"""In a run's folder: traces that its engine recorded."""
 
 
 class RunFolder:

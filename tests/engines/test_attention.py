@@ -1,20 +1,27 @@
 """Attention that the engine records is that of Hugging Face."""
 
 import json
+import os
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import harness
 from attention_probe.traces import AttentionTraces
-from harness.engines.attention import Asked, means
+from harness.engines.attention import means, open_recorder, record, recorded_prompt
+from harness.engines.interventions import worker
+from harness.engines.lifetime import INTERVENTIONS
 from harness.errors import ConfigError
+from harness.experiment.sampling import Sampling
 from harness.runs.folder import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
-from tests.make import EXAMPLE
+from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
 
@@ -52,24 +59,104 @@ def test_traces_of_the_engine_are_those_of_the_probe(both, mless):
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [None, 64, 128])
-def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budget, tmp_path):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    prompts = [np.array(row["ids"]) for row in read_some(40)]
+@pytest.mark.parametrize(("budget", "ranks"), [(None, 1), (64, 1), (128, 1), (None, 3)])
+def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budget, ranks, tmp_path):
+    prompts = [row["ids"] for row in read_some(40)]
     chunks = {} if budget is None else {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
-    common = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, **chunks}
-    given = tmp_path / "prompts.json"
-    given.write_text(json.dumps([one.tolist() for one in prompts]))
-    # in a process of its own, as a script has it
-    subprocess.run([sys.executable, "-c", SCRIPT, str(given), json.dumps(common)], check=True)
-    found = [part for _, part in sorted(np.load(given.with_suffix(".npz")).items(), key=lambda item: int(item[0]))]
+    found = in_a_script(tmp_path, "smollm2", prompts, tensor_parallel_size=ranks, **chunks)
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager").eval()
     for token_ids, ours in zip(prompts, found, strict=True):
-        theirs = column_means(eager(model, token_ids)[0], np.arange(len(token_ids)))
+        theirs = column_means(eager(model, np.array(token_ids))[0], np.arange(len(token_ids)))
         assert ours.shape == (30, 9, len(token_ids)) == theirs.shape
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "mixtral", "phi3", "olmo2"])
+def test_other_architectures_are_those_of_eager_attention(kind, tmp_path):
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_local_experts": 4}
+    config = AutoConfig.for_model(kind, **shape, **heads, max_position_embeddings=512, pad_token_id=0)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    for weights in model.parameters():
+        weights.data *= 4 if weights.ndim == 2 else 1  # else all weights of attention are about the same
+    model.save_pretrained(tmp_path / kind)
+    AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path / kind)
+    token_ids = np.random.default_rng(0).integers(3, 500, 70)
+    (ours,) = in_a_script(tmp_path, str(tmp_path / kind), [token_ids.tolist()])
+    theirs = np.stack([one[0] for one in attentions(model, token_ids)])
+    theirs = column_means(theirs, np.arange(len(token_ids)))
+    assert np.nanmax(theirs) > 3 * np.nanmedian(theirs)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def attentions(model, token_ids):
+    with torch.inference_mode():
+        return [one.numpy() for one in model(torch.tensor(token_ids[None]), output_attentions=True).attentions]
+
+
+def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
+    """What `mless.attention` returns in a process of its own, as a script has it; three ranks share two cores."""
+    given = folder / "prompts.json"
+    arguments = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, **more}
+    arguments["tensor_parallel_size"] = tensor_parallel_size
+    given.write_text(json.dumps(prompts))
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1|1"} if tensor_parallel_size > 1 else {}
+    command = [sys.executable, "-c", SCRIPT, model, str(given), json.dumps(arguments)]
+    subprocess.run(command, check=True, env=os.environ | bound)
+    return [part for _, part in sorted(np.load(given.with_suffix(".npz")).items(), key=lambda item: int(item[0]))]
+
+
+def asked_of(lengths):
+    """Prompts of random tokens with all three sets of queries, and answers of some length."""
+    drawn = np.random.default_rng(0)
+    requests = []
+    for size in lengths:
+        sets = [[1] * size, *(drawn.integers(0, 2, size).tolist() for _ in range(2))]
+        one = recorded_prompt(drawn.integers(100, 40_000, size).tolist(), sets)
+        requests.append(replace(one, sampling=Sampling(max_tokens=60, stop=("no such text",))))
+    return requests
+
+
+def sums_of(folder, requests, **more):
+    """What an engine in this process records, and the places at which preempted prompts came again."""
+    arguments = {"pretrained": str(folder), "dtype": "float32", "max_model_len": 512, "enforce_eager": True, **more}
+    again, own = [], worker.Arms._recording
+
+    def watched(arms, asked, at, count):
+        if asked and (known := arms._recordings.get(asked["name"])) and at < known.done:
+            again.append((at, known.done, len(known)))
+        return own(arms, asked, at, count)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv(INTERVENTIONS, json.dumps({"attention": [], "activations": [], "recorded": [0, 29]}))
+        patch.setattr(worker.Arms, "_recording", watched)
+        worker.install_at_load()
+        with closing(open_recorder(arguments, [1, 30])) as engine:
+            found = dict(record(engine, dict(enumerate(requests))))
+    return [found[place] for place in range(len(requests))], again
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
+@pytest.mark.parametrize(
+    ("lengths", "cut"), [((62, 62, 62, 62, 300, 120), True), ((150, 90, 200, 120, 60, 170), False)]
+)
+def test_a_preempted_prompt_is_added_up_once(lengths, cut, smollm2):
+    """Preempted in the middle of the prompt, and after it: it comes again in other chunks, partly from the cache."""
+    requests = asked_of(lengths)
+    alone, again = sums_of(smollm2, requests)
+    assert not again
+    short = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 20}
+    found, again = sums_of(smollm2, requests, **short)
+    assert any((done < size) == cut for _, done, size in again) and any(at for at, _, _ in again), again
+    for ours, theirs in zip(found, alone, strict=True):
+        assert ours.shape == theirs.shape == (2, 3, 9, theirs.shape[3])
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)  # sums over up to 200 queries
 
 
 SCRIPT = """
@@ -77,15 +164,13 @@ import json, sys
 import numpy as np
 import mless
 if __name__ == "__main__":
-    found = mless.attention("smollm2", json.load(open(sys.argv[1])), **json.loads(sys.argv[2]))
-    np.savez(sys.argv[1].replace(".json", ".npz"), **{str(place): one for place, one in enumerate(found)})
+    found = mless.attention(sys.argv[1], json.load(open(sys.argv[2])), **json.loads(sys.argv[3]))
+    np.savez(sys.argv[2].replace(".json", ".npz"), **{str(place): one for place, one in enumerate(found)})
 """
 
 
 def read_some(count):
     """Prompts of the example with their tokens, of all lengths that it has."""
-    from transformers import AutoTokenizer
-
     from harness.models import fetch_smollm2
 
     tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
@@ -94,7 +179,7 @@ def read_some(count):
 
 
 def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
-    asked = Asked(token_ids=[1, 2, 3], sets=[[True] * 3, [True, False, True], [False, True, True]])
+    asked = [[1, 1, 1], [1, 0, 1], [0, 1, 1]]
     sums = np.ones((1, 3, 1, 3), np.float32)
     sums[..., -1] = 0
     assert json.dumps(means(sums, asked)[0, :, 0].tolist()) == "[[0.5, 1.0, NaN], [1.0, 1.0, NaN]]"
@@ -106,6 +191,18 @@ def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
 def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm2, layers, message):
     with pytest.raises(ConfigError, match=message):
         harness.attention("smollm2", [[1, 2]], layers)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_before_the_run_begins(smollm2, mless, tmp_path):
+    small = ("--set", "model.arguments.kv_cache_memory_bytes=60000000", "--conditions", "wo")
+    asked = ("run", str(ROOT / "configs/runs/products.yaml"), *small, "--limit", "1", "--record-attention", "all")
+    done = mless(*asked, "--quiet", "-o", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert (
+        "attention recorded in 30 layers takes up to 0.1" in done.stderr and "of 0.06 GiB for the cache" in done.stderr
+    )
 
 
 def test_what_an_engine_does_not_record_is_named(mless):

@@ -122,6 +122,7 @@ def config(conditions, **more):
     return RunConfig.model_validate({**values, **more, "model": model, "conditions": conditions})
 
 
+RECORD = {"record": {"attention": "1-2"}}
 ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "share": 0.1}}
 
 
@@ -153,9 +154,10 @@ def test_causes_are_the_seven_cells_beside_the_filler_and_every_request_has_a_ke
     [
         ([{"causes": "dots", "layer": 1}], "a condition with a filler"),
         ([{"causes": "mless"}], "a condition with a filler"),
-        ([{"causes": ["mless"], "layers": "4-x"}], "a condition with a filler"),
+        ([{"causes": ["mless"], "layers": "4"}], "a condition with a filler"),
+        ([{"causes": "mless", "layers": "4-x"}], "expected such as 1,3 or 11-13, counted from 1; got '4-x'"),
         ([{**ARM, "intervention": {"kind": "filler", "layer": 1, "bias": False}}], "the condition has none"),
-        ([{**ARM, "intervention": {"kind": "redistribute", "layer": 0, "share": 0.1}}], "greater than or equal to 1"),
+        ([{**ARM, "intervention": {"kind": "redistribute", "layer": 0, "share": 0.1}}], "counted from 1; got '0'"),
         ([{**ARM, "intervention": {"kind": "redistribute", "layer": 1, "share": 2}}], "less than 1"),
         ([{"name": "x", "unit": "/", "intervention": {"kind": "filler", "layer": 1}}], "that changes nothing"),
         (
@@ -173,7 +175,11 @@ def test_what_is_no_intervention_is_refused(conditions, message):
     ("more", "message"),
     [
         ({"model": {"backend": "hf"}}, "needs backend vllm; it is hf"),
-        ({"arguments": {"kv_cache_dtype": "fp8"}}, "kv_cache_dtype is 'fp8': interventions cannot go with a cache"),
+        ({"model": {"backend": "hf"}, "conditions": ["mless"], **RECORD}, "attention is recorded, which needs backend"),
+        (
+            {"arguments": {"kv_cache_dtype": "fp8"}},
+            "kv_cache_dtype is 'fp8': interventions and recording cannot go with a cache",
+        ),
         ({"arguments": {"pipeline_parallel_size": 2}}, "cannot go with pipeline parallel"),
         ({"arguments": {"tensor_parallel_size": 2}}, "all units of a layer on one GPU"),
         ({"arguments": {"batch_invariant": True}}, "cannot go with batch invariance"),
@@ -186,8 +192,10 @@ def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(
 
 
 def test_a_layer_that_the_model_has_not_is_refused():
+    layers = opened_layers(config(["wo"], record={"attention": [1, 99]}))
+    assert layers == {"attention": [], "activations": [], "recorded": [0, 98]}
     with pytest.raises(ConfigError, match=r"is in Layer 99, and the model has \d+"):
-        refuse_to_open({"pretrained": TOY_MODEL}, {"attention": [98], "activations": []})
+        refuse_to_open({"pretrained": TOY_MODEL}, layers)
 
 
 def test_a_function_whose_file_is_missing_is_refused():

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import harness
+from attention_probe.measure.decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
 from harness.display.table_pages import make_table
 from harness.experiment.tokenizer import hash_token_ids
-from harness.runs.folder import read_prompts
+from harness.runs.folder import RECORDED, read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import PATIENCE
 from tests.engines.test_engine import serve
@@ -36,7 +37,7 @@ def run(mless, smollm2, tmp_path_factory):
     """A product with three draws of examples under three conditions and eight with an intervention: 33 samples."""
     folder = tmp_path_factory.mktemp("smollm2") / "run"
     arms = ("--set", f"conditions={json.dumps(ARMS)}", "--set", "model.arguments.kv_cache_memory_bytes=1073741824")
-    done = mless(*COMMAND[:2], *arms, "--quiet", "--limit", "1", "-o", str(folder))
+    done = mless(*COMMAND[:2], *arms, "--record-attention", "1-2", "--quiet", "--limit", "1", "-o", str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "11 arms answer as in Hugging Face, 1 prompt each" in done.stderr
     return folder
@@ -93,12 +94,15 @@ def test_right_answers_are_those_of_plain_hugging_face(counted, request, smollm2
 @pytest.mark.slow
 def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
     folder = tmp_path / "run"
-    began = subprocess.Popen([MLESS, *COMMAND, "12", "-o", str(folder)], stderr=subprocess.PIPE, text=True)
+    command = (*COMMAND, "12", "--record-attention", "1", "-o", str(folder))
+    began = subprocess.Popen([MLESS, *command], stderr=subprocess.PIPE, text=True)
     wait_for(began, folder, 5)
     began.kill()
     began.communicate(timeout=PATIENCE)
     assert 0 < samples(folder) < 108
-    assert mless(*COMMAND, "12", "-o", str(folder)).returncode == 0
+    assert mless(*command).returncode == 0
+    with AttentionTraces.open(folder / RECORDED) as recorded:
+        assert len(recorded) == len(recorded.entries()) == 108
     finished = completions(folder)
     assert len(finished) == 108 and all(one in finished for one in completions(run))
     traces = str(tmp_path / "drawn.traces")
@@ -124,6 +128,27 @@ def test_its_arms_are_told_apart_and_taken_apart(run):
     assert near["arm"] < 0.01 < near["mless-first-scale"] < near["wo"] < near["mless-first-bias"]
     page = make_table([str(run)])
     assert "What of a filler counts" in page and "elsewhere x scale" in page and "Activations near zero" in page
+
+
+def test_the_attention_it_recorded_is_eager_attention_and_under_an_arm_what_the_arm_says(run, whole_model):
+    with AttentionTraces.open(run / RECORDED) as traces:
+        assert traces.header.layers == (0, 1) and len(traces) == 33 and traces.header.conditions[:2] == ("wo", "mless")
+        for trace in traces:
+            if trace.condition in (*ASKED, "arm"):  # which changes what is above its attention
+                layers = slice(1 if trace.condition == "arm" else 2)
+                expected = column_means(eager(whole_model, trace.token_ids)[0][layers], np.arange(len(trace.tokens)))
+                np.testing.assert_allclose(trace.mean_all[layers], expected, atol=1e-5)
+        for problem in traces.problem_ids:
+            of = {name: traces.get(problem, name) for name in traces.conditions}
+            filler = {name: one.measures["mass_filler"].mean(1) for name, one in of.items()}
+            assert (filler["mless-first-no-scale"] > 0.01).all()
+            assert (filler["mless-first-masked"] > 0.01).tolist() == [False, True], "hidden in Layer 1 alone"
+            assert filler["mless-first-no-bias"][0] == 0 == filler["mless-first-gap"][1]
+            total = {
+                name: sum(one.measures[f"mass_{region}"] for region in REGIONS[:-1])[0] for name, one in of.items()
+            }
+            np.testing.assert_allclose(total["mless-first-scale"], of["mless-first"].measures["lambda"][0], atol=1e-5)
+            np.testing.assert_allclose(total["mless-first-bias"], 1, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -30,6 +30,10 @@ TEXTS = [
         "RuntimeError: an intervention was made on 4 of 12 rows, the rest skipped it",
         "an intervention was made on 4 of 12 rows: something skipped it, such as a CUDA graph.",
     ),
+    (
+        "Worker failed with error 'attention recorded in 30 layers takes up to 0.14 GiB of 0.06 GiB', please check",
+        "attention recorded in 30 layers takes up to 0.14 GiB of 0.06 GiB for the cache: record fewer layers, or lower",
+    ),
     # Python's multiprocessing/spawn.py
     (
         "RuntimeError: \n        An attempt has been made to start a new process before the\n        current process "

@@ -19,12 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "constants errors resources models yaml_settings experiment engines grading runs analysis "
+        "constants errors resources models layers_and_heads yaml_settings experiment engines grading runs analysis "
         "lm_eval_plugin display execution doctor commands cli"
     ).split(),
-    "attention_probe": (
-        "layers_and_heads prompts model measure self_check traces probe analysis figures commands"
-    ).split(),
+    "attention_probe": ("prompts model measure self_check traces probe record_run analysis figures commands").split(),
 }
 """The stages of the work. A folder imports only folders before it."""
 
@@ -35,6 +33,7 @@ NEED_HEAVY = {
     "attention_probe.measure.record_in_engine",
     "attention_probe.model",
     "attention_probe.probe",
+    "attention_probe.record_run",
     "attention_probe.self_check",
     "harness.engines.interventions.arithmetic",
     "harness.engines.interventions.reference",

@@ -25,7 +25,28 @@ def attend(
     arms: Sequence[Mapping[str, Any]],
     phantoms: int = 0,
 ) -> Tensor:
-    """Causal attention, with the parts that a filler has in it switched: `scale x original + bias`.
+    """The output of causal attention, with the parts that a filler has in it switched: `scale x original + bias`.
+
+    Args:
+        query: As of `weigh`, like all others but `value`.
+        key: [sequence, position, head for keys, unit].
+        value: As `key`.
+        factor: What scores are multiplied with.
+        at: The index of each query in its sequence.
+        arms: Of each sequence.
+        phantoms: How many there are at most.
+
+    Returns:
+        [sequence, token, head, unit] in float32.
+    """
+    weights = weigh(query, key, factor, at, arms, phantoms)
+    return torch.einsum("bhgtl,blhd->bthgd", weights, value.float()).flatten(2, 3)
+
+
+def weigh(
+    query: Tensor, key: Tensor, factor: float, at: Tensor, arms: Sequence[Mapping[str, Any]], phantoms: int = 0
+) -> Tensor:
+    """The weights of that attention.
 
     Where `scale` is off, original tokens have the weights that they would have without the filler; where `bias` is
     off, the filler's values are not added. Queries before the filler's end are left as they are.
@@ -34,14 +55,13 @@ def attend(
         query: [sequence, token, head, unit], of any dtype; computed with in float32.
         key: [sequence, position, head for keys, unit]; the last `phantoms` are of fillers that are not in the prompt,
             `phantom` of the arm of each sequence says how many it has.
-        value: As `key`.
         factor: What scores are multiplied with.
         at: [sequence, token] The index of each query in its sequence.
         arms: Of each sequence, as `experiment.interventions.resolve` gives them.
         phantoms: How many there are at most.
 
     Returns:
-        [sequence, token, head, unit] in float32.
+        [sequence, head for keys, head of these, token, position] in float32.
     """
 
     def column(name: str) -> Tensor:
@@ -56,17 +76,18 @@ def attend(
     phantom = (extra < sizes) & behind
     seen = torch.cat([places <= at, phantom], -1)[:, None, None]
     filler = torch.cat([(places >= start) & (places < end) & behind, phantom], -1)[:, None, None]
-    groups = key.shape[2]
-    scores = (
-        torch.einsum("bthgd,blhd->bhgtl", query.float().view(*query.shape[:2], groups, -1, query.shape[3]), key.float())
-        * factor
-    )
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    weights = plain_weights(query, key, factor, seen)
     original, added = weights.masked_fill(filler, 0), weights.masked_fill(~filler, 0)
     scale, bias = column("scale")[:, :, None, None], column("bias")[:, :, None, None]
     original = torch.where(scale, original, original / original.sum(-1, keepdim=True))
-    weights = original + torch.where(bias, added, 0)
-    return torch.einsum("bhgtl,blhd->bthgd", weights, value.float()).flatten(2, 3)
+    return original + torch.where(bias, added, 0)
+
+
+def plain_weights(query: Tensor, key: Tensor, factor: float, seen: Tensor) -> Tensor:
+    """The weights of attention as it is, shaped as those of `weigh`; which keys are `seen` broadcasts to them."""
+    queries = query.float().view(*query.shape[:2], key.shape[2], -1, query.shape[3])
+    scores = torch.einsum("bthgd,blhd->bhgtl", queries, key.float()).mul_(factor)
+    return scores.masked_fill_(~seen, -torch.inf).softmax(-1)
 
 
 def change_activations(activations: Tensor, positions: Tensor, arm: Mapping[str, Any]) -> Tensor:

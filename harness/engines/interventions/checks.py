@@ -39,31 +39,39 @@ _UNSUPPORTED = {
 _USUAL = (None, False, 1, "1", "auto")
 
 
-def opened_layers(config: RunConfig) -> dict[str, list[int]]:
-    """Which layers are opened, from 0: those whose attention is computed again, and those whose activations change."""
+def opened_layers(config: RunConfig) -> dict[str, Any]:
+    """Which layers are opened, from 0: whose attention is changed, whose activations are, whose attention is recorded.
+
+    The last are left out where there are none, and are `all` for all.
+    """
     changes = [one.intervention for one in config.conditions if one.intervention]
     kinds = {"attention": [one for one in changes if one.kind == "filler"]}
     kinds["activations"] = [one for one in changes if one.kind != "filler"]
-    return {name: sorted({layer for one in found for layer in one.numbers}) for name, found in kinds.items()}
+    found: dict[str, Any] = {
+        name: sorted({layer for one in found for layer in one.numbers}) for name, found in kinds.items()
+    }
+    return found | ({"recorded": config.record.numbers} if config.record else {})
 
 
 def refuse_interventions(config: RunConfig) -> None:
-    """Refuse a config whose backend or model arguments cannot carry its interventions.
+    """Refuse a config whose backend or model arguments cannot carry its interventions, or what it records.
 
     Raises:
         ConfigError: another backend than vllm, or an argument that they cannot go with.
     """
-    if not (names := [one.name for one in config.conditions if one.intervention]):
+    names = [one.name for one in config.conditions if one.intervention]
+    if not (names or config.record):
         return
     if config.model.backend != "vllm":
-        raise ConfigError(f"{names[0]} has an intervention, which needs backend vllm; it is {config.model.backend}.")
-    if config.model_arguments().get("dtype") in (None, "auto"):
+        what = f"{names[0]} has an intervention" if names else "attention is recorded"
+        raise ConfigError(f"{what}, which needs backend vllm; it is {config.model.backend}.")
+    if names and config.model_arguments().get("dtype") in (None, "auto"):
         raise ConfigError("Interventions are checked in the type that vLLM computes in: name model.arguments.dtype.")
     _refuse_arguments(config.model_arguments(), opened_layers(config))
 
 
-def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> int:
-    """Refuse a model whose layers cannot be opened, before it is loaded; returns how many layers it has.
+def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> None:
+    """Refuse a model whose layers cannot be opened, before it is loaded.
 
     Raises:
         ConfigError: an argument or an architecture that it cannot go with, or a layer that the model has not.
@@ -78,30 +86,34 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[i
         found = AutoConfig.from_pretrained(name, revision=arguments.get("revision")).get_text_config()
     except (OSError, ValueError) as error:
         raise ModelError(explain_hub_error(name, error)) from None
-    last = max((layer for opened in layers.values() for layer in opened), default=0) + 1
+    last = max((layer for opened in layers.values() if opened != "all" for layer in opened), default=0) + 1
     if last > found.num_hidden_layers:
         raise ConfigError(f"What is asked for is in Layer {last}, and the model has {found.num_hidden_layers}.")
     with torch.device("meta"):
         decoder = getattr(AutoModelForCausalLM.from_config(found), "model", None)
     block = getattr(decoder, "layers", [None] * last)[last - 1]
+    attention, changed = getattr(block, "self_attn", None), layers["attention"] or layers["activations"]
     for lacks, what in (
-        (not hasattr(getattr(block, "mlp", None), "act_fn"), "no `mlp.act_fn` (experts have none)"),
+        (attention is None, "no `self_attn` in `model.layers`"),
+        (changed and not hasattr(getattr(block, "mlp", None), "act_fn"), "no `mlp.act_fn` (experts have none)"),
         (
             bool(getattr(found, "sliding_window", None)) and bool(getattr(found, "use_sliding_window", True)),
             "sliding windows",
         ),
         (getattr(found, "attn_logit_softcapping", None), "soft-capped attention"),
-        (hasattr(getattr(block, "self_attn", None), "sinks"), "attention sinks"),
+        (hasattr(attention, "sinks"), "attention sinks"),
+        (hasattr(attention, "kv_lora_rank"), "latent attention"),
     ):
         if lacks:
             raise ConfigError(f"The layers of {name} cannot be opened: {found.model_type} has {what}.")
-    return int(found.num_hidden_layers)
 
 
 def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> None:
     for key, what in _UNSUPPORTED.items():
         if arguments.get(key) is True or arguments.get(key) not in _USUAL:
-            raise ConfigError(f"model.arguments.{key} is {arguments[key]!r}: interventions cannot go with {what}.")
+            raise ConfigError(
+                f"model.arguments.{key} is {arguments[key]!r}: interventions and recording cannot go with {what}."
+            )
     if layers["activations"] and arguments.get("tensor_parallel_size") not in _USUAL:
         raise ConfigError("Changed activations need all units of a layer on one GPU: remove tensor_parallel_size.")
 
@@ -124,11 +136,9 @@ def ask_reference(
         Questions and answers, plain values, which the folder keeps.
 
     Raises:
-        ConfigError: as `refuse_to_open`.
         ModelError: Hugging Face cannot load the model or answer.
     """
     file, asked, written = (folder / f"{name}{REFERENCE}" for name in ("", "asked-", "answered-"))
-    refuse_to_open(plan.config.model_arguments(), opened_layers(plan.config))
     questions = _questions(plan, requests)
     known: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     if known.get("questions") == questions:
@@ -187,7 +197,7 @@ def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
     return plain
 
 
-def open_layers(given: dict[str, Any], layers: dict[str, list[int]]) -> dict[str, list[int]]:
+def open_layers(given: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]:
     """Fill in the engine arguments that interventions need; returns the layers.
 
     A compiled model is stored under a hash of the arguments, which knows these layers by `additional_config` alone. No
@@ -206,13 +216,16 @@ def open_layers(given: dict[str, Any], layers: dict[str, list[int]]) -> dict[str
     return layers
 
 
-def salted_prompt(token_ids: Sequence[int], arm: Mapping[str, Any] | None) -> Any:
-    """A prompt for vLLM. With an arm it has a salt: else its cache would give one arm the states of another."""
+def salted_prompt(token_ids: Sequence[int], arm: Mapping[str, Any] | None, own: str = "") -> Any:
+    """A prompt for vLLM. With an arm it has a salt: else its cache would give one arm the states of another.
+
+    With a text of its `own` it is computed anew, which recording needs.
+    """
     from vllm import TokensPrompt
 
     prompt = TokensPrompt(prompt_token_ids=list(token_ids))
-    if arm:
-        prompt["cache_salt"] = hash_json(arm)
+    if arm or own:
+        prompt["cache_salt"] = hash_json([arm, own])
     return prompt
 
 

@@ -1,10 +1,10 @@
-"""Interventions inside vLLM's workers: per request, in any mixture in one batch.
+"""Interventions inside vLLM's workers: per request, in any mixture in one batch. Attention is recorded here too.
 
-A request names its intervention in `SamplingParams.extra_args`. The worker knows for each step which rows of the batch
-have one, and changes these rows in three places: the positions before the model, the output of one layer's attention,
-and the activations of one layer's MLP. What a layer's attention reads again (keys and values by slot) is kept beside
-vLLM's own cache, whose form differs by backend. Everything is installed before vLLM compiles or captures anything, and
-rows are counted: an op that was skipped, as by a CUDA graph, ends the run.
+A request names its intervention in `SamplingParams.extra_args`, and the queries whose attention is recorded. The worker
+knows for each step which rows of the batch have one, and changes these rows in three places: the positions before the
+model, the output of one layer's attention, and the activations of one layer's MLP. What a layer's attention reads again
+(keys and values by slot) is kept beside vLLM's own cache, whose form differs by backend. Everything is installed before
+vLLM compiles or captures anything, and rows are counted: an op that was skipped, as by a CUDA graph, ends the run.
 """
 
 from __future__ import annotations
@@ -20,25 +20,83 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from harness.engines.interventions.arithmetic import add_gap, attend, change_activations
+from harness.constants import QUERY_SETS, WEIGHTS_AT_ONCE
+from harness.engines.interventions.arithmetic import add_gap, attend, change_activations, plain_weights, weigh
 from harness.engines.interventions.checks import OPERATION
-from harness.engines.lifetime import INTERVENTIONS, PLUGIN
+from harness.engines.lifetime import INTERVENTIONS, PLUGIN, RECORD
+
+
+class Recording:
+    """The attention that the tokens of one prompt receive, summed while its queries come, perhaps in chunks.
+
+    A prompt that is preempted comes again, from its start or from what is cached; no query is added twice.
+
+    Attributes:
+        sets: Sets of queries [set, token]; in the last one attention to a query's own token counts too.
+        done: How many queries have come.
+    """
+
+    def __init__(self, sets: Sequence[Sequence[int]]) -> None:
+        self.sets, self.done = torch.tensor(sets, dtype=torch.float32), 0
+        self._keys: dict[int, Tensor] = {}
+        self._sums: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.sets.shape[1]
+
+    def keys(self, layer: int, key: Tensor, at: int) -> Tensor:
+        """All keys up to the last of these, which begin at `at`; they are kept until the prompt is whole."""
+        stop = at + len(key)
+        if not at and stop == len(self):
+            return key
+        if layer not in self._keys:
+            self._keys[layer] = key.new_zeros(len(self), *key.shape[1:])
+        self._keys[layer][at:stop] = key
+        return self._keys[layer][:stop]
+
+    def add(self, layer: int, weights: Tensor, first: int) -> None:
+        """Add the weights [head, query, key] of the queries that begin at this place."""
+        self.sets = self.sets.to(weights.device)
+        at = slice(first, first + weights.shape[1])
+        sets, own = self.sets[:, at], weights.diagonal(first, 1, 2)  # what queries give to their own token
+        if layer not in self._sums:
+            self._sums[layer] = weights.new_zeros(len(weights), len(sets), len(self))
+        self._sums[layer][..., : weights.shape[2]] += sets @ weights
+        self._sums[layer][:, :-1, at] -= sets[:-1] * own[:, None]
+
+    def rest(self) -> None:
+        """Off the device with it, if all queries have come."""
+        if self.done == len(self):
+            self._keys.clear()
+            self._sums = {layer: one.cpu() for layer, one in self._sums.items()}
+
+    @property
+    def sums(self) -> Tensor:
+        """[layer, set, head, key] on the CPU."""
+        return torch.stack([one.cpu() for _, one in sorted(self._sums.items())]).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The rows of a step that belong to one request with an intervention.
+    """The rows of a step that belong to one request with an intervention, or that is recorded.
 
     Attributes:
         rows: Where its tokens are in the batch.
         at: The index of the first of them in its sequence.
         place: The request's place in the batch.
+        recording: If any of them are queries that have not come before; `first` is then the first such index.
     """
 
     rows: slice
     at: int
     place: int
     arm: Mapping[str, Any]
+    recording: Recording | None = None
+    first: int = 0
+
+    def switches(self, layer: int) -> bool:
+        """Whether attention is changed in this layer."""
+        return self.arm.get("kind") == "filler" and layer in self.arm["layers"]
 
 
 class Arms:
@@ -49,42 +107,61 @@ class Arms:
         applied: How often something was done.
     """
 
-    def __init__(self, worker: Any, layers: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, worker: Any, layers: Mapping[str, Any]) -> None:
         self.expected = self.applied = 0
         self._rows: list[Row] = []
         self._count = 0
         self._runner = worker.model_runner
         self._decoder = self._runner.get_model().model
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
-        self._sums: dict[str, dict[int, Tensor]] = {}
+        self._recordings: dict[str, Recording] = {}
         self._phantoms: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._block = worker.vllm_config.cache_config.block_size
         config = worker.vllm_config.model_config.hf_text_config
         self._prepare = self._runner._prepare_inputs
         self._runner._prepare_inputs = self.prepare
-        for layer in layers["attention"]:
+        every = config.num_hidden_layers
+        self._changed, recorded = {*layers["attention"]}, layers.get("recorded", ())
+        self._recorded = {*(range(every) if recorded == "all" else recorded)}
+        self.recording_bytes = self._most_bytes(worker.vllm_config) if self._recorded else 0
+        for layer in sorted(self._changed | self._recorded):
             self._open(layer)
         for layer in layers["activations"]:
             mlp = self._decoder.layers[layer].mlp
             mlp.act_fn = _Activation(mlp.act_fn, layer)
         self._activation = _activation_of(config)
-        opened, every = len(layers["attention"]), config.num_hidden_layers
         available = worker.determine_available_memory
-        worker.determine_available_memory = lambda: int(available() * every / (every + opened))
+
+        def left() -> int:
+            found = available() - self.recording_bytes
+            if found <= 0:
+                most, there = (
+                    f"{size / 2**30:.2f} GiB" for size in (self.recording_bytes, found + self.recording_bytes)
+                )
+                raise RuntimeError(f"attention recorded in {len(self._recorded)} layers takes up to {most} of {there}")
+            return int(found * every / (every + len(self._changed)))
+
+        worker.determine_available_memory = left
 
     def prepare(self, scheduled: Any, counts: np.ndarray) -> Any:
         """Note the rows of the next step that have an intervention, and move the positions of those with a gap."""
         self.check()
+        for row in self._rows:
+            if row.recording:
+                row.recording.rest()
         made = self._prepare(scheduled, counts)
         batch, start, self._rows = self._runner.input_batch, 0, []
         for place, (name, count) in enumerate(zip(batch.req_ids, counts.tolist(), strict=True)):
             parameters = self._runner.requests[name].sampling_params
-            if arm := (parameters.extra_args or {}).get(PLUGIN) if parameters else None:
-                rows = slice(start, start + count)
-                self._rows.append(Row(rows, int(batch.num_computed_tokens_cpu[place]), place, arm))
-                self.expected += count * (len(arm["layers"]) + ("phantom" in arm))
-                if arm["kind"] == "record" and not self._rows[-1].at:
-                    self._sums[arm["name"]] = {}  # anew, if it was preempted
+            asked = (parameters.extra_args or {}) if parameters else {}
+            if PLUGIN in asked or RECORD in asked:
+                arm, rows, at = (
+                    asked.get(PLUGIN, {}),
+                    slice(start, start + count),
+                    int(batch.num_computed_tokens_cpu[place]),
+                )
+                self._rows.append(Row(rows, at, place, arm, *self._recording(asked.get(RECORD), at, count)))
+                self.expected += count * (len(arm.get("layers", ())) + ("phantom" in arm))
                 if "phantom" in arm:
                     positions = self._runner.positions[rows]
                     positions.copy_(add_gap(positions, arm))
@@ -92,6 +169,28 @@ class Arms:
             start += count
         self._count = start
         return made
+
+    def _recording(self, asked: Mapping[str, Any] | None, at: int, count: int) -> tuple[Recording | None, int]:
+        """Where attention is added up if queries of a prompt come that did not come before, and the first of them."""
+        if not asked or at >= len(asked["sets"][0]):
+            return None, 0
+        mine = self._recordings.setdefault(asked["name"], Recording(asked["sets"]))
+        first, stop = mine.done, min(at + count, len(mine))
+        if at > first:
+            raise RuntimeError(f"the attention of {at - first} tokens was not recorded, they came out of a cache")
+        mine.done = max(first, stop)
+        self.expected += (mine.done - first) * len(self._recorded)
+        return (mine if stop > first else None), first
+
+    def _most_bytes(self, config: Any) -> int:
+        """What recording may take: sums of the prompts of a step, keys of two that are cut, weights in the making."""
+        model, parallel = config.model_config, config.parallel_config
+        heads, keys = model.get_num_attention_heads(parallel), model.get_num_kv_heads(parallel)
+        longest, layers = model.max_model_len, len(self._recorded)
+        tokens = config.scheduler_config.max_num_batched_tokens + longest
+        sums = layers * QUERY_SETS * heads * tokens * torch.float32.itemsize
+        kept = layers * 2 * longest * keys * model.get_head_size() * model.dtype.itemsize
+        return int(sums + kept + 6 * max(WEIGHTS_AT_ONCE, heads * longest) * torch.float32.itemsize)
 
     @property
     def kept_bytes(self) -> int:
@@ -130,16 +229,19 @@ class Arms:
         about: Any,
         output: Tensor,
     ) -> None:
+        if layer in self._recorded:
+            for row in self._rows:
+                if row.recording:
+                    self._record(layer, factor, query, key, row, row.recording)
+        if layer not in self._changed:
+            return
         if layer not in self._kept:
             slots = self._runner.kv_cache_config.num_blocks * self._block
             self._kept[layer] = key.new_zeros(slots, *key.shape[1:]), value.new_zeros(slots, *value.shape[1:])
         keys, values = self._kept[layer]
         written = about.slot_mapping[: self._count]
         keys[written], values[written] = key[: self._count], value[: self._count]
-        for row in self._rows:
-            if row.arm["kind"] == "record" and layer in row.arm["layers"]:
-                self._record(layer, factor, query, about, row)
-        mine = [row for row in self._rows if row.arm["kind"] == "filler" and layer in row.arm["layers"]]
+        mine = [row for row in self._rows if row.switches(layer)]
         deciding = [row for row in mine if row.rows.stop - row.rows.start == 1]
         for group in ([row] for row in mine if row not in deciding):
             self._attend_group(layer, factor, query, about, output, group)
@@ -166,26 +268,28 @@ class Arms:
         output[rows] = made.view(output[rows].shape).to(output.dtype)
         self.applied += rows.numel()
 
-    def _record(self, layer: int, factor: float, query: Tensor, about: Any, row: Row) -> None:
-        """Add the attention that the tokens of this step give, for each set of queries: see `attention.Asked`."""
-        count, device, total = row.rows.stop - row.rows.start, query.device, len(row.arm["sets"][0])
-        places = torch.arange(row.at + count, device=device)
-        slots = about.block_table[row.place].long()[places // self._block] * self._block + places % self._block
-        key, queries = self._kept[layer][0][slots].float(), query[row.rows].float()
-        at = torch.arange(row.at, row.at + count, device=device)[:, None]
-        scores = torch.einsum("thgd,lhd->hgtl", queries.view(count, key.shape[1], -1, key.shape[2]), key) * factor
-        weights = scores.masked_fill(places > at, -torch.inf).softmax(-1).flatten(0, 1)
-        sets = torch.tensor(row.arm["sets"], device=device, dtype=torch.float32)[:, row.at : row.at + count]
-        later = torch.einsum("st,htl->shl", sets[:-1], weights * (places < at))
-        every = torch.einsum("t,htl->hl", sets[-1], weights)
-        sums = self._sums[row.arm["name"]]
-        sums.setdefault(layer, torch.zeros(len(sets), len(weights), total, device=device))
-        sums[layer][..., : len(places)] += torch.cat([later, every[None]])
-        self.applied += count
+    def _record(self, layer: int, factor: float, query: Tensor, key: Tensor, row: Row, mine: Recording) -> None:
+        """Add the attention of the queries of this step, as an intervention has left it."""
+        stop = min(row.at + row.rows.stop - row.rows.start, len(mine))
+        shift = row.rows.start - row.at
+        keys = mine.keys(layer, key[row.rows.start : stop + shift], row.at)[None]
+        places = torch.arange(stop, device=key.device)
+        if row.switches(layer):
+            keys = torch.cat([keys, self._phantom(layer, row.arm, keys)[0][None]], 1)
+        at_once = max(1, WEIGHTS_AT_ONCE // (query.shape[1] * keys.shape[1]))
+        for first in range(row.first, stop, at_once):
+            at = places[first : first + at_once]
+            queries = query[first + shift : first + shift + len(at)][None]
+            if row.switches(layer):
+                made = weigh(queries, keys, factor, at[None], [row.arm], keys.shape[1] - stop)[..., :stop]
+            else:
+                made = plain_weights(queries, keys, factor, places <= at[:, None])
+            mine.add(layer, made[0].flatten(0, 1), first)
+            self.applied += len(at)
 
     def take_attention(self, name: str) -> tuple[tuple[int, ...], bytes]:
         """The sums [layer, set, head, key] of a recorded prompt in float32, and their shape; forgotten here."""
-        made = torch.stack([one for _, one in sorted(self._sums.pop(name).items())]).cpu()
+        made = self._recordings.pop(name).sums
         return tuple(made.shape), made.numpy().tobytes()
 
     def _phantom(self, layer: int, arm: Mapping[str, Any], like: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,7 +313,7 @@ class Arms:
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
         """Write the changed activations of one layer, times `up`, over the rows that ask for it."""
         for row in self._rows:
-            if row.arm["kind"] != "filler" and layer in row.arm["layers"]:
+            if row.arm.get("kind") != "filler" and layer in row.arm.get("layers", ()):
                 gate, up = gate_up[row.rows].chunk(2, -1)
                 changed = change_activations(self._activation(gate), self._runner.positions[row.rows], row.arm)
                 out[row.rows] = changed * up
