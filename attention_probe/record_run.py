@@ -10,7 +10,7 @@ from attention_probe.measure.record_in_engine import EngineModel, measured_field
 from attention_probe.probe import ProbeSettings, make_header, make_receipt, make_trace
 from attention_probe.prompts.token_roles import common_tokens, tokenize
 from attention_probe.traces import AttentionTraces
-from harness.analysis.choose_problems import Criterion, select, selected_problems
+from harness.analysis.choose_problems import Criterion, select
 from harness.engines.attention import Floats
 from harness.experiment.conditions import yardstick
 from harness.experiment.plan import Plan, Request
@@ -39,30 +39,25 @@ class RunRecorder:
         assert config.record and model  # as the plan found
         self._plan, layout = plan, config.layouts[0]
         hidden = filled_answers(config.all_conditions)
-        names = [one.name for one in config.all_conditions if yardstick(one.name) in (None, "other filler")]
-        names = [name for name in names if name not in hidden]
-        rows = [
-            {**row, "where": str(path)}
-            for row in plan.prompts
-            if row["condition"] in names and row["layout"] == str(layout)
-        ]
+        aligned = [one.name for one in config.all_conditions if yardstick(one.name) in (None, "other filler")]
+        names = tuple(name for name in aligned if name not in hidden)
+        asked = [row for row in plan.prompts if row["condition"] in names and row["layout"] == str(layout)]
+        rows = [{**row, "where": config.name} for row in asked]
         source = Source(
             name=config.name,
             kind="run",
             model=str(arguments["pretrained"]),
             layout=str(layout),
-            conditions=tuple(names),
+            conditions=names,
             problems=by_problem(answered_prompts(rows, [()] * len(rows))),
         )
         chosen = select(source, Criterion())
-        self._clusters = {one.id: one.cluster for one in selected_problems(chosen, source)}
+        self._clusters = {one.id: one.cluster for one in source.problems}
         self._chosen = {one.problem_id: one for one in chosen.problems}
         self._prompts = {one.id: tokenize(one, model.tokenizer, conditions=names) for one in source.problems}
         self._common = {name: common_tokens(prompts) for name, prompts in self._prompts.items()}
         loaded = EngineModel.of(str(source.model), config.record.numbers, arguments.get("revision"))
-        settings = ProbeSettings(
-            model=source.model, layers=loaded.layers, conditions=tuple(names), dtype=dtype, engine=True
-        )
+        settings = ProbeSettings(model=source.model, layers=loaded.layers, conditions=names, dtype=dtype, engine=True)
         receipt = make_receipt(source, chosen, settings, model.tokenizer, {"notices": ["recorded in the run's engine"]})
         self._traces = AttentionTraces.create(path, make_header(loaded, source, chosen, settings), receipt=receipt)
 

@@ -22,7 +22,7 @@ def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> t
     found: list[int] = []
     if text is None:
         return ()
-    text = ",".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
+    text = ",".join(map(str, text)) if isinstance(text, list | tuple | range) else str(text)
     for part in split_words(text) or [text]:
         match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", part)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

@@ -97,7 +97,9 @@ def read_attention(
         layer = header.layers[0] + 1 if layer is None else layer
         config, curves = read_layer(traces, layer, heads or (), definition)
         return AttentionFile(
-            name=path.name,
+            name=path.name
+            if path.suffix
+            else f"{path.absolute().parent.name}/{path.name}",  # a run's own: RUN/attention
             model=str(header.fingerprint.get("name", header.model)),
             figure=draw_figure(config, curves, note=False),
             notes=tuple(explain_figure(config, curves)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from harness import models
 from harness.engines.interventions.checks import refuse_to_open
 from harness.engines.vllm import VLLMEngine
-from harness.errors import ConfigError
 from harness.experiment.plan import Request
 from harness.experiment.sampling import Sampling
+from harness.layers_and_heads import parse_numbers
 
 Floats = NDArray[np.float32]
+Layers = Sequence[int] | str
 
 
 def attention(
     model: str,
     prompts: Sequence[str] | Sequence[Sequence[int]],
-    layers: Sequence[int] | Literal["all"] = "all",
+    layers: Layers = "all",
     **arguments: Any,
 ) -> list[Floats]:
     """The attention that each token of a prompt receives from the tokens after it, by layer and head.
@@ -36,7 +37,7 @@ def attention(
     Args:
         model: A folder, a hub name, or `smollm2`.
         prompts: Texts, to which the tokenizer adds what it adds before any text, or token ids.
-        layers: Counted from 1; they come back in ascending order.
+        layers: Counted from 1, such as `[1, 3]` or `1-3`, or `all`; they come back in ascending order.
         **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`.
 
     Returns:
@@ -58,15 +59,13 @@ def attention(
     return [found[place] for place in range(len(ids))]
 
 
-def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | Literal["all"]) -> VLLMEngine:
+def open_recorder(arguments: Mapping[str, Any], layers: Layers) -> VLLMEngine:
     """An engine in which the attention of these layers, counted from 1, is open.
 
     Raises:
         ConfigError, ModelError: as `attention`.
     """
-    recorded = layers if layers == "all" else sorted({layer - 1 for layer in layers})
-    if recorded != "all" and min(recorded, default=0) < 0:
-        raise ConfigError(f"layers: expected numbers from 1, got {min(recorded) + 1}.")
+    recorded = "all" if layers == "all" else sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
     opened = {"attention": [], "activations": [], "recorded": recorded}
     refuse_to_open(arguments, opened)
     return VLLMEngine({**arguments, "interventions": {"layers": opened}}, sampled=False)

@@ -116,7 +116,7 @@ class WorkerFacts:
         return {name: known(fact) for name, fact in facts.items()}
 
     def mless_check_rows(self) -> int:
-        """Raise RuntimeError if an intervention was not made on some rows; else the bytes kept for interventions."""
+        """Raise RuntimeError if rows were passed over; else the bytes kept for interventions."""
         self.mless_arms.check()
         return int(self.mless_arms.kept_bytes)
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 
@@ -13,14 +14,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import harness
+from attention_probe.record_run import RunRecorder
 from attention_probe.traces import AttentionTraces
 from harness.engines.attention import means, open_recorder, record, recorded_prompt
-from harness.engines.interventions import worker
+from harness.engines.interventions import checks, worker
 from harness.engines.lifetime import INTERVENTIONS
-from harness.errors import ConfigError
+from harness.errors import ConfigError, EngineError
+from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.sampling import Sampling
 from harness.runs.folder import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
+from tests.engines.test_interventions import config
 from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
@@ -59,7 +63,10 @@ def test_traces_of_the_engine_are_those_of_the_probe(both, mless):
 
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.parametrize(("budget", "ranks"), [(None, 1), (64, 1), (128, 1), (None, 3)])
+@pytest.mark.parametrize(
+    ("budget", "ranks"),
+    [*(pytest.param(budget, 1, marks=pytest.mark.gpu) for budget in (None, 64, 128)), (None, 3)],
+)
 def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budget, ranks, tmp_path):
     prompts = [row["ids"] for row in read_some(40)]
     chunks = {} if budget is None else {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
@@ -107,6 +114,16 @@ def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
     command = [sys.executable, "-c", SCRIPT, model, str(given), json.dumps(arguments)]
     subprocess.run(command, check=True, env=os.environ | bound)
     return [part for _, part in sorted(np.load(given.with_suffix(".npz")).items(), key=lambda item: int(item[0]))]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
+def test_without_a_salt_of_its_own_a_prompt_that_is_cached_ends_it(smollm2, monkeypatch):
+    monkeypatch.setattr(checks, "hash_json", lambda value: "one for all")
+    (request,) = asked_of((150,))
+    with pytest.raises(EngineError, match="the attention of 128 tokens was not recorded, they came out of a cache"):
+        sums_of(smollm2, [request, replace(request)], max_num_seqs=1)
 
 
 def asked_of(lengths):
@@ -185,8 +202,27 @@ def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
     assert json.dumps(means(sums, asked)[0, :, 0].tolist()) == "[[0.5, 1.0, NaN], [1.0, 1.0, NaN]]"
 
 
+def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
+    hidden = {"name": "begun", "unit": "/", "placement": "answer"}
+    more = {"samples_per_problem": 2, "replicates": 2, "sampling": {"temperature": 1.0}, "layouts": ["raw", "chat"]}
+    yardsticks = {"prompt_null": 1, "filler_null": 1, "positive_control": True}
+    settings = config(["wo", "mless", hidden], record={"attention": "1-2"}, **yardsticks, **more)
+    plan = make_plan(settings, limit=2)
+    requests = [*make_requests(plan, settings.resolve_sampling(None))]
+    with closing(RunRecorder(plan, tmp_path / "attention", "float32")) as recorder:
+        asked = [one for one in map(recorder.ask, requests) if one.record]
+        assert Counter(plan.arms[one.task].condition.name for one in asked) == {"wo": 2, "mless": 2, "filler-01": 2}
+        assert len({(one.task, one.problem_id) for one in asked}) == 6
+        assert {(one.sample_index, one.replicate, plan.arms[one.task].layout) for one in asked} == {(0, 0, "raw")}
+        recorder.keep(asked[0], np.ones((2, 3, 4, len(asked[0].prompt_token_ids)), np.float32))
+        again = [one for one in map(recorder.ask, requests) if one.record]
+        assert again == asked[1:], "what is there is not recorded again"
+    with AttentionTraces.open(tmp_path / "attention") as traces:
+        assert len(traces) == 1 and traces.header.conditions == ("wo", "mless", "filler-01")
+
+
 @pytest.mark.parametrize(
-    ("layers", "message"), [([31], "is in Layer 31, and the model has 30"), ([0], "from 1, got 0")]
+    ("layers", "message"), [([31], "is in Layer 31, and the model has 30"), ("0-2", "counted from 1; got '0-2'")]
 )
 def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm2, layers, message):
     with pytest.raises(ConfigError, match=message):

@@ -342,6 +342,7 @@ def asked(smollm2, tmp_path_factory):
     return settings.model_arguments() | {"interventions": {"layers": opened_layers(settings), "reference": reference}}
 
 
+@pytest.mark.gpu
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -372,7 +373,7 @@ def test_a_hook_that_is_skipped_ends_the_run(asked, monkeypatch):
     worker.install_at_load()
     monkeypatch.setenv(INTERVENTIONS, json.dumps(asked["interventions"]["layers"]))
     monkeypatch.setattr(worker.Arms, "change_rows", lambda *_: None)
-    with pytest.raises((EngineError, RuntimeError), match=r"an intervention was made on \d+ of \d+ rows"):
+    with pytest.raises((EngineError, RuntimeError), match=r"interventions and recording reached \d+ of \d+ rows"):
         VLLMEngine(asked, sampled=False)
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 
 import numpy as np
+import pandas
 import pytest
 
 import harness
@@ -43,7 +44,7 @@ def run(mless, smollm2, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def whole_model(smollm2):
     import torch
     from transformers import AutoModelForCausalLM
@@ -162,6 +163,18 @@ def test_curves_in_layers_1_to_13_are_those_of_eager_attention(run, whole_model,
             weights = eager(whole_model, trace.token_ids)[0][:13]
             expected = column_means(weights, np.arange(len(trace.tokens)))
             np.testing.assert_allclose(trace.mean_all, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_figure_of_the_study_is_the_same_from_the_run_and_from_the_probe(run, mless, tmp_path):
+    config = str(ROOT / "configs/figures/qwen-heads-12-13-14-smollm2.yaml")
+    for name, given in (("run", f"traces={run / RECORDED}"), ("probe", f"prompts={{run: {run}}}")):
+        done = mless("figure", config, "--set", given, "-o", str(tmp_path / name))
+        assert done.returncode == 0, done.stderr[-3000:]
+    ours, theirs = (pandas.read_csv(tmp_path / name / "qwen-heads-12-13-14-smollm2.csv") for name in ("run", "probe"))
+    pandas.testing.assert_frame_equal(ours, theirs, check_exact=False, atol=1e-5)
+    done = mless("figure", config.replace("-smollm2", ""), "--set", f"traces={run / RECORDED}", "-o", str(tmp_path))
+    assert done.returncode == 2 and "traces of smollm2, and the figure is of Qwen/Qwen2.5-Math-7B" in done.stderr
 
 
 @pytest.mark.slow

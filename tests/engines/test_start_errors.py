@@ -27,8 +27,8 @@ MISSING_GCC = "RuntimeError: Failed to find C compiler. Please specify via CC en
 TEXTS = [
     # harness/engines/interventions/worker.py
     (
-        "RuntimeError: an intervention was made on 4 of 12 rows, the rest skipped it",
-        "an intervention was made on 4 of 12 rows: something skipped it, such as a CUDA graph.",
+        "RuntimeError: interventions and recording reached 4 of 12 rows, the rest skipped them",
+        "interventions and recording reached 4 of 12 rows: something skipped the rest, such as a CUDA graph.",
     ),
     (
         "Worker failed with error 'attention recorded in 30 layers takes up to 0.14 GiB of 0.06 GiB', please check",

@@ -35,7 +35,7 @@ _UNSUPPORTED = {
     "batch_invariant": "batch invariance",
     "pipeline_parallel_size": "pipeline parallel",
 }
-"""Model arguments that interventions cannot go with, unless they have their usual values."""
+"""Model arguments that opened layers cannot go with, unless they have their usual values."""
 _USUAL = (None, False, 1, "1", "auto")
 
 

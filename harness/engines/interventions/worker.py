@@ -103,7 +103,7 @@ class Arms:
     """What is installed in a worker's model, and the rows of the step that is being made.
 
     Attributes:
-        expected: Rows that were scheduled with an intervention so far, each as often as something must be done to it.
+        expected: Rows that were scheduled with an intervention or to be recorded, as often as something is due on them.
         applied: How often something was done.
     """
 
@@ -133,18 +133,16 @@ class Arms:
         available = worker.determine_available_memory
 
         def left() -> int:
-            found = available() - self.recording_bytes
-            if found <= 0:
-                most, there = (
-                    f"{size / 2**30:.2f} GiB" for size in (self.recording_bytes, found + self.recording_bytes)
-                )
-                raise RuntimeError(f"attention recorded in {len(self._recorded)} layers takes up to {most} of {there}")
-            return int(found * every / (every + len(self._changed)))
+            there, most = available(), self.recording_bytes
+            if most and there <= most:
+                sizes = f"{most / 2**30:.2f} GiB of {there / 2**30:.2f} GiB"
+                raise RuntimeError(f"attention recorded in {len(self._recorded)} layers takes up to {sizes}")
+            return int((there - most) * every / (every + len(self._changed)))
 
         worker.determine_available_memory = left
 
     def prepare(self, scheduled: Any, counts: np.ndarray) -> Any:
-        """Note the rows of the next step that have an intervention, and move the positions of those with a gap."""
+        """Note the rows of the next step that ask for something, and move the positions of those with a gap."""
         self.check()
         for row in self._rows:
             if row.recording:
@@ -155,11 +153,8 @@ class Arms:
             parameters = self._runner.requests[name].sampling_params
             asked = (parameters.extra_args or {}) if parameters else {}
             if PLUGIN in asked or RECORD in asked:
-                arm, rows, at = (
-                    asked.get(PLUGIN, {}),
-                    slice(start, start + count),
-                    int(batch.num_computed_tokens_cpu[place]),
-                )
+                arm, rows = asked.get(PLUGIN, {}), slice(start, start + count)
+                at = int(batch.num_computed_tokens_cpu[place])
                 self._rows.append(Row(rows, at, place, arm, *self._recording(asked.get(RECORD), at, count)))
                 self.expected += count * (len(arm.get("layers", ())) + ("phantom" in arm))
                 if "phantom" in arm:
@@ -198,10 +193,10 @@ class Arms:
         return sum(one.nbytes for pair in self._kept.values() for one in pair)
 
     def check(self) -> None:
-        """Raise RuntimeError if rows were left as they are that should have been changed."""
+        """Raise RuntimeError if rows were passed over that should have been changed or recorded."""
         if self.expected != self.applied:
             raise RuntimeError(
-                f"an intervention was made on {self.applied} of {self.expected} rows, the rest skipped it"
+                f"interventions and recording reached {self.applied} of {self.expected} rows, the rest skipped them"
             )
 
     def _open(self, layer: int) -> None:
