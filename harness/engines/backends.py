@@ -39,12 +39,10 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
     """
     backend, arguments = config.model.backend, config.model_arguments()
     wanted: int | str = 1
+    refuse_interventions(config)
     if backend == "vllm":
         engine_arguments(arguments)
-        refuse_interventions(config)
         wanted = check_engines(engines, arguments)
-    elif any(one.intervention for one in config.conditions):
-        refuse_interventions(config)
     elif engines is not None:
         raise ConfigError(
             f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own."

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from harness import load_run
 from harness.display.table_pages import make_table
+from harness.engines.backends import check_backend
 from harness.engines.interventions import checks, worker
 from harness.engines.interventions.arithmetic import add_gap, attend, change_activations, draw, redistribute
 from harness.engines.interventions.checks import (
@@ -19,7 +20,6 @@ from harness.engines.interventions.checks import (
     describe_agreement,
     distance,
     opened_layers,
-    refuse_interventions,
     refuse_to_open,
 )
 from harness.engines.lifetime import INTERVENTIONS
@@ -188,7 +188,7 @@ def test_what_is_no_intervention_is_refused(conditions, message):
 def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(more, message):
     settings = config(["wo", *more.pop("conditions", [ARM])], **more)
     with pytest.raises(ConfigError, match=message):
-        refuse_interventions(settings)
+        check_backend(settings)
 
 
 def test_a_layer_that_the_model_has_not_is_refused():
