@@ -83,7 +83,7 @@ def read_attention(
     """The mean curves of some heads of one layer, over the problems that all conditions have.
 
     Args:
-        path: The folder of traces.
+        path: The folder of traces. One without a suffix is a run's own, and named with the run.
         layer: Counted from 1; by default the first that was recorded.
         heads: Counted from 1; all by default.
         definition: Which queries the average is over.
@@ -97,9 +97,7 @@ def read_attention(
         layer = header.layers[0] + 1 if layer is None else layer
         config, curves = read_layer(traces, layer, heads or (), definition)
         return AttentionFile(
-            name=path.name
-            if path.suffix
-            else f"{path.absolute().parent.name}/{path.name}",  # a run's own: RUN/attention
+            name=path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
             model=str(header.fingerprint.get("name", header.model)),
             figure=draw_figure(config, curves, note=False),
             notes=tuple(explain_figure(config, curves)),

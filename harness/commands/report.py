@@ -34,9 +34,11 @@ def report(
 
     (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
     chosen = head and list(dict.fromkeys(head))
-    shown = traces or [path for path in (Path(run) / RECORDED for run in runs) if path.is_dir()]
+    found = locate(runs)
+    own = [run / RECORDED for run in found if isinstance(run, Path)]
+    shown = traces or [path for path in own if path.is_dir()]
     curves = [reader.load()(path, layer=layer, heads=chosen, definition=definition) for path in shown]
     budgets = grade_at_caps(runs, read_caps(caps)) if caps else None
     given: dict[str, Any] = {"baseline": baseline, "margin": margin, "metric": metric}
-    size = write_report(locate(runs), output, attention=curves, budgets=budgets, **given)
+    size = write_report(found, output, attention=curves, budgets=budgets, **given)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

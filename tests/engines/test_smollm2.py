@@ -173,6 +173,8 @@ def test_a_figure_of_the_study_is_the_same_from_the_run_and_from_the_probe(run, 
         assert done.returncode == 0, done.stderr[-3000:]
     ours, theirs = (pandas.read_csv(tmp_path / name / "qwen-heads-12-13-14-smollm2.csv") for name in ("run", "probe"))
     pandas.testing.assert_frame_equal(ours, theirs, check_exact=False, atol=1e-5)
+    assert mless("report", str(run), "-o", str(tmp_path / "report.html")).returncode == 0
+    assert "run/attention" in (tmp_path / "report.html").read_text(), "shown unasked"
     done = mless("figure", config.replace("-smollm2", ""), "--set", f"traces={run / RECORDED}", "-o", str(tmp_path))
     assert done.returncode == 2 and "traces of smollm2, and the figure is of Qwen/Qwen2.5-Math-7B" in done.stderr
 
