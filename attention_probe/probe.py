@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from attention_probe.measure.measure_prompts import Record, measure_group
-from attention_probe.measure.record_in_engine import EngineModel, record_in_engine
 from attention_probe.model.load_first_layers import LoadedModel, load_model
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize, without_gap
 from attention_probe.self_check import self_check
@@ -30,7 +29,7 @@ from harness.runs import receipts
 from harness.runs.prompts_of_run import Source
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +44,9 @@ class ProbeSettings:
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
         device: `cpu`, `cuda`, ...
-        engine: Whether vLLM's engine records, instead of Hugging Face.
 
     Raises:
-        ConfigError: a decomposition over completions, or what an engine does not record.
+        ConfigError: a decomposition over completions.
     """
 
     model: str | None = None
@@ -57,13 +55,8 @@ class ProbeSettings:
     record: Record = field(default_factory=Record)
     dtype: Dtype = "float32"
     device: str = "cpu"
-    engine: bool = False
 
     def __post_init__(self) -> None:
-        if self.engine and self.record != Record():
-            raise ConfigError(
-                "--engine records curves and masses of prompts: leave out --decompose, --queries, --activations."
-            )
         if self.record.completion and self.record.decompose:
             raise ConfigError("--decompose compares the same queries, and those of --queries completion differ.")
 
@@ -144,9 +137,7 @@ def run_probe(
         for problem in problems
     }
     every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
-    loaded = (
-        EngineModel.of(str(settings.model), settings.layers) if settings.engine else settings.load_model(settings.dtype)
-    )
+    loaded = settings.load_model(settings.dtype)
     context = getattr(loaded.config, "max_position_embeddings", None)
     for prompt in every:
         if context is not None and len(prompt) > context:
@@ -154,14 +145,13 @@ def run_probe(
                 f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} tokens; {loaded.name} has "
                 f"a context of {context}."
             )
-    checks: Mapping[str, Any] = {"notices": ["recorded in vLLM's engine"]}
-    if isinstance(loaded, LoadedModel):
-        token_ids = np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64)
-        loaded.keep_embeddings(torch.from_numpy(token_ids))
-        exact = None if settings.dtype == "float32" else settings.load_model("float32")
-        checks = self_check(loaded, prompts, settings.record, exact)
+    token_ids = np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64)
+    loaded.keep_embeddings(torch.from_numpy(token_ids))
+    exact = None if settings.dtype == "float32" else settings.load_model("float32")
+    checks = self_check(loaded, prompts, settings.record, exact)
     receipt = make_receipt(source, selection, settings, tokenizer, checks)
-    with AttentionTraces.create(path, make_header(loaded, source, selection, settings), receipt=receipt) as traces:
+    header = make_header(loaded.config, loaded.fingerprint, source, selection, settings)
+    with AttentionTraces.create(path, header, receipt=receipt) as traces:
         for prompt in every:
             if traces.has(prompt.problem_id, prompt.condition):
                 _refuse_other_record(traces, prompt, chosen[prompt.problem_id])
@@ -170,26 +160,15 @@ def run_probe(
         ]
         done = len(prompts) - len(missing)
         advance(done, len(prompts))
-        for name, measured in _measure(loaded, {name: prompts[name] for name in missing}, settings):
-            for condition, prompt in prompts[name].items():
-                if not traces.has(name, condition):
-                    found = measured[condition] | {"cluster": clusters[name]}
-                    traces.append(make_trace(chosen[name], prompt, found))
-            done += 1
+        for group in _groups([prompts[name] for name in missing]):
+            for by_condition, measured in zip(group, measure_group(loaded, group, settings.record), strict=True):
+                for condition, prompt in by_condition.items():
+                    if not traces.has(prompt.problem_id, condition):
+                        found = measured[condition] | {"cluster": clusters[prompt.problem_id]}
+                        traces.append(make_trace(chosen[prompt.problem_id], prompt, found))
+            done += len(group)
             advance(done, len(prompts))
     return receipt
-
-
-def _measure(
-    loaded: LoadedModel | EngineModel, prompts: Mapping[str, Mapping[str, TokenizedPrompt]], settings: ProbeSettings
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What is measured of each problem, by condition."""
-    if isinstance(loaded, EngineModel):
-        yield from record_in_engine(loaded, prompts, settings.dtype) if prompts else ()
-        return
-    for group in _groups(prompts.values()):
-        for by_condition, measured in zip(group, measure_group(loaded, group, settings.record), strict=True):
-            yield next(iter(by_condition.values())).problem_id, measured
 
 
 def keep_freed_memory() -> None:
@@ -242,7 +221,11 @@ def make_trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Mapping
 
 
 def make_header(
-    loaded: LoadedModel | EngineModel, source: Source, selection: Selection, settings: ProbeSettings
+    config: PretrainedConfig,
+    fingerprint: Mapping[str, Any],
+    source: Source,
+    selection: Selection,
+    settings: ProbeSettings,
 ) -> TraceHeader:
     """What all records of a folder share."""
     record = asdict(settings.record)
@@ -251,16 +234,16 @@ def make_header(
     if str(source.layout) == Layout.AS_PUBLISHED or source.kind == "log":
         options["common_to"] = list(settings.conditions)
     return TraceHeader(
-        model=models.name_model(loaded.name),
-        fingerprint=loaded.fingerprint,
-        layers=loaded.layers,
-        head_count=loaded.head_count,
+        model=models.name_model(str(settings.model)),
+        fingerprint=fingerprint,
+        layers=tuple(sorted(set(settings.layers))),
+        head_count=int(config.num_attention_heads),
         conditions=settings.conditions,
         baseline=BASELINE,
         layout=str(source.layout),
         queries="completion" if settings.record.completion else "prompt",
         dtype=settings.dtype,
-        options=options | {"model_type": loaded.config.model_type},
+        options=options | {"model_type": config.model_type},
         on_outcome=selection.on_outcome,
     )
 

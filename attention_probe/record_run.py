@@ -6,16 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attention_probe.measure.record_in_engine import EngineModel, measured_fields, query_sets
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig
+
+from attention_probe.measure.decomposition import key_regions, mass_measures
 from attention_probe.probe import ProbeSettings, make_header, make_receipt, make_trace
-from attention_probe.prompts.token_roles import common_tokens, tokenize
+from attention_probe.prompts.token_roles import TokenizedPrompt, common_tokens, tokenize
 from attention_probe.traces import AttentionTraces
+from harness import models
 from harness.analysis.choose_problems import Criterion, select
-from harness.engines.attention import Floats
+from harness.engines.attention import Floats, means
 from harness.experiment.conditions import yardstick
 from harness.experiment.plan import Plan, Request
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.prompts_of_run import Source, answered_prompts, by_problem, filled_answers, prompt_id
+from harness.runs.receipts import model_fingerprint
+from harness.runs.records import as_json
 
 
 class RunRecorder:
@@ -46,7 +54,7 @@ class RunRecorder:
         source = Source(
             name=config.name,
             kind="run",
-            model=str(arguments["pretrained"]),
+            model=models.name_model(str(arguments["pretrained"])),
             layout=str(layout),
             conditions=names,
             problems=by_problem(answered_prompts(rows, [()] * len(rows))),
@@ -55,11 +63,13 @@ class RunRecorder:
         self._clusters = {one.id: one.cluster for one in source.problems}
         self._chosen = {one.problem_id: one for one in chosen.problems}
         self._prompts = {one.id: tokenize(one, model.tokenizer, conditions=names) for one in source.problems}
-        self._common = {name: common_tokens(prompts) for name, prompts in self._prompts.items()}
-        loaded = EngineModel.of(str(source.model), config.record.numbers, arguments.get("revision"))
-        settings = ProbeSettings(model=source.model, layers=loaded.layers, conditions=names, dtype=dtype, engine=True)
+        name, revision, layers = str(arguments["pretrained"]), arguments.get("revision"), config.record.numbers
+        shape = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
+        numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
+        settings = ProbeSettings(model=source.model, layers=numbers, conditions=names, dtype=dtype)
+        header = make_header(shape, as_json(model_fingerprint(name, revision)), source, chosen, settings)
         receipt = make_receipt(source, chosen, settings, model.tokenizer, {"notices": ["recorded in the run's engine"]})
-        self._traces = AttentionTraces.create(path, make_header(loaded, source, chosen, settings), receipt=receipt)
+        self._traces = AttentionTraces.create(path, header, receipt=receipt)
 
     def ask(self, request: Request) -> Request:
         """The request, with the queries whose attention is summed if its prompt is recorded and not there yet."""
@@ -67,7 +77,8 @@ class RunRecorder:
         first = not request.replicate and request.sample_index % self._plan.config.samples_each == 0
         if not first or condition not in self._prompts.get(problem, ()) or self._traces.has(problem, condition):
             return request
-        return replace(request, record=query_sets(self._prompts[problem][condition], self._common[problem][condition]))
+        prompts = self._prompts[problem]
+        return replace(request, record=query_sets(prompts[condition], common_tokens(prompts)[condition]))
 
     def keep(self, request: Request, sums: Floats) -> None:
         """Add what was recorded: [layer, set, head, key].
@@ -89,3 +100,19 @@ class RunRecorder:
         arm = self._plan.arms[request.task]
         first = arm.layout == self._plan.config.layouts[0]
         return prompt_id(request.problem_id, arm.draw) if first else "", arm.condition.name
+
+
+def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> list[list[int]]:
+    """The queries over which attention is summed: all, the common ones, and those of the problem among them."""
+    everything = np.ones(len(prompt), np.bool_)
+    sets = [everything, common, common & prompt.has_role("problem")]
+    return [one.astype(int).tolist() for one in sets]
+
+
+def measured_fields(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, Any]:
+    """What a `Trace` has of the sums [layer, set, head, key] over these sets of queries."""
+    curves, inside = means(sums, sets), key_regions(prompt)
+    masses = torch.from_numpy(sums[:, -1].copy()) @ inside.float().T / max(1, sum(sets[-1]))
+    layers = [mass_measures(layer[:, None]) for layer in masses]
+    measures = {key: torch.stack([layer[key] for layer in layers]).numpy() for key in layers[0]}
+    return {"mean_all": curves[:, 0], "mean_common": curves[:, 1], "measures": measures}

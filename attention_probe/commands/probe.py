@@ -56,9 +56,6 @@ def probe(
     activations: Annotated[bool, typer.Option("--activations", help="Record the first MLP too.")] = False,
     dtype: Annotated[Dtype, typer.Option(help="Type that the layers are computed in.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    engine: Annotated[
-        bool, typer.Option("--engine", help="Record in vLLM: any size, all layers, curves and masses.")
-    ] = False,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder of traces; continued if it is there.")
     ] = Path("probe.traces"),
@@ -96,7 +93,6 @@ def probe(
         record=Record(completion=queries == "completion", decompose=decompose, activations=activations),
         dtype=dtype,
         device=device,
-        engine=engine,
     )
     opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
     selection = choose(prompts, opened)

@@ -6,7 +6,7 @@ queries leave the engine, so all layers of a large model can be had.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -53,10 +53,12 @@ def attention(
     name = models.resolve_model(model)
     tokenizer = load_tokenizer(name)
     ids = [list(encode(one, tokenizer)[0]) if isinstance(one, str) else list(map(int, one)) for one in prompts]
-    every = {place: recorded_prompt(one, [[1] * len(one)] * 2) for place, one in enumerate(ids)}
+    requests = [recorded_prompt(one, [[1] * len(one)] * 2, name=str(place)) for place, one in enumerate(ids)]
+    found: dict[str, Floats] = {}
     with closing(open_recorder({"pretrained": name, **arguments}, layers)) as engine:
-        found = {place: means(sums, every[place].record)[:, 0] for place, sums in record(engine, every)}
-    return [found[place] for place in range(len(ids))]
+        for finished in engine.stream(requests):
+            found |= {one.problem_id: means(done.attention, one.record)[:, 0] for one, done in finished}
+    return [found[one.problem_id] for one in requests]
 
 
 def open_recorder(arguments: Mapping[str, Any], layers: Layers) -> VLLMEngine:
@@ -71,42 +73,23 @@ def open_recorder(arguments: Mapping[str, Any], layers: Layers) -> VLLMEngine:
     return VLLMEngine({**arguments, "interventions": {"layers": opened}}, sampled=False)
 
 
-def recorded_prompt(
-    token_ids: Sequence[int], sets: Sequence[Sequence[int]], intervention: Mapping[str, Any] | None = None
-) -> Request:
-    """A request for the attention of a prompt and for no answer; `sets` as of `Request.record`."""
+def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], name: str) -> Request:
+    """A request for the attention of a prompt and for one token; `sets` as of `Request.record`."""
     return Request(
         task="",
-        problem_id="",
+        problem_id=name,
         prompt="",
         prompt_token_ids=tuple(token_ids),
         prompt_sha256="",
         prompt_token_sha256=None,
         sampling=Sampling(max_tokens=1),
-        intervention=intervention,
         record=sets,
     )
 
 
-def record(engine: VLLMEngine, prompts: Mapping[Any, Request]) -> Iterator[tuple[Any, Floats]]:
-    """The sums [layer, set, head, key] of each prompt, as it is finished.
-
-    Args:
-        engine: As `open_recorder` gives it.
-        prompts: As `recorded_prompt` gives them, by what each is told apart by.
-
-    Raises:
-        EngineError: the engine died, or a hook was skipped.
-    """
-    names = {id(request): name for name, request in prompts.items()}
-    for finished in engine.stream(list(prompts.values())):
-        for request, done in finished:
-            assert done.attention is not None  # asked
-            yield names[id(request)], done.attention
-
-
-def means(sums: Floats, sets: Sequence[Sequence[int]] | None) -> Floats:
+def means(sums: Floats | None, sets: Sequence[Sequence[int]] | None) -> Floats:
     """The mean weight [layer, set, head, key] over the queries of each set but the last; NaN where there is none."""
+    assert sums is not None  # as it was asked for
     queries = np.array(sets, dtype=np.float32)[:-1]
     later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries
     with np.errstate(invalid="ignore", divide="ignore"):

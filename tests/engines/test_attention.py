@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import harness
 from attention_probe.record_run import RunRecorder
 from attention_probe.traces import AttentionTraces
-from harness.engines.attention import means, open_recorder, record, recorded_prompt
+from harness.engines.attention import means, open_recorder, recorded_prompt
 from harness.engines.interventions import checks, worker
 from harness.engines.lifetime import INTERVENTIONS
 from harness.errors import ConfigError, EngineError
@@ -28,37 +28,6 @@ from tests.engines.test_interventions import config
 from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
-
-ASKED = ("--model", "smollm2", "--n", "2", "--layers", "1-3", "--conditions", "mless,mless-gap,random")
-
-
-@pytest.fixture(scope="session")
-def both(mless, smollm2, tmp_path_factory):
-    """Traces of the same prompts, recorded by the engine and by Hugging Face."""
-    folder = tmp_path_factory.mktemp("attention")
-    for name, more in (("engine", ["--engine"]), ("probe", [])):
-        done = mless("probe", str(EXAMPLE), *ASKED, *more, "-o", str(folder / name))
-        assert done.returncode == 0, done.stderr[-3000:]
-    return folder
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_traces_of_the_engine_are_those_of_the_probe(both, mless):
-    with AttentionTraces.open(both / "engine") as ours, AttentionTraces.open(both / "probe") as theirs:
-        assert len(ours) == len(theirs) == 2 * 4
-        assert replace(ours.header, fingerprint={}) == replace(theirs.header, fingerprint={})
-        for one in theirs:
-            other = ours.get(one.problem_id, one.condition)
-            for name in ("mean_all", "mean_common", "token_ids", "original_pos"):
-                np.testing.assert_allclose(getattr(other, name), getattr(one, name), atol=1e-5)
-            assert other.measures.keys() == one.measures.keys()
-            for name, values in one.measures.items():
-                np.testing.assert_allclose(other.measures[name], values, atol=1e-5, err_msg=name)
-    done = mless("heads", str(both / "engine"), "--baseline", "random", "--condition", "mless", "--measure", "bias")
-    assert done.returncode == 2 and "has no bias under" in done.stderr
-    done = mless("figure", str(both / "engine"), "-o", str(both / "figures"))
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.engine
@@ -132,7 +101,7 @@ def asked_of(lengths):
     requests = []
     for size in lengths:
         sets = [[1] * size, *(drawn.integers(0, 2, size).tolist() for _ in range(2))]
-        one = recorded_prompt(drawn.integers(100, 40_000, size).tolist(), sets)
+        one = recorded_prompt(drawn.integers(100, 40_000, size).tolist(), sets, name=str(len(requests)))
         requests.append(replace(one, sampling=Sampling(max_tokens=60, stop=("no such text",))))
     return requests
 
@@ -153,8 +122,8 @@ def sums_of(folder, requests, **more):
         patch.setattr(worker.Arms, "_recording", watched)
         worker.install_at_load()
         with closing(open_recorder(arguments, [1, 30])) as engine:
-            found = dict(record(engine, dict(enumerate(requests))))
-    return [found[place] for place in range(len(requests))], again
+            found = {one.problem_id: done.attention for finished in engine.stream(requests) for one, done in finished}
+    return [found[one.problem_id] for one in requests], again
 
 
 @pytest.mark.engine
@@ -239,8 +208,3 @@ def test_what_does_not_fit_is_refused_before_the_run_begins(smollm2, mless, tmp_
     assert (
         "attention recorded in 30 layers takes up to 0.1" in done.stderr and "of 0.06 GiB for the cache" in done.stderr
     )
-
-
-def test_what_an_engine_does_not_record_is_named(mless):
-    done = mless("probe", str(EXAMPLE), *ASKED, "--engine", "--decompose", "-o", "unused.traces")
-    assert done.returncode == 2 and "--engine records curves and masses of prompts" in done.stderr

@@ -173,6 +173,15 @@ def test_a_figure_of_the_study_is_the_same_from_the_run_and_from_the_probe(run, 
         assert done.returncode == 0, done.stderr[-3000:]
     ours, theirs = (pandas.read_csv(tmp_path / name / "qwen-heads-12-13-14-smollm2.csv") for name in ("run", "probe"))
     pandas.testing.assert_frame_equal(ours, theirs, check_exact=False, atol=1e-5)
+    (measured,) = (tmp_path / "probe" / "traces").iterdir()
+    with AttentionTraces.open(run / RECORDED) as recorded, AttentionTraces.open(measured) as probed:
+        for one in probed:
+            other = recorded.get(one.problem_id, one.condition)
+            assert (other.token_ids == one.token_ids).all() and (other.original_pos == one.original_pos).all()
+            for name in ("mean_all", "mean_common"):
+                np.testing.assert_allclose(getattr(other, name)[:1], getattr(one, name), atol=1e-5)
+            for name, values in one.measures.items():
+                np.testing.assert_allclose(other.measures[name][:1], values, atol=1e-5, err_msg=name)
     assert mless("report", str(run), "-o", str(tmp_path / "report.html")).returncode == 0
     assert "run/attention" in (tmp_path / "report.html").read_text(), "shown unasked"
     done = mless("figure", config.replace("-smollm2", ""), "--set", f"traces={run / RECORDED}", "-o", str(tmp_path))

@@ -30,7 +30,6 @@ NEED_HEAVY = {
     "attention_probe.figures.make_figure",
     "attention_probe.measure.decomposition",
     "attention_probe.measure.measure_prompts",
-    "attention_probe.measure.record_in_engine",
     "attention_probe.model",
     "attention_probe.probe",
     "attention_probe.record_run",
