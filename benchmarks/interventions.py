@@ -1,8 +1,9 @@
 """What interventions and recording cost: the same prompts with and without hooks, and under each intervention.
 
 SmolLM2 answers products with up to 64 tokens each, all prompts of a condition at once. Seconds are those of an engine
-that has loaded; prompts are computed anew each time. One engine has no hooks; the other one's are in Layers 1 and 4 to
-10, as in configs/runs/causes.yaml; a third records attention in all layers, of every prompt. The conditions take turns.
+that has loaded; what it has cached is forgotten before each measurement. One engine has no hooks; another has them in
+Layers 1 and 4 to 10, as in configs/runs/causes.yaml; two more record attention, of Layers 1 to 3 and of all, for every
+prompt. The conditions take turns.
 
     python -m benchmarks.interventions [--small]
 """

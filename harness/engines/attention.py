@@ -21,13 +21,12 @@ from harness.experiment.sampling import Sampling
 from harness.layers_and_heads import parse_numbers
 
 Floats = NDArray[np.float32]
-Layers = Sequence[int] | str
 
 
 def attention(
     model: str,
     prompts: Sequence[str] | Sequence[Sequence[int]],
-    layers: Layers = "all",
+    layers: Sequence[int] | str = "all",
     **arguments: Any,
 ) -> list[Floats]:
     """The attention that each token of a prompt receives from the tokens after it, by layer and head.
@@ -61,7 +60,7 @@ def attention(
     return [found[one.problem_id] for one in requests]
 
 
-def open_recorder(arguments: Mapping[str, Any], layers: Layers) -> VLLMEngine:
+def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | str) -> VLLMEngine:
     """An engine in which the attention of these layers, counted from 1, is open.
 
     Raises:

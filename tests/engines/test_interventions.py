@@ -71,7 +71,8 @@ def test_scale_and_bias_are_the_two_parts_of_attention_beside_a_filler():
     # queries before the filler's end are as they were
     torch.testing.assert_close(original[:, :8], whole[:, :8])
     ratio = (scaled / original)[:, 8:].flatten(3)
-    torch.testing.assert_close(ratio.amin(-1), ratio.amax(-1), atol=1e-4, rtol=0), "one number for each head and token"
+    # one number for each head and token
+    torch.testing.assert_close(ratio.amin(-1), ratio.amax(-1), atol=1e-4, rtol=0)
 
 
 def test_a_phantom_is_the_filler_for_all_later_tokens_in_one_batch_with_others():

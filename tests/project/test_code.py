@@ -22,7 +22,7 @@ FOLDERS = {
         "constants errors resources models layers_and_heads yaml_settings experiment engines grading runs analysis "
         "lm_eval_plugin display execution doctor commands cli"
     ).split(),
-    "attention_probe": ("prompts model measure self_check traces probe record_run analysis figures commands").split(),
+    "attention_probe": "prompts model measure self_check traces probe record_run analysis figures commands".split(),
 }
 """The stages of the work. A folder imports only folders before it."""
 

@@ -28,7 +28,7 @@ def attend(
     """The output of causal attention, with the parts that a filler has in it switched: `scale x original + bias`.
 
     Args:
-        query: As of `weigh`, like all others but `value`.
+        query: [sequence, token, head, unit], of any dtype; computed with in float32.
         key: [sequence, position, head for keys, unit].
         value: As `key`.
         factor: What scores are multiplied with.

@@ -1,4 +1,4 @@
-"""Interventions checked: before the model is loaded, what cannot carry them; with it, that vLLM does what is meant.
+"""Checks: before the model is loaded, what cannot carry interventions or recording; with it, what vLLM makes of arms.
 
 Every engine answers a few prompts of every arm, and must give what Hugging Face gives with the same arithmetic: the
 same tokens until the first near-tie, with the same log-probabilities. Each arm is held against the reference of every
