@@ -1,9 +1,10 @@
 """Run benchmarks one after another, each in a fresh process, and write RESULTS.md from their figures.
 
-    python -m benchmarks [--small] [grading] [tables] [probe] [stock] [engine] [engines] [interventions]
+    python -m benchmarks [--small] [--shape NAME] [grading] [tables] [probe] [stock] [engine] [engines]
 
 Without names all are run. Figures of those not run now stay from the last time. With --small everything is short and
-goes to results/bench-small: it shows that the benchmarks work, and says nothing of speed.
+goes to results/bench-small: it shows that the benchmarks work, and says nothing of speed. With --shape the engine's
+benchmark has a model of that size, for a GPU, and figures of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.runs import ROOT, say, work_folder, write_json
 
-MINUTES = {"grading": 1, "tables": 3, "probe": 24, "stock": 9, "engine": 15, "engines": 15, "interventions": 4}
+MINUTES = {"grading": 1, "tables": 3, "probe": 24, "stock": 9, "engine": 15, "engines": 15}
 """In their order, with about how long each takes on two cores."""
 
 FIGURES = Path(__file__).resolve().parent / "figures"
@@ -31,14 +32,17 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(MINUTES)}; default all")
     parser.add_argument("--small", action="store_true", help="short, to see that everything works")
+    parser.add_argument("--shape", help="the size of the engine benchmark's model, from shapes.yaml")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in MINUTES]:
         parser.error(f"no benchmark {unknown[0]!r}; expected any of {', '.join(MINUTES)}")
     folder = work_folder(True) if arguments.small else FIGURES
     for name in arguments.names or MINUTES:
         say(f"{name}: about {'a minute or two' if arguments.small else f'{MINUTES[name]} minutes on two cores'}")
-        run(name, folder / f"{name}.json", small=arguments.small)
-    sections = [json.loads(path.read_text("utf-8")) for name in MINUTES if (path := folder / f"{name}.json").is_file()]
+        shape = arguments.shape if name == "engine" else None
+        run(name, folder / f"{'-'.join(filter(None, (name, shape)))}.json", small=arguments.small, shape=shape)
+    paths = [folder / f"{name}.json" for name in MINUTES] + sorted(folder.glob("engine-*.json"))
+    sections = [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
     page = (folder if arguments.small else FIGURES.parent) / "RESULTS.md"
     title = "Benchmarks, cut short: no measure of speed" if arguments.small else "Benchmark results"
     page.write_text(report.page(title, sections, "make bench"), encoding="utf-8")
@@ -49,13 +53,13 @@ def main() -> None:
     say(f"targets missed: {'; '.join(missed)}" if missed else "all targets met")
 
 
-def run(name: str, path: Path, *, small: bool) -> None:
+def run(name: str, path: Path, *, small: bool, shape: str | None = None) -> None:
     """Run one benchmark in a fresh process and add the facts of the machine to its figures.
 
     Raises:
         SystemExit: it failed; it has said why.
     """
-    flags = ["--small"] if small else []
+    flags = ["--small"] * small + (["--shape", shape] if shape else [])
     measured = work_folder(small) / f"{name}-measured.json"
     measured.unlink(missing_ok=True)
     facts = report.facts(" ".join(["python -m", f"benchmarks.{name}", *flags]))

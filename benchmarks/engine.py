@@ -1,99 +1,195 @@
-"""`mless run` against raw `vllm.LLM.generate` on the same requests: tokens a second, and what the client costs.
+"""Speed of `mless run` and of its hooks, relative to raw `vllm.LLM.generate` on the same requests.
 
-A tiny model makes the client most of the work: it is the tests' model without the token that ends a text, so that
-every completion has all its tokens and the engine is full to the end. Both sides get the same token ids, sampling
-parameters, seeds and engine arguments, each in a fresh process: one to warm up, then raw, mless, mless, raw. For
-`mless run` every completion is journaled and graded on the way. Timed is what lies between the first step of the engine
-and the last. The client's CPU seconds are those of its process, without the engine's and the graders'; those of
-`mless run` count until the last completion is graded. How much of them vLLM's own step takes stands beside.
+The model has the shape of one of the study's models, dummy weights, and SmolLM2's tokenizer without
+an end of text, so that every completion has all its tokens. Prompts are those of MATH-500 with 55
+slashes (MATH500_PATH names the file; without it they are the tests' problems). Sampling is on.
 
-    python -m benchmarks.engine [--small]
+There are two engine starts. They load at the same time and are measured one after the other. The
+plain one serves raw vLLM and `mless run` in turn. The other one has the hooks of interventions and
+recording, which change the CUDA graphs. The prefix cache is emptied before each side. Seconds run
+from the first request to the last completion. The client's CPU time is that of its process, without
+the engine's and the graders' processes, until the last completion is graded.
+
+    python -m benchmarks.engine [--small] [--shape NAME]
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-import statistics
 import sys
-from functools import partial
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from benchmarks.report import Figures, row
-from benchmarks.runs import CONFIG, TOY, alternate, read_json, run_benchmark, run_logged, write_json
+import yaml
 
-ROUNDS = 2
-"""Runs of each side; the second round runs backwards."""
-SLOTS, SAMPLES, TOKENS = 256, 8, 1024
-"""Sequences at once, samples a problem, and tokens of each completion."""
-LEAST_WALL, MOST_CPU = 0.97, 0.6
-"""Targets: of raw vLLM's tokens a second, and of its client's CPU seconds a token."""
-SIDES = {"raw": "raw vLLM", "mless": "mless run, with journal, grading and audit"}
+from benchmarks.report import Figures, Row, row
+from benchmarks.runs import read_json, run_benchmark, run_logged, say, write_json
+from harness.errors import EngineError
+from harness.models import resolve_model
+
+SHAPES = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8"))
+SESSIONS = ("plain", "hooks")
+"""The engine starts."""
+REQUESTS, TOKENS = 256, 512
+"""Requests of each side, which all run at once, and the tokens of each completion."""
+SMALL_REQUESTS, SMALL_TOKENS = 8, 32
+CONTEXT = 2048
+"""Tokens of a prompt and its completion at most."""
+AVERAGE_PROMPT = 400
+"""Tokens of a prompt, rounded up: for the size of the cache."""
+GPU_SHARE = 0.45
+"""Share of the GPU's memory that has to be free as each of the two engines starts."""
+MOST_SECONDS = {"mless": 1.03, "hooks": 1.03, "recording": 1.15, "intervention": 1.25}
+"""Targets on a GPU: seconds relative to raw vLLM, by the kind of a side."""
+MOST_CLIENT_US = 5.0
+"""Target: the client's CPU time for a token of `mless run`, in microseconds."""
 
 
-def measure(folder: Path, small: bool) -> Figures:
+def measure(folder: Path, small: bool, shape: str = "tiny") -> Figures:
     """All figures, JSON-ready."""
-    model = shutil.copytree(TOY / "model", folder / "endless")
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        known = read_json(model / name)
-        write_json(model / name, known | dict.fromkeys({"eos_token_id", "eos_token"} & known.keys()))
-    changes: dict[str, Any] = {
-        "conditions": ["wo"],
-        "model.arguments.pretrained": str(model),
-        "model.arguments.max_num_seqs": SLOTS,
-        "sampling": {"temperature": 0.7},
-        "samples_per_problem": SAMPLES,
-        "max_gen_toks": TOKENS,
+    requests, tokens = (SMALL_REQUESTS, SMALL_TOKENS) if small else (REQUESTS, TOKENS)
+    make_model(SHAPES[shape], folder / "model")
+    settings = run_settings(SHAPES[shape], folder / "model", tokens)
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    with ThreadPoolExecutor() as pool:
+        errors = list(pool.map(lambda kind: run_session(kind, folder, requests), SESSIONS))
+    return describe(shape, folder, [error for error in errors if error])
+
+
+def make_model(values: Mapping[str, Any], folder: Path) -> None:
+    """A model folder without weights, whose tokenizer has no token that ends a text."""
+    smollm2 = Path(resolve_model("smollm2"))
+    folder.mkdir()
+    write_json(folder / "config.json", {**values, "max_position_embeddings": CONTEXT})
+    shutil.copy(smollm2 / "tokenizer.json", folder)
+    tokenizer = read_json(smollm2 / "tokenizer_config.json")
+    write_json(folder / "tokenizer_config.json", {**tokenizer, "eos_token": None})
+
+
+def run_settings(values: Mapping[str, Any], model: Path, tokens: int) -> dict[str, Any]:
+    """The run config of all sides."""
+    import torch
+
+    arguments: dict[str, Any] = {
+        "pretrained": str(model),
+        "load_format": "dummy",
+        "dtype": "float32",
+        "max_model_len": CONTEXT,
+        "max_num_seqs": REQUESTS,
     }
-    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-
-    def side(kind: str, name: str) -> dict[str, Any]:
-        written = folder / f"{name}.json"
-        limit = "4" if small else str(2 * SLOTS // SAMPLES)
-        command = [sys.executable, "-m", "benchmarks.runs", kind, str(written), str(CONFIG), limit, *overrides]
-        run_logged(command, folder / f"{name}.log")
-        return dict(read_json(written))
-
-    sides = {kind: partial(side, kind) for kind in SIDES}
-    sides["raw"]("warm-up")
-    return _figures(alternate(sides, 1 if small else ROUNDS))
-
-
-def _figures(rounds: list[dict[str, dict[str, Any]]]) -> Figures:
-    rows = []
-    for measure, unit, target, key in (
-        ("tokens a second", "tokens/s", f"at least {LEAST_WALL} of raw", "tokens_per_second"),
-        ("the client's CPU", "us a token", f"at most {MOST_CPU} of raw", "client_us_per_token"),
-    ):
-        found = {side: [one[side][key] for one in rounds] for side in SIDES}
-        ratios = [ours / raw for ours, raw in zip(found["mless"], found["raw"], strict=True)]
-        ratio = statistics.mean(ratios)
-        met = ratio >= LEAST_WALL if key == "tokens_per_second" else ratio <= MOST_CPU
-        for side, name in SIDES.items():
-            middle = statistics.mean(found[side])
-            each = "; ratios " + ", ".join(f"{one:.3f}" for one in ratios) if side == "mless" else ""
-            said = f"{middle:,.{0 if middle > 100 else 2}f} {unit}{each}"
-            more: dict[str, Any] = {"target": target, "ratio": ratio, "met": met} if side == "mless" else {}
-            rows.append(row(f"{measure}, {name}", said, **more))
-    raw, ours = (statistics.mean(one[side]["step_us_per_token"] for one in rounds) for side in SIDES)
-    first = rounds[0]["raw"]
-    full = min(one[side]["full"] for one in rounds for side in SIDES)
+    if not torch.cuda.is_available():
+        arguments["enforce_eager"] = True  # compiling pays off on larger models only
+    else:
+        arguments["dtype"] = "bfloat16"
+        arguments["gpu_memory_utilization"] = GPU_SHARE
+        # vLLM cannot measure what memory is free while another engine starts beside it
+        arguments["kv_cache_memory_bytes"] = cache_bytes(values)
+    redistribution = {"kind": "redistribute", "layer": 1, "share": 0.1}
     return {
-        "title": "Engine: `mless run` against raw `vllm.LLM.generate`",
-        "what": f"{first['samples']:,} requests, {SAMPLES} samples a problem with a seed each, to the tests' model of "
-        f"2 million parameters in float32 on {first['device']}, at most {SLOTS} "
-        f"sequences at once, {TOKENS:,} tokens each. Means of {len(rounds)} rounds, ratios within a round.",
-        "rows": rows,
-        "notes": [
-            f"Generated tokens of a run: {first['tokens']:,}.",
-            f"All {SLOTS} sequences were busy during at least {full:.0%} of each run, so the speed of a full engine "
-            "is that of the whole.",
-            f"vLLM's own step takes {raw:.2f} us of it when called by hand, {ours:.2f} us in `mless run`.",
+        "name": "speed",
+        "model": {"arguments": arguments},
+        "dataset": "math500",
+        "conditions": [
+            "wo",
+            "mless",
+            {"causes": "mless", "layer": 1},
+            {"name": "redistributed", "unit": "/", "intervention": redistribution},
         ],
-        "rounds": rounds,
+        "layouts": ["raw"],
+        "sampling": {"temperature": 0.7, "top_p": 0.95},
+        "max_gen_toks": tokens,
     }
+
+
+def cache_bytes(values: Mapping[str, Any]) -> int:
+    """The size of the cache in bfloat16 that all requests of a side need at once."""
+    heads = values["num_attention_heads"]
+    head_size = values.get("head_dim", values["hidden_size"] // heads)
+    per_token = 4 * values["num_hidden_layers"] * values["num_key_value_heads"] * head_size
+    return int(REQUESTS * (AVERAGE_PROMPT + TOKENS) * per_token)
+
+
+def run_session(kind: str, folder: Path, requests: int) -> str:
+    """Run one engine start to its end; returns why it failed, empty if it did not."""
+    command = [sys.executable, "-m", "benchmarks.engine_session", kind, str(folder), str(requests)]
+    try:
+        run_logged(command, folder / f"{kind}.log")
+    except EngineError as error:
+        say(str(error))
+        return f"The session `{kind}` failed: {str(error).splitlines()[-1]}"
+    finally:
+        (folder / f"{kind}.ended").touch()
+    return ""
+
+
+def describe(shape: str, folder: Path, errors: Sequence[str]) -> Figures:
+    """The figures of all sides that were measured; a session that failed is named in a note.
+
+    Raises:
+        EngineError: raw vLLM, to which all are compared, was not measured.
+    """
+    paths = {kind: folder / f"{kind}.json" for kind in SESSIONS}
+    sessions = {kind: read_json(path) for kind, path in paths.items() if path.exists()}
+    sides: dict[str, list[dict[str, Any]]] = {}
+    for session in sessions.values():
+        for side in session["sides"]:
+            sides.setdefault(side["name"], []).append(side)
+    sides.pop("warm-up", None)
+    if "raw vLLM" not in sides:
+        raise EngineError(f"Raw vLLM was not measured. {' '.join(errors)}")
+    raw = sides["raw vLLM"]
+    plain = sessions["plain"]["engine"]
+    loads = [f"{kind} {session['load_seconds']:.0f} s" for kind, session in sessions.items()]
+    return {
+        "title": f"Engine: `mless run` and its hooks relative to raw vLLM, {shape}",
+        "what": f"{raw[0]['requests']} requests at once, {raw[0]['tokens']:,} tokens in all, "
+        f"dummy weights in {plain['dtype']} on {plain['device']}. Ratios: seconds relative to raw "
+        "vLLM. Seconds and tokens/s are means; each side's seconds follow.",
+        "rows": [
+            *(seconds_row(name, side, raw, plain["device"]) for name, side in sides.items()),
+            *(client_row(name, sides[name]) for name in ("raw vLLM", "mless run") if name in sides),
+        ],
+        "notes": [f"Loading, both at the same time: {', '.join(loads)}.", *errors],
+        "sessions": sessions,
+    }
+
+
+def average(repeats: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The mean of a figure over the repeats of a side."""
+    return mean(repeat[name] for repeat in repeats)
+
+
+def seconds_row(name: str, repeats: Sequence[Mapping[str, Any]], raw: Sequence[Mapping[str, Any]], device: str) -> Row:
+    """The time that a side takes, relative to raw vLLM."""
+    seconds = average(repeats, "seconds")
+    speed = average(repeats, "tokens") / seconds
+    full_speed = average(repeats, "full_tokens") / average(repeats, "full_seconds")
+    listed = ", ".join(f"{repeat['seconds']:.2f}" for repeat in repeats)
+    measured = f"{speed:,.0f} tokens/s, {full_speed:,.0f} while all requests run; {listed} s"
+    ratio = seconds / average(raw, "seconds")
+    most = MOST_SECONDS.get(repeats[0]["kind"])
+    if most is None:
+        return row(name, measured)
+    if device == "cpu":
+        return row(name, measured, ratio=ratio)
+    return row(name, measured, ratio=ratio, target=f"at most {most}", met=ratio <= most)
+
+
+def client_row(name: str, repeats: Sequence[Mapping[str, Any]]) -> Row:
+    """The client's CPU time for a token."""
+    client, full = average(repeats, "client_us"), average(repeats, "full_client_us")
+    measured = (
+        f"{client:.2f} us a token, of which vLLM's step {average(repeats, 'step_us'):.2f}; "
+        f"{full:.2f} while all requests run"
+    )
+    if name == "raw vLLM":
+        return row(f"client's CPU, {name}", measured)
+    target = f"at most {MOST_CLIENT_US:g} us"
+    return row(f"client's CPU, {name}", measured, target=target, met=client <= MOST_CLIENT_US)
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, measure)
+    run_benchmark(__doc__, measure, shapes=tuple(SHAPES))

@@ -1,7 +1,4 @@
-"""What the benchmarks share: commands in processes of their own, the toy's config, what speed is measured on, figures.
-
-python -m benchmarks.runs raw|mless OUT CONFIG LIMIT [KEY=VALUE ...]     one side of benchmarks.engine
-"""
+"""What the benchmarks share: commands in their own processes, the toy's config, problems, figures."""
 
 from __future__ import annotations
 
@@ -13,16 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, section
 from harness.errors import EngineError
-from harness.experiment.config import load_config
-from harness.experiment.plan import make_plan, make_requests
+from harness.experiment.problems import PATH_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 TOY = ROOT / "tests" / "data" / "toy"
@@ -30,6 +25,7 @@ TOY = ROOT / "tests" / "data" / "toy"
 CONFIG = TOY / "demo.yaml"
 PROBLEMS = TOY / "demo.jsonl"
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
+os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # MATH-500 where its file is named
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
@@ -37,21 +33,25 @@ STOP_SECONDS = 20
 """A command that is told to end may take this long; then it is killed."""
 
 
-def run_benchmark(description: str | None, measure: Callable[[Path, bool], Figures]) -> None:
-    """A benchmark's command line: measure, print a Markdown section, and write the figures as JSON where asked.
+def run_benchmark(description: str | None, measure: Callable[..., Figures], shapes: Sequence[str] = ()) -> None:
+    """A benchmark's command line: measure, print a Markdown section, and write the figures as JSON.
 
     Args:
         description: The benchmark's docstring.
         measure: Makes the figures, in an empty folder; `small` is a few problems, to see that it works.
+        shapes: The model shapes that `measure` can be asked for, the default one first.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    if shapes:
+        parser.add_argument("--shape", choices=shapes, default=shapes[0], help="the model's sizes")
     arguments = parser.parse_args()
     folder = work_folder(arguments.small) / Path(sys.argv[0]).stem
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    figures = measure(folder, arguments.small)
+    options = {"shape": arguments.shape} if shapes else {}
+    figures = measure(folder, arguments.small, **options)
     write_json(arguments.json, figures)
     print(section(figures))
 
@@ -159,81 +159,3 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
         end = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
         raise EngineError(f"`{' '.join(command[1:5])} ...` failed with exit code {failed}. {log} ends: {end}")
     return time.monotonic() - started
-
-
-@contextmanager
-def recorded_steps() -> Iterator[dict[str, Any]]:
-    """Time every step of vLLM's engine within the context, whoever takes it; afterwards the mapping has the figures.
-
-    CPU seconds of `mless run` count until all is graded and its engine is closed.
-    """
-    from vllm import LLMEngine
-
-    from harness.engines.vllm import VLLMEngine
-
-    own, close, found = LLMEngine.step, VLLMEngine.close, dict[str, Any]()
-    steps: list[tuple[float, float, bool]] = []
-
-    def step(engine: Any) -> Any:
-        if not steps:
-            found["slots"] = engine.vllm_config.scheduler_config.max_num_seqs
-            steps.append((time.monotonic(), time.process_time(), True))
-        started = time.thread_time()
-        outputs = own(engine)
-        found["step_us_per_token"] = found.get("step_us_per_token", 0) + 1e6 * (time.thread_time() - started)
-        found["samples"] = found.get("samples", 0) + sum(output.finished for output in outputs)
-        found["tokens"] = found.get("tokens", 0) + sum(len(output.outputs[0].token_ids) for output in outputs)
-        full = engine.get_num_unfinished_requests() >= found["slots"]
-        steps.append((time.monotonic(), time.process_time(), full))
-        return outputs
-
-    def note_and_close(engine: VLLMEngine) -> None:
-        steps.append((steps[-1][0], time.process_time(), False))
-        close(engine)
-
-    LLMEngine.step, VLLMEngine.close = step, note_and_close  # type: ignore[method-assign]
-    yield found
-    LLMEngine.step, VLLMEngine.close = own, close  # type: ignore[method-assign]
-    seconds, cpu = steps[-1][0] - steps[0][0], steps[-1][1] - steps[0][1]
-    found["seconds"] = round(seconds, 2)
-    found["tokens_per_second"] = round(found["tokens"] / seconds, 1)
-    found["client_us_per_token"] = 1e6 * cpu / found["tokens"]
-    found["step_us_per_token"] /= found["tokens"]
-    found["full"] = sum(end[0] - start[0] for start, end in pairwise(steps) if end[2]) / seconds
-
-
-def _generate_raw(config: Path, limit: int, overrides: Sequence[str]) -> None:
-    """Load `vllm.LLM` as `mless run` would load its engine, and call `generate` once with all requests."""
-    from vllm import LLM, TokensPrompt
-
-    from harness.engines.vllm import device_type, engine_arguments, fit_to_cpu, sampling_parameters
-
-    plan = make_plan(load_config(config, overrides), limit=limit)
-    sampling = plan.config.resolve_sampling(None)
-    requests = list(make_requests(plan, sampling))
-    given = engine_arguments(plan.config.model_arguments())
-    if device_type() == "cpu":
-        fit_to_cpu(given, sampled=not sampling.greedy)
-    prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
-    LLM(**given).generate(prompts, [sampling_parameters(request) for request in requests], use_tqdm=False)
-
-
-def main() -> None:
-    """Measure one side, as the top of this file says."""
-    from harness import cli
-    from harness.engines.vllm import device_type
-
-    kind, written, config, limit, *overrides = sys.argv[1:]
-    with recorded_steps() as found:
-        if kind == "raw":
-            _generate_raw(Path(config), int(limit), overrides)
-        else:
-            sets = [part for one in overrides for part in ("--set", one)]
-            output = str(Path(written).with_suffix(""))
-            cli.add_commands()
-            cli.app(["run", config, "--quiet", "--limit", limit, "--output", output, *sets], standalone_mode=False)
-    write_json(Path(written), {**found, "device": device_type()})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,281 @@
+"""One engine start of `benchmarks.engine`, and what is measured with this engine.
+
+    python -m benchmarks.engine_session plain|hooks FOLDER REQUESTS
+
+FOLDER holds the `config.yaml` of `benchmarks.engine`. After each side the figures are written to
+FOLDER/plain.json or FOLDER/hooks.json: a session that is cut off loses the current side only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runs import say, write_json
+from harness.constants import QUERY_SETS
+from harness.engines.interventions.checks import opened_layers, refuse_to_open
+from harness.engines.vllm import VLLMEngine, engine_arguments, sampling_parameters
+from harness.experiment.config import load_config
+from harness.experiment.plan import Request, make_plan, make_requests
+
+ARMS = {
+    "mless-masked": "slashes hidden from Layer 1",
+    "mless-layer-1": "slashes visible to Layer 1 alone",
+    "redistributed": "activations of Layer 1 redistributed",
+}
+"""One condition for each way in which an intervention is carried out, and what it does."""
+LOOK_SECONDS = 0.2
+"""How often a session looks whether it is its turn."""
+
+
+class StepTimes:
+    """The wall time and the client's CPU time at every step of an engine.
+
+    CPU time is that of this process: the engine and the graders have processes of their own.
+
+    Args:
+        engine: The `vllm.LLMEngine`.
+        requests: The number of requests. While all of them are unfinished the engine is full.
+    """
+
+    def __init__(self, engine: Any, requests: int) -> None:
+        self._engine, self._requests = engine, requests
+        self._tokens = 0
+        self._step_cpu = 0.0
+        self._steps: list[tuple[float, float, int, bool]] = []
+        self._closed_cpu: float | None = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record the steps within the context, whoever makes them."""
+        engine, processor = self._engine, self._engine.output_processor
+        add_request, step = engine.add_request, engine.step
+        process_outputs = processor.process_outputs
+
+        def add_and_note(*arguments: Any, **keywords: Any) -> Any:
+            if not self._steps:
+                self._note()
+            return add_request(*arguments, **keywords)
+
+        def count_and_process(outputs: Any, *arguments: Any, **keywords: Any) -> Any:
+            self._tokens += sum(len(output.new_token_ids) for output in outputs)
+            return process_outputs(outputs, *arguments, **keywords)
+
+        def step_and_note() -> Any:
+            started = time.thread_time()
+            outputs = step()
+            self._step_cpu += time.thread_time() - started
+            self._note()
+            return outputs
+
+        engine.add_request, engine.step = add_and_note, step_and_note
+        processor.process_outputs = count_and_process
+        try:
+            yield
+        finally:
+            del engine.add_request, engine.step, processor.process_outputs
+
+    def _note(self) -> None:
+        is_full = self._engine.get_num_unfinished_requests() == self._requests
+        self._steps.append((time.monotonic(), time.process_time(), self._tokens, is_full))
+
+    def note_close(self) -> None:
+        """Note the CPU time of now: `mless run` journals and grades until it closes its engine."""
+        self._closed_cpu = time.process_time()
+
+    def figures(self) -> dict[str, Any]:
+        """Tokens, seconds, and microseconds of the client's CPU time for a token.
+
+        They are of the whole side, and (`full_`) of the time in which the engine was full.
+        """
+        first_wall, first_cpu, _, _ = self._steps[0]
+        last_wall, last_cpu, _, _ = self._steps[-1]
+        cpu = (self._closed_cpu or last_cpu) - first_cpu
+        full_steps = [step for step in self._steps if step[3]]
+        full_wall, full_cpu, full_tokens = (full_steps[-1][column] - full_steps[0][column] for column in range(3))
+        return {
+            "requests": self._requests,
+            "tokens": self._tokens,
+            "seconds": last_wall - first_wall,
+            "client_us": 1e6 * cpu / self._tokens,
+            "step_us": 1e6 * self._step_cpu / self._tokens,
+            "full_tokens": full_tokens,
+            "full_seconds": full_wall,
+            "full_client_us": 1e6 * full_cpu / full_tokens,
+        }
+
+
+class Session:
+    """An engine, and the figures of the sides that it has served.
+
+    Args:
+        kind: `plain`, or `hooks`: the attention of all layers and the activations of Layer 1 open.
+        folder: Has the config, and takes the figures.
+        limit: The number of problems.
+    """
+
+    def __init__(self, kind: str, folder: Path, limit: int) -> None:
+        self.kind, self.folder, self.limit = kind, folder, limit
+        self.config = load_config(folder / "config.yaml")
+        self._plan = make_plan(self.config, limit=limit)
+        arguments = self.config.model_arguments()
+        if kind == "hooks":
+            layers = {**opened_layers(self.config), "recorded": "all"}
+            refuse_to_open(arguments, layers)
+            arguments["interventions"] = {"layers": layers}
+        started = time.monotonic()
+        self.engine = VLLMEngine(arguments)
+        self._figures: dict[str, Any] = {
+            "load_seconds": time.monotonic() - started,
+            "engine": self.engine.facts(),
+            "sides": [],
+        }
+
+    def requests(self, condition: str) -> list[Request]:
+        """The requests of a condition."""
+        requests = make_requests(self._plan, self.config.resolve_sampling(None))
+        arms = self._plan.arms
+        return [request for request in requests if arms[request.task].condition.name == condition]
+
+    def measure(self, name: str, kind: str, serve: Callable[[StepTimes], None]) -> None:
+        """Measure one side: the engine answers all requests."""
+        say(f"{self.kind}: {name}")
+        vllm_engine = self.engine._engine
+        assert vllm_engine.reset_prefix_cache(), "requests are still running"
+        times = StepTimes(vllm_engine, self.limit)
+        with times.recorded():
+            serve(times)
+        self._figures["sides"].append({"name": name, "kind": kind, **times.figures()})
+        write_json(self.folder / f"{self.kind}.json", self._figures)
+
+    def measure_stream(self, name: str, kind: str, requests: Sequence[Request]) -> None:
+        """Measure our engine alone, without journal and grading."""
+
+        def serve(_: StepTimes) -> None:
+            for _finished in self.engine.stream(requests):
+                pass
+
+        self.measure(name, kind, serve)
+
+
+def measure_plain(session: Session) -> None:
+    """Raw vLLM and `mless run` in turn, after a run that warms the engine up."""
+    with shared_engine(session.engine) as close_hooks:
+
+        def serve_raw(_: StepTimes) -> None:
+            generate_raw(session)
+
+        def serve_mless(times: StepTimes) -> None:
+            close_hooks[:] = [times.note_close]
+            run_mless(session)
+            close_hooks.clear()
+
+        session.measure("warm-up", "raw", serve_raw)
+        session.measure("raw vLLM", "raw", serve_raw)
+        session.measure("mless run", "mless", serve_mless)
+        session.measure("mless run", "mless", serve_mless)
+        session.measure("raw vLLM", "raw", serve_raw)
+
+
+def generate_raw(session: Session) -> None:
+    """Call `LLM.generate` once with all requests, as somebody without mless would."""
+    from vllm import LLM, TokensPrompt
+
+    requests = session.requests("mless")
+    prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
+    parameters = [sampling_parameters(request, str(number)) for number, request in enumerate(requests)]
+    llm = LLM(**engine_arguments(session.config.model_arguments()))
+    llm.generate(prompts, parameters, use_tqdm=False)
+
+
+def run_mless(session: Session) -> None:
+    """The command `mless run` in this process: it makes prompts, journals and grades."""
+    from harness import cli
+
+    output = session.folder / f"run-{time.monotonic_ns()}"
+    command = ["run", str(session.folder / "config.yaml"), "--quiet", "--output", str(output)]
+    command += ["--limit", str(session.limit), "--set", "conditions=[mless]"]
+    cli.add_commands()
+    cli.app(command, standalone_mode=False)
+
+
+@contextmanager
+def shared_engine(owner: VLLMEngine) -> Iterator[list[Callable[[], None]]]:
+    """Within the context every start of vLLM gets this engine, and nobody shuts it down.
+
+    Yields:
+        Functions that are called where the engine would be shut down.
+    """
+    from vllm import LLMEngine
+
+    engine, core = owner._engine, owner._engine.engine_core
+    start, shutdown = LLMEngine.from_engine_args, core.shutdown
+    close_hooks: list[Callable[[], None]] = []
+
+    def call_hooks(**_: Any) -> None:
+        for hook in close_hooks:
+            hook()
+
+    LLMEngine.from_engine_args = lambda *_, **__: engine
+    core.shutdown = call_hooks
+    try:
+        yield close_hooks
+    finally:
+        LLMEngine.from_engine_args, core.shutdown = start, shutdown
+
+
+def measure_hooks(session: Session) -> None:
+    """The same requests with hooks: unused, recording, and under interventions."""
+    requests = session.requests("mless")
+    session.measure_stream("warm-up", "hooks", requests)
+    session.measure_stream("hooks unused", "hooks", requests)
+    recorded = [
+        replace(request, record=[[1] * len(request.prompt_token_ids or ())] * QUERY_SETS) for request in requests
+    ]
+    model = json.loads((session.folder / "model" / "config.json").read_text(encoding="utf-8"))
+    for name, count in (("Layers 1 to 3", 3), ("all layers", model["num_hidden_layers"])):
+        session.engine._engine.collective_rpc(record_layers, args=(count,))
+        session.measure_stream(f"attention recorded, {name}", "recording", recorded)
+    for condition, effect in ARMS.items():
+        session.measure_stream(effect, "intervention", session.requests(condition))
+
+
+def record_layers(worker: Any, count: int) -> None:
+    """In a worker in which all layers are open, record the first ones only.
+
+    A run opens the layers that it records, and no others.
+    """
+    worker.mless_arms._recorded = set(range(count))
+
+
+def wait_for(*paths: Path) -> None:
+    """Wait until one of the files is there."""
+    while not any(path.exists() for path in paths):
+        time.sleep(LOOK_SECONDS)
+
+
+def main() -> None:
+    """Load the engine, wait for this session's turn, and measure."""
+    kind, folder, limit = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for `record_layers`, a function
+    session = Session(kind, folder, limit)
+    (folder / f"{kind}.loaded").touch()
+    with closing(session.engine):
+        if kind == "plain":
+            # the other engine must not load or compile while this one is measured
+            wait_for(folder / "hooks.loaded", folder / "hooks.ended")
+            measure_plain(session)
+        else:
+            wait_for(folder / "plain.ended")
+            measure_hooks(session)
+
+
+if __name__ == "__main__":
+    main()
