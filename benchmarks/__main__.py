@@ -1,10 +1,11 @@
 """Run benchmarks one after another, each in a fresh process, and write RESULTS.md from their figures.
 
-    python -m benchmarks [--small] [--shape NAME] [grading] [tables] [probe] [stock] [engine] [engines]
+    python -m benchmarks [--small] [grading] [tables] [probe] [stock] [engine] [engines]
+    python -m benchmarks --shape NAME [NAME ...] -- engine
 
 Without names all are run. Figures of those not run now stay from the last time. With --small everything is short and
 goes to results/bench-small: it shows that the benchmarks work, and says nothing of speed. With --shape the engine's
-benchmark has a model of that size, for a GPU, and figures of its own.
+benchmark has models of these sizes, for a GPU, and figures of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import report
@@ -32,16 +34,17 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(MINUTES)}; default all")
     parser.add_argument("--small", action="store_true", help="short, to see that everything works")
-    parser.add_argument("--shape", help="the size of the engine benchmark's model, from shapes.yaml")
+    parser.add_argument("--shape", nargs="+", default=[], help="sizes in shapes.yaml, for the engine benchmark")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in MINUTES]:
         parser.error(f"no benchmark {unknown[0]!r}; expected any of {', '.join(MINUTES)}")
     folder = work_folder(True) if arguments.small else FIGURES
     for name in arguments.names or MINUTES:
         say(f"{name}: about {'a minute or two' if arguments.small else f'{MINUTES[name]} minutes on two cores'}")
-        shape = arguments.shape if name == "engine" else None
-        run(name, folder / f"{'-'.join(filter(None, (name, shape)))}.json", small=arguments.small, shape=shape)
-    paths = [folder / f"{name}.json" for name in MINUTES] + sorted(folder.glob("engine-*.json"))
+        shapes = arguments.shape if name == "engine" else []
+        path = folder / (f"{name}-shapes.json" if shapes else f"{name}.json")
+        run(name, path, small=arguments.small, shapes=shapes)
+    paths = [folder / f"{name}.json" for name in (*MINUTES, "engine-shapes")]
     sections = [json.loads(path.read_text("utf-8")) for path in paths if path.is_file()]
     page = (folder if arguments.small else FIGURES.parent) / "RESULTS.md"
     title = "Benchmarks, cut short: no measure of speed" if arguments.small else "Benchmark results"
@@ -53,13 +56,13 @@ def main() -> None:
     say(f"targets missed: {'; '.join(missed)}" if missed else "all targets met")
 
 
-def run(name: str, path: Path, *, small: bool, shape: str | None = None) -> None:
+def run(name: str, path: Path, *, small: bool, shapes: Sequence[str] = ()) -> None:
     """Run one benchmark in a fresh process and add the facts of the machine to its figures.
 
     Raises:
         SystemExit: it failed; it has said why.
     """
-    flags = ["--small"] * small + (["--shape", shape] if shape else [])
+    flags = ["--small"] * small + (["--shape", *shapes] if shapes else [])
     measured = work_folder(small) / f"{name}-measured.json"
     measured.unlink(missing_ok=True)
     facts = report.facts(" ".join(["python -m", f"benchmarks.{name}", *flags]))

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import say, write_json
+from benchmarks.runs import say, wait_for, write_json
 from harness.constants import QUERY_SETS
 from harness.engines.interventions.checks import opened_layers, refuse_to_open
 from harness.engines.vllm import VLLMEngine, engine_arguments, sampling_parameters
@@ -31,8 +31,6 @@ ARMS = {
     "redistributed": "activations of Layer 1 redistributed",
 }
 """One condition for each way in which an intervention is carried out, and what it does."""
-LOOK_SECONDS = 0.2
-"""How often a session looks whether it is its turn."""
 
 
 class StepTimes:
@@ -255,10 +253,7 @@ def record_layers(worker: Any, count: int) -> None:
     worker.mless_arms._recorded = set(range(count))
 
 
-def wait_for(*paths: Path) -> None:
-    """Wait until one of the files is there."""
-    while not any(path.exists() for path in paths):
-        time.sleep(LOOK_SECONDS)
+MEASURES = {"plain": measure_plain, "hooks": measure_hooks}
 
 
 def main() -> None:
@@ -267,14 +262,9 @@ def main() -> None:
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for `record_layers`, a function
     session = Session(kind, folder, limit)
     (folder / f"{kind}.loaded").touch()
+    wait_for(folder / f"{kind}.go")
     with closing(session.engine):
-        if kind == "plain":
-            # the other engine must not load or compile while this one is measured
-            wait_for(folder / "hooks.loaded", folder / "hooks.ended")
-            measure_plain(session)
-        else:
-            wait_for(folder / "plain.ended")
-            measure_hooks(session)
+        MEASURES[kind](session)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # MATH-500 where its file i
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
+LOOK_SECONDS = 0.2
+"""How often a file that is waited for is looked for."""
 STOP_SECONDS = 20
 """A command that is told to end may take this long; then it is killed."""
 
@@ -45,12 +47,13 @@ def run_benchmark(description: str | None, measure: Callable[..., Figures], shap
     parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
     parser.add_argument("--json", type=Path, help="write the figures here")
     if shapes:
-        parser.add_argument("--shape", choices=shapes, default=shapes[0], help="the model's sizes")
+        help_text = "sizes of the model; several are loaded at the same time"
+        parser.add_argument("--shape", nargs="+", choices=shapes, default=shapes[:1], help=help_text)
     arguments = parser.parse_args()
     folder = work_folder(arguments.small) / Path(sys.argv[0]).stem
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    options = {"shape": arguments.shape} if shapes else {}
+    options = {"shapes": arguments.shape} if shapes else {}
     figures = measure(folder, arguments.small, **options)
     write_json(arguments.json, figures)
     print(section(figures))
@@ -159,3 +162,9 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
         end = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
         raise EngineError(f"`{' '.join(command[1:5])} ...` failed with exit code {failed}. {log} ends: {end}")
     return time.monotonic() - started
+
+
+def wait_for(*paths: Path) -> None:
+    """Wait until one of the files is there."""
+    while not any(path.exists() for path in paths):
+        time.sleep(LOOK_SECONDS)
