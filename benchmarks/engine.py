@@ -27,11 +27,10 @@ from typing import Any
 import yaml
 
 from benchmarks.report import Figures, Row, row
-from benchmarks.runs import read_json, run_benchmark, run_logged, say, wait_for, write_json
+from benchmarks.runs import SHAPES, read_json, run_benchmark, run_logged, say, wait_for, write_json
 from harness.errors import EngineError
 from harness.models import resolve_model
 
-SHAPES = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8"))
 Side = Mapping[str, Any]
 """The figures of one side, as `engine_session` writes them."""
 KINDS = ("plain", "hooks")
@@ -79,7 +78,7 @@ class Session:
         return ""
 
 
-def measure(folder: Path, small: bool, shapes: Sequence[str] = ("tiny",)) -> Figures:
+def measure(folder: Path, small: bool, shapes: Sequence[str] = ("tiny",), kinds: Sequence[str] = KINDS) -> Figures:
     """All figures, JSON-ready."""
     requests, tokens = (SMALL_REQUESTS, SMALL_TOKENS) if small else (REQUESTS, TOKENS)
     sessions = []
@@ -89,7 +88,7 @@ def measure(folder: Path, small: bool, shapes: Sequence[str] = ("tiny",)) -> Fig
         settings = run_settings(SHAPES[shape], folder / shape / "model", tokens)
         config = folder / shape / "config.yaml"
         config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        sessions += [Session(shape, kind, folder / shape) for kind in KINDS]
+        sessions += [Session(shape, kind, folder / shape) for kind in kinds]
     with ThreadPoolExecutor(len(sessions)) as pool:
         runs = [pool.submit(session.run, requests) for session in sessions]
         take_turns(sessions)

@@ -21,31 +21,9 @@ from typing import Any
 
 from benchmarks.attention import peak_memory
 from benchmarks.report import Figures, Row, row, section
-from benchmarks.runs import PROBLEMS, TOY, run_logged, say, work_folder, write_json
+from benchmarks.runs import PROBLEMS, SHAPES, TOY, run_logged, say, work_folder, write_json
 from harness.experiment.problems import PATH_VARIABLE
 
-SHAPE: dict[str, Any] = {
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000,
-    "tie_word_embeddings": True,
-}
-"""Of config.json of Qwen/Qwen2.5-Math-1.5B."""
-COMMAND_SHAPE = SHAPE | {
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-}
-"""Of config.json of Qwen/Qwen2.5-Math-7B."""
 TINY = {
     "hidden_size": 192,
     "intermediate_size": 256,
@@ -137,7 +115,7 @@ class _Bench:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.config = self.folder / "config.json"
-        facts = SHAPE | {"max_position_embeddings": LENGTHS[-1]} | (TINY if small else {})
+        facts = SHAPES["qwen2.5-math-1.5b"] | {"max_position_embeddings": LENGTHS[-1]} | (TINY if small else {})
         self.config.write_text(json.dumps(facts), encoding="utf-8")
 
     def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any]:
@@ -175,7 +153,7 @@ class _Bench:
         from transformers import AutoConfig, AutoModel
 
         folder = self.folder / "model"
-        facts = COMMAND_SHAPE | (TINY if self.small else {}) | {"num_hidden_layers": 1}
+        facts = SHAPES["qwen2.5-math-7b"] | (TINY if self.small else {}) | {"num_hidden_layers": 1}
         config = AutoConfig.for_model(facts.pop("model_type"), **facts)
         AutoModel.from_config(config).save_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

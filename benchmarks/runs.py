@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.report import Figures, section
 from harness.errors import EngineError
 from harness.experiment.problems import PATH_VARIABLE
@@ -24,6 +26,8 @@ TOY = ROOT / "tests" / "data" / "toy"
 """A tiny model and the 500 problems that it was trained for, where speed or a set of problems matters."""
 CONFIG = TOY / "demo.yaml"
 PROBLEMS = TOY / "demo.jsonl"
+SHAPES = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8"))
+"""The sizes of models that get random or dummy weights."""
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
 os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # MATH-500 where its file is named
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
