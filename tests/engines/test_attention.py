@@ -24,6 +24,7 @@ from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.sampling import Sampling
 from harness.runs.folder import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
+from tests.conftest import gpu_share
 from tests.engines.test_interventions import config
 from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
@@ -33,12 +34,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("budget", "ranks"),
-    [*(pytest.param(budget, 1, marks=pytest.mark.gpu) for budget in (None, 64, 128)), (None, 3)],
+    ("budget", "ranks", "kernels"),
+    [
+        pytest.param(None, 1, "graphs", marks=pytest.mark.gpu),
+        *(pytest.param(budget, 1, "eager", marks=pytest.mark.gpu) for budget in (None, 64, 128)),
+        (None, 3, "eager"),
+    ],
 )
-def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budget, ranks, tmp_path):
+def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budget, ranks, kernels, tmp_path):
     prompts = [row["ids"] for row in read_some(40)]
     chunks = {} if budget is None else {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
+    chunks["enforce_eager"] = kernels == "eager"
     found = in_a_script(tmp_path, "smollm2", prompts, tensor_parallel_size=ranks, **chunks)
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager").eval()
     for token_ids, ours in zip(prompts, found, strict=True):
@@ -76,7 +82,7 @@ def attentions(model, token_ids):
 def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
     """What `mless.attention` returns in a process of its own, as a script has it; three ranks share two cores."""
     given = folder / "prompts.json"
-    arguments = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, **more}
+    arguments = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, **gpu_share(), **more}
     arguments["tensor_parallel_size"] = tensor_parallel_size
     given.write_text(json.dumps(prompts))
     bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1|1"} if tensor_parallel_size > 1 else {}

@@ -16,6 +16,7 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import measure
 from harness.experiment.tokenizer import fit_filler
+from tests.conftest import gpu_share
 from tests.make import TOY_MODEL, TOY_PROBLEMS
 
 TOP = 20
@@ -54,7 +55,7 @@ def checked(prompts):
     reference = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32, attn_implementation="eager").eval()
     differences, first = [], []
     with warnings.catch_warnings(action="ignore"):  # those of vLLM and torch are not ours
-        engine = VLLMEngine(ARGUMENTS, sampled=False)
+        engine = VLLMEngine({**ARGUMENTS, **gpu_share()}, sampled=False)
         try:
             for prompt in prompts:
                 found = first_logprobs(engine, prompt)
