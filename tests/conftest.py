@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
+from tests.gpu.run_jobs import MEASURED
+
 settings.register_profile("mless", deadline=None)  # other work on the machine must not fail a test
 settings.load_profile("mless")
 os.environ.setdefault("MATH500_PATH", str(Path(__file__).resolve().parent / "data/toy/demo.jsonl"))
@@ -73,7 +75,7 @@ ENGINE_FLAGS = ["--limit", str(LIMIT), "--set", f"max_gen_toks={BUDGET}", "--set
 """Of the one run that most engine tests look at: 480 samples, a few seconds of generation."""
 
 GPU_SHARE = {"gpu_memory_utilization": 0.09, "kv_cache_memory_bytes": 2 * 2**30, "max_num_seqs": 64}
-"""Engine arguments with which eight engines fit on one GPU.
+"""Engine arguments with which ten engines fit on one GPU.
 
 With the cache's size given, vLLM does not derive it from free memory, which other engines change
 meanwhile. Fewer sequences mean fewer CUDA graphs to capture.
@@ -85,6 +87,11 @@ def gpu_share() -> dict[str, float]:
     import torch
 
     return GPU_SHARE if torch.cuda.is_available() else {}
+
+
+def report(measurement: str) -> None:
+    """Print a number that a claim rests on. The table of `make test-gpu` repeats such lines."""
+    print(f"\n{MEASURED}{measurement}", flush=True)
 
 
 def gpu_share_options() -> list[str]:

@@ -1,6 +1,6 @@
 """Run the jobs of a list beside each other, each with its own time limit and its own log file.
 
-    python tests/gpu/run_jobs.py claims --at-once 8 --seconds 300 --logs FOLDER
+    python tests/gpu/run_jobs.py claims --at-once 10 --seconds 300 --logs FOLDER
 
 The list is claims.jobs in this folder, with a line `name|seconds|command` for each job. Jobs start
 in the list's order, so the most important ones come first. A command finds pytest, with its
@@ -113,9 +113,10 @@ def read_jobs(list_name: str, logs: Path, limit_factor: float) -> list[Job]:
 
 
 def job_environment(at_once: int) -> dict[str, str]:
-    """This environment, in which each job has its share of the cores unless told otherwise."""
-    threads = str(max(1, (os.cpu_count() or 1) // at_once))
-    shares = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    """This environment, with a share of the cores for each job where it sets none."""
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    # Inductor compiles for a short time only, so its processes may be more than a share
+    shares = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_COMPILE_THREADS": "4"}
     return {**shares, **os.environ, "PYTEST": PYTEST, "PYTHONUNBUFFERED": "1"}
 
 
