@@ -59,11 +59,17 @@ test: .venv/installed
 test-long: .venv/installed
 	.venv/bin/python -m pytest $(THREE)
 
-# What is claimed of engines, on a GPU: with the Python of an environment into which '.[gpu,dev,ray]' is installed.
+# The claims about engines, tests/gpu/claims.jobs, on a GPU: five minutes, with the Python of an environment into which
+# '.[gpu,dev]' is installed. Logs and a summary go to GPU_LOGS. To rehearse the same jobs on a CPU, one after another:
+# make test-gpu REHEARSE=1 GPU_PYTHON=.venv/bin/python (half an hour on two cores)
 GPU_PYTHON ?= python
+GPU_LOGS ?= results/gpu-claims
+CLAIMS = $(GPU_PYTHON) tests/gpu/run_jobs.py claims --logs $(GPU_LOGS)
 test-gpu:
-	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
-		then $(GPU_PYTHON) -m pytest -m gpu; else echo "No GPU here (or no torch in $(GPU_PYTHON)): nothing tested."; fi
+	@if [ -n "$(REHEARSE)" ]; then $(CLAIMS) --at-once 1 --seconds 10800 --limit-factor 20; \
+	elif $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
+		then $(CLAIMS) --at-once 10 --seconds 300; \
+	else echo "No GPU here (or no torch in $(GPU_PYTHON)): nothing tested."; fi
 
 # The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.
 test-oldest: .venv-oldest/installed

@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
+from tests.gpu.run_jobs import MEASURED
+
 settings.register_profile("mless", deadline=None)  # other work on the machine must not fail a test
 settings.load_profile("mless")
 os.environ.setdefault("MATH500_PATH", str(Path(__file__).resolve().parent / "data/toy/demo.jsonl"))
@@ -71,6 +73,32 @@ LIMIT = 60
 BUDGET = 48  # short of some solutions, so that truncation occurs
 ENGINE_FLAGS = ["--limit", str(LIMIT), "--set", f"max_gen_toks={BUDGET}", "--set", "layouts=[raw, chat]"]
 """Of the one run that most engine tests look at: 480 samples, a few seconds of generation."""
+
+GPU_SHARE = {"gpu_memory_utilization": 0.09, "kv_cache_memory_bytes": 2 * 2**30, "max_num_seqs": 64}
+"""Engine arguments with which ten engines fit on one GPU.
+
+With the cache's size given, vLLM does not derive it from free memory, which other engines change
+meanwhile. Fewer sequences mean fewer CUDA graphs to capture.
+"""
+
+
+def gpu_share() -> dict[str, float]:
+    """Arguments for an engine that shares a GPU with others; none where there is no GPU."""
+    import torch
+
+    return GPU_SHARE if torch.cuda.is_available() else {}
+
+
+def report(measurement: str) -> None:
+    """Print a number that a claim rests on. The table of `make test-gpu` repeats such lines."""
+    print(f"\n{MEASURED}{measurement}", flush=True)
+
+
+def gpu_share_options() -> list[str]:
+    """The same arguments as options of `mless run`."""
+    settings = [f"model.arguments.{name}={value}" for name, value in gpu_share().items()]
+    return [word for setting in settings for word in ("--set", setting)]
+
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
@@ -274,6 +302,6 @@ def our_run(mless, tmp_path_factory):
     from tests.make import TOY_CONFIG
 
     folder = tmp_path_factory.mktemp("ours") / "run"
-    done = mless("run", TOY_CONFIG, "--output", str(folder), *ENGINE_FLAGS)
+    done = mless("run", TOY_CONFIG, "--output", str(folder), *ENGINE_FLAGS, *gpu_share_options())
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, done.stdout

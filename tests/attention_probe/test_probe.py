@@ -96,6 +96,8 @@ def eager(model, token_ids, positions=None):
     """
     places = np.arange(len(token_ids)) if positions is None else positions
     given = {"position_ids": torch.tensor(places[None]), "attention_mask": torch.ones(1, len(places))}
+    given["input_ids"] = torch.tensor(token_ids[None].astype(np.int64))
+    given = {name: tensor.to(model.device) for name, tensor in given.items()}
     outputs = {}
     hooks = [
         layer.self_attn.o_proj.register_forward_pre_hook(
@@ -104,12 +106,12 @@ def eager(model, token_ids, positions=None):
         for number, layer in enumerate(model.model.layers)
     ]
     with torch.inference_mode():
-        found = model(torch.tensor(token_ids[None].astype(np.int64)), output_attentions=True, **given)
+        found = model(**given, output_attentions=True)
     for hook in hooks:
         hook.remove()
     heads = model.config.num_attention_heads
     mixed = [outputs[n][0].unflatten(-1, (heads, -1)).transpose(0, 1) for n in range(len(outputs))]
-    return torch.stack([a[0] for a in found.attentions]).numpy(), torch.stack(mixed).numpy()
+    return torch.stack([a[0] for a in found.attentions]).cpu().numpy(), torch.stack(mixed).cpu().numpy()
 
 
 def column_means(weights, queries):

@@ -24,6 +24,7 @@ from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.sampling import Sampling
 from harness.runs.folder import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
+from tests.conftest import gpu_share, report
 from tests.engines.test_interventions import config
 from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
@@ -33,18 +34,30 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("budget", "ranks"),
-    [*(pytest.param(budget, 1, marks=pytest.mark.gpu) for budget in (None, 64, 128)), (None, 3)],
+    ("budget", "ranks", "kernels"),
+    [
+        pytest.param(64, 1, "graphs", marks=pytest.mark.gpu),  # no step is larger than the largest graph
+        *(pytest.param(budget, 1, "eager", marks=pytest.mark.gpu) for budget in (None, 64, 128)),
+        (None, 3, "eager"),
+    ],
 )
-def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budget, ranks, tmp_path):
+def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budget, ranks, kernels, tmp_path):
     prompts = [row["ids"] for row in read_some(40)]
     chunks = {} if budget is None else {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
-    found = in_a_script(tmp_path, "smollm2", prompts, tensor_parallel_size=ranks, **chunks)
+    chunks["enforce_eager"] = kernels == "eager"
+    recorded = in_a_script(tmp_path, "smollm2", prompts, tensor_parallel_size=ranks, **chunks)
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager").eval()
-    for token_ids, ours in zip(prompts, found, strict=True):
+    # kernels of a GPU round differently; with tf32 the difference would be above 1e-3
+    device, bound = ("cuda", 1e-4) if torch.cuda.is_available() else ("cpu", 1e-5)
+    model.to(device)
+    largest = 0.0
+    for token_ids, ours in zip(prompts, recorded, strict=True):
         theirs = column_means(eager(model, np.array(token_ids))[0], np.arange(len(token_ids)))
         assert ours.shape == (30, 9, len(token_ids)) == theirs.shape
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        assert (np.isnan(ours) == np.isnan(theirs)).all()
+        largest = max(largest, float(np.nanmax(np.abs(ours - theirs))))
+    report(f"attention differs from eager attention by {largest:.1e} at most ({device}, {kernels})")
+    assert largest < bound
 
 
 @pytest.mark.engine
@@ -76,7 +89,7 @@ def attentions(model, token_ids):
 def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
     """What `mless.attention` returns in a process of its own, as a script has it; three ranks share two cores."""
     given = folder / "prompts.json"
-    arguments = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, **more}
+    arguments = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, **gpu_share(), **more}
     arguments["tensor_parallel_size"] = tensor_parallel_size
     given.write_text(json.dumps(prompts))
     bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1|1"} if tensor_parallel_size > 1 else {}

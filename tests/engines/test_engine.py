@@ -43,6 +43,11 @@ def stock(lm_eval, folder, *arguments):
         *("--output_path", str(folder)),
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return read_lm_eval_samples(folder)
+
+
+def read_lm_eval_samples(folder):
+    """Samples that lm-eval logged, with our verdicts, sorted by condition and problem."""
     rows = []
     for log in sorted(Path(folder).rglob("samples_*.jsonl")):
         condition = log.name.removeprefix("samples_math500_").partition("_2")[0]

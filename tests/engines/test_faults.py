@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from harness.runs.journal import is_stored, open_stored
-from tests.conftest import ENGINE_FLAGS, PATIENCE
+from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
 from tests.make import TOY_CONFIG
 
 pytestmark = pytest.mark.engine
@@ -38,7 +38,8 @@ sys.exit(main())
 
 def start(folder, *, stderr=subprocess.PIPE, environment=None, program=(MLESS,), options=()):
     """The run of the fixture `our_run`, into another folder."""
-    command = [*program, "run", TOY_CONFIG, "--output", str(folder), "--quiet", *ENGINE_FLAGS, *options]
+    flags = [*ENGINE_FLAGS, *gpu_share_options(), *options]
+    command = [*program, "run", TOY_CONFIG, "--output", str(folder), "--quiet", *flags]
     run = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -128,12 +129,15 @@ def gone(processes):
     return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
-@pytest.mark.gpu
+FORKED = (sys.executable, "-c", FORKING)
+
+
 @pytest.mark.slow
-def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our_run, tmp_path):
+@pytest.mark.parametrize("program", [pytest.param((MLESS,), marks=pytest.mark.gpu), FORKED], ids=["spawned", "forked"])
+def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our_run, tmp_path, program):
     folder = tmp_path / "run"
     total = samples(our_run[0])
-    run = start(folder, program=(sys.executable, "-c", FORKING), environment={"VLLM_LOGGING_LEVEL": "ERROR"})
+    run = start(folder, program=program, environment={"VLLM_LOGGING_LEVEL": "ERROR"})
     wait_for(run, folder, random.Random(1).randrange(1, total // 3))
     run.send_signal(signal.SIGSTOP)  # it journals no more, however long the look at its processes takes
     first = kill(run, folder, our_run)

@@ -28,6 +28,7 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.config import RunConfig
 from harness.experiment.interventions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
+from tests.conftest import gpu_share, report
 from tests.engines.test_faults import MLESS, samples, wait_for
 from tests.make import TOY_DATA, TOY_MODEL
 
@@ -347,13 +348,18 @@ def asked(smollm2, tmp_path_factory):
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [{"enforce_eager": False}, {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}]
+    "more",
+    [{"enforce_eager": False}, {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}],
+    ids=["graphs", "chunks"],
 )
 def test_compiled_and_in_chunks_every_arm_is_hugging_faces(asked, more):
-    engine = VLLMEngine({**asked, **more}, sampled=False)
+    engine = VLLMEngine({**gpu_share(), **asked, **more}, sampled=False)
     try:
-        found = engine.facts()["interventions"]
-        assert all(found["agreements"][name][name] == 8 for name in found["agreements"]) and found["largest"] < 1e-3
+        facts = engine.facts()
+        agreement = facts["interventions"]
+        matrix = agreement["agreements"]
+        report(f"{describe_agreement(agreement)[0]} (CUDA graphs {facts['cudagraph_mode']})")
+        assert all(matrix[name][name] == 8 for name in matrix) and agreement["largest"] < 1e-3
     finally:
         engine.close()
 

@@ -26,6 +26,9 @@ from harness.experiment.plan import Plan, Request, hash_json
 
 OPERATION = "mless::change_rows"
 """The op that changes activations."""
+CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
+"""vLLM splits graphs at these too unless it is given a list. They name their layer, so a graph that has one is compiled
+again for every layer."""
 REFERENCE = "reference.json"
 """In a run's folder: what Hugging Face answers under each intervention."""
 _UNSUPPORTED = {
@@ -211,7 +214,7 @@ def open_layers(given: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]
         own = given.get("compilation_config") or {}
         if not isinstance(own, dict):
             raise ConfigError(f"model.arguments.compilation_config: interventions need a mapping, got {own!r}.")
-        split = [*CompilationConfig._attention_ops, OPERATION]
+        split = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
         given["compilation_config"] = {"splitting_ops": split, **own, "cudagraph_mode": "PIECEWISE"}
     return layers
 

@@ -1,0 +1,173 @@
+"""Claims about whole runs on a GPU. A CPU can run them too, with fewer problems, as a rehearsal."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from harness import load_run, resources
+from harness.engines.vllm import VLLMEngine
+from harness.experiment.config import RunConfig
+from harness.experiment.plan import make_plan, make_requests
+from tests.conftest import PATIENCE, gpu_share, gpu_share_options, report
+from tests.engines.test_engine import read_lm_eval_samples
+from tests.make import EXAMPLE, ROOT, TOY_CONFIG, TOY_MODEL
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.engine,
+    pytest.mark.filterwarnings("ignore"),  # those of torch and vLLM, which are imported here
+]
+
+MOST_DIFFERENT_VERDICTS = 0.005
+"""A kernel that sums in another order turns near-ties of greedy decoding, so a few may differ."""
+
+
+def command(name, *arguments):
+    """An installed command. Its output is not captured, so that the job's log shows it at once."""
+    return [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+
+
+def load_samples(folder, index):
+    """A run's samples under the columns of an index, all columns as plain text."""
+    return load_run(folder).astype(str).set_index(index)
+
+
+def differences(ours, theirs, columns):
+    """How many values of each column differ between our samples and the same ones of a frame."""
+    assert ours.index.is_unique and ours.index.isin(theirs.index).all(), "the same prompts"
+    theirs = theirs.loc[ours.index]
+    counts = {}
+    for column in columns:
+        counts[column] = int((ours[column].to_numpy() != theirs[column].to_numpy()).sum())
+    return counts
+
+
+@pytest.mark.parametrize("kernels", ["eager", "graphs"])
+def test_products_have_the_verdicts_of_the_committed_run(kernels, smollm2, tmp_path):
+    """In float32 on a GPU, compared with a run on a CPU, sample by sample."""
+    limit = () if gpu_share() else ("--limit", 4)
+    settings = ("--set", f"model.arguments.enforce_eager={str(kernels == 'eager').lower()}")
+    config = ROOT / "configs/runs/products.yaml"
+    options = (*settings, *gpu_share_options(), *limit, "--quiet", "-o", tmp_path)
+    subprocess.run(command("mless", "run", config, *options), check=True, timeout=PATIENCE)
+    index = ["condition", "prompt_token_sha256"]
+    ours, theirs = load_samples(tmp_path, index), load_samples(EXAMPLE, index)
+    counts = differences(ours, theirs, ["verdict", "completion"])
+    (session,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
+    facts = session["engine"]
+    report(
+        f"of {len(ours)} samples {counts['completion']} completions and {counts['verdict']} "
+        f"verdicts differ from the CPU's ({facts['device']}, CUDA graphs {facts['cudagraph_mode']})"
+    )
+    assert counts["verdict"] <= MOST_DIFFERENT_VERDICTS * len(ours)
+
+
+def test_stock_lm_eval_gives_the_prompts_and_verdicts_of_mless_run(tmp_path):
+    """Two commands beside each other, each with its own engine."""
+    limit, tokens = (500, 512) if gpu_share() else (10, 48)
+    options = ("--set", "conditions=[wo, mless]", "--set", f"max_gen_toks={tokens}")
+    options = (*options, *gpu_share_options(), "--limit", limit, "--quiet")
+    ours = command("mless", "run", TOY_CONFIG, *options, "-o", tmp_path / "run")
+    arguments = {
+        "pretrained": TOY_MODEL,
+        "dtype": "float32",
+        "max_model_len": 4096,
+        "enforce_eager": True,
+        **gpu_share(),
+    }
+    if not gpu_share():
+        arguments["kv_cache_memory_bytes"] = 2**30
+    model = ",".join(f"{name}={value}" for name, value in arguments.items())
+    theirs = command(
+        *("lm_eval", "run", "--model", "vllm", "--model_args", model, "--batch_size", "auto"),
+        *("--tasks", "math500_wo,math500_mless", "--include_path", resources.folder("tasks")),
+        *("--limit", limit, "--gen_kwargs", f"max_gen_toks={tokens}", "--log_samples"),
+        *("--output_path", tmp_path / "stock"),
+    )
+    # `mless run` asks for float32 in vLLM's attention; with stock lm-eval a user must do it
+    environment = {**os.environ, "TRITON_F32_DEFAULT": "ieee"}
+    processes = [subprocess.Popen(line, env=environment) for line in (ours, theirs)]
+    assert [process.wait(PATIENCE) for process in processes] == [0, 0]
+    index = ["condition", "problem_id"]
+    stock = read_lm_eval_samples(tmp_path / "stock").set_index(index)
+    run = load_samples(tmp_path / "run", index)
+    # stock lm-eval does not record why a completion ended
+    run["verdict"] = run["verdict"].replace("truncated", "no_box")
+    assert len(run) == len(stock) == 2 * limit
+    counts = differences(stock, run, ["prompt_sha256", "verdict", "completion"])
+    right = int((run["verdict"] == "correct").sum())
+    report(
+        f"of {len(run)} samples ({right} correct) {counts['prompt_sha256']} prompts, "
+        f"{counts['completion']} completions and {counts['verdict']} verdicts differ"
+    )
+    assert counts["prompt_sha256"] == counts["verdict"] == 0
+
+
+def sum_requests(count):
+    """Greedy requests for up to 64 tokens of text about sums, three conditions."""
+    config = RunConfig.model_validate(
+        {
+            "name": "sums",
+            "model": {"arguments": {"pretrained": "smollm2", "dtype": "bfloat16"}},
+            "dataset": {"make": "sums", "operands": [10, 99], "count": count},
+            "conditions": ["wo", "mless", "random"],
+            "layouts": ["chat"],
+            "max_gen_toks": 64,
+        }
+    )
+    return [*make_requests(make_plan(config), config.resolve_sampling(None))]
+
+
+def answer(engine, requests):
+    """The completions' tokens, by task and problem, with nothing cached before."""
+    assert engine._engine.reset_prefix_cache()
+    return {
+        (request.task, request.problem_id): tuple(completion.token_ids)
+        for finished in engine.stream(requests)
+        for request, completion in finished
+    }
+
+
+@pytest.mark.parametrize("kernels", ["plain", "invariant"])
+def test_bfloat16_answers_in_another_order_of_requests(kernels, smollm2):
+    """The batch that a request is computed in changes its sums, unless kernels are invariant."""
+    is_invariant = kernels == "invariant"
+    if is_invariant and not has_invariant_kernels():
+        pytest.skip("vLLM's batch-invariant kernels need a GPU of compute capability 9.0 or more")
+    requests = sum_requests(100 if gpu_share() else 4)
+    shuffled = random.Random(0).sample(requests, len(requests))
+    arguments = {
+        "pretrained": str(smollm2),
+        "dtype": "bfloat16",
+        "max_model_len": 1024,
+        "batch_invariant": is_invariant,
+        "enforce_eager": not gpu_share(),  # a CPU has no CUDA graphs, and compiles for minutes
+        **gpu_share(),
+    }
+    with closing(VLLMEngine(arguments, sampled=False)) as engine:
+        first = answer(engine, requests)
+        second = answer(engine, shuffled)
+        facts = engine.facts()
+    assert first.keys() == second.keys() and len(first) == len(requests)
+    count = sum(first[name] != second[name] for name in first)
+    tokens = sum(map(len, first.values()))
+    report(
+        f"{count} of {len(first)} greedy completions ({count / len(first):.1%}; {tokens} tokens) "
+        f"differ in another order of requests ({kernels}, {facts['cudagraph_mode']}, "
+        f"at most {facts['max_num_seqs']} in a batch)"
+    )
+    if is_invariant:
+        assert count == 0
+
+
+def has_invariant_kernels():
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
