@@ -37,7 +37,9 @@ LOAD_STEPS = {
     "INFO": "starting vLLM",
     "Starting to load model": "loading weights",
     "Warming up": "warming up",
-    "torch.compile": "compiling",
+    "Warming up model for the compilation": "warming up and compiling",  # on a CPU
+    "for vLLM's torch.compile": "compiling",  # 0.28; "disabling torch.compile" is no step
+    "Starting torch.compile": "compiling",
     "Capturing CUDA graphs": "capturing CUDA graphs",
 }
 """What vLLM (0.28 to 0.33) writes as it starts, in this order, and at which step it then is."""

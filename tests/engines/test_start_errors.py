@@ -176,7 +176,7 @@ def test_an_engine_that_is_silent_after_its_start_has_ended_or_hangs():
     )
 
 
-WARMING_UP = f"{LOGGED.replace('ERROR', 'INFO')}Warming up model for the compilation...\n"
+WARMING_UP = f"{LOGGED.replace('ERROR', 'INFO')}Warming up FlashInfer attention.\n"
 
 CONTINUED = "Everything finished is in the journal: run the same command again to continue."
 
@@ -227,9 +227,7 @@ def test_a_process_that_vllm_ended_after_an_error_is_no_cause(nvidia_smi):
 def test_a_crash_is_named_by_its_signal_and_is_not_taken_for_an_order_to_end():
     error = make_start_error("some/model", SEE_ABOVE, WARMING_UP, [-signal.SIGSEGV])
     assert type(error) is ModelError
-    assert str(error) == (
-        "vLLM did not start. The engine process got SIGSEGV while it was warming up."
-    )
+    assert str(error) == ("vLLM did not start. The engine process got SIGSEGV while it was warming up.")
 
 
 def test_a_warning_is_no_cause(nvidia_smi):
