@@ -50,7 +50,14 @@ SIGNAL_SENDERS = {
 }
 """Who ends a process from outside, by signal. Any other signal is a crash of the process itself."""
 
-_WORKER_EXIT = re.compile(r"Worker proc \S+ died unexpectedly \(exit code: (-?\d+)\)")
+UNKNOWN_SIGNAL = "a signal"
+"""What ended a worker process that printed no error. vLLM tells its exit code only once it has loaded."""
+SIGNAL_SENDERS[UNKNOWN_SIGNAL] = SIGNAL_SENDERS["SIGKILL"]
+
+_WORKER_END = re.compile(
+    r"WorkerProc initialization failed"
+    r"|Worker proc \S+ died unexpectedly \(exit code: (?P<exit_code>-?\d+)\)"
+)
 
 
 @cache
@@ -136,19 +143,27 @@ def make_start_error(
         log: What the engine's processes wrote to standard error.
         exit_codes: Those of the processes that the start made; None of a process that runs.
     """
-    process = "engine process"
-    if worker_exit := _WORKER_EXIT.search(log):
-        process = "worker process of the engine"
-        exit_codes = [int(worker_exit[1])]
-    signal_numbers = [-code for code in exit_codes if code and code < 0]
+    signal_name = _find_signal(log, exit_codes)
     # vLLM itself ends its process after an error of its own, so only what it finds dead counts
-    if not signal_numbers or not _SEE_ABOVE.search(str(error)) or known_cause(log, name):
+    if not signal_name or not _SEE_ABOVE.search(str(error)) or known_cause(log, name):
         return ModelError(explain_start_error(name, error, log))
-    signal_name = signal.Signals(signal_numbers[0]).name
+    process = "worker process of the engine" if _WORKER_END.search(log) else "engine process"
     message = f"vLLM did not start. The {process} got {signal_name} while it was {load_step(log)}."
     if signal_name not in SIGNAL_SENDERS:
         return ModelError(message)
     return StartEndedError(f"{message} {SIGNAL_SENDERS[signal_name]} {CONTINUE}")
+
+
+def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
+    """The name of the signal that ended a process of the engine; empty if none did."""
+    worker_end = _WORKER_END.search(log)
+    if worker_end:
+        exit_codes = [int(worker_end["exit_code"] or 0)]
+    signal_numbers = [-code for code in exit_codes if code and code < 0]
+    if signal_numbers:
+        return signal.Signals(signal_numbers[0]).name
+    is_silent = bool(_SEE_ABOVE.search(_last_error(log)))
+    return UNKNOWN_SIGNAL if worker_end and is_silent else ""
 
 
 def explain_start_error(name: str, error: BaseException, said: str = "", *, program: str = "vLLM") -> str:

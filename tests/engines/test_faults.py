@@ -267,6 +267,30 @@ def test_a_start_whose_worker_process_a_signal_ends_says_so(tmp_path, step, numb
 
 
 @pytest.mark.slow
+def test_an_engine_that_only_notes_sigterm_leaves_nobody_waiting_once_it_has_loaded(tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder, program=(sys.executable, "-c", FORKING))  # forked, it skips our plugin
+    engine = wait_for_step(run, folder, "loading weights")[0]
+    family = descendants(run)
+    engine.terminate()
+    line = end(run, 2).splitlines()[-1]
+    assert line.startswith("mless: vLLM did not start. The engine process ended just after"), line
+    assert gone(family)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_an_engine_starts_is_an_interruption(tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder)
+    wait_for_step(run, folder, "loading weights")
+    family = descendants(run)
+    os.killpg(run.pid, signal.SIGINT)
+    lines = end(run, 130).splitlines()
+    assert lines[-1].startswith("mless: interrupted: 0 of ") and "Traceback" not in "".join(lines)
+    assert gone(family)
+
+
+@pytest.mark.slow
 def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, tmp_path):
     folder = tmp_path / "run"
     draw = random.Random(7)

@@ -216,6 +216,16 @@ def test_a_worker_process_that_a_signal_ended_is_named():
     assert "The worker process of the engine got SIGKILL while it was warming up." in str(error)
 
 
+def test_a_worker_process_that_printed_no_error_was_ended_by_a_signal():
+    reason = "Exception: WorkerProc initialization failed due to an exception in a background process."
+    error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{reason}\n", [1])
+    assert isinstance(error, StartEndedError)
+    assert "The worker process of the engine got a signal while it was warming up." in str(error)
+    log = f"{LOGGED}{MISSING_GCC}\n{LOGGED}{reason}\n"
+    error = make_start_error("some/model", SEE_ABOVE, log, [1])
+    assert type(error) is ModelError and MISSING_GCC in str(error)
+
+
 def test_a_process_that_vllm_ended_after_an_error_is_no_cause(nvidia_smi):
     terminated = [-signal.SIGTERM]
     error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, terminated)
