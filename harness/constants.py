@@ -66,11 +66,16 @@ COUNTED_TOKENS = 64
 CLOSE_SECONDS = {False: 2.0, True: 10.0}
 """An engine may take this long to end by itself, the second on several GPUs, whose workers must leave each other; then
 it is killed. Nothing in it is wanted any more."""
-READY_SECONDS = 3600
-"""That vLLM waits for its engine: 70 billion parameters take longer to load and compile than its own 600."""
+READY_SECONDS = 5
+"""That vLLM waits for the last message of a started engine, which the engine sends before it reports
+that it has started. vLLM does not watch the process meanwhile, so a dead one costs this time."""
+LOAD_SECONDS = 7200
+"""One of several engines that has not loaded its model for so long is given up: 70 billion parameters
+may take half of it to load and compile."""
 STALL_FACTOR = 2
-"""An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s) or a start. Where vLLM
-enforces its limit, its error comes first. The longest steps are the first ones, in which kernels are compiled."""
+"""An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s).
+Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in which
+kernels are compiled."""
 FRUITLESS_STARTS = 3
 """After so many starts in a row without a sample no engine is started any more."""
 EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS = 0.1, 2.0
@@ -235,9 +240,6 @@ GRADED_SHARE = 0.9
 """Progress shows the share right once so many of the finished samples are graded."""
 LOG_SECONDS = 30.0
 """Between two lines of progress in a log."""
-LOAD_STEPS = {"INFO": "starting vLLM", "Starting to load model": "loading weights", "Warming up": "warming up"}
-LOAD_STEPS |= {"torch.compile": "compiling", "Capturing CUDA graphs": "capturing CUDA graphs"}
-"""What vLLM (0.28 to 0.33) writes as it starts, in this order, and at which step it then is."""
 SHOWN_LETTERS = 1200
 """About this many characters of a completion are shown, unless all are asked for."""
 SHOWN_POINTS = 0.05

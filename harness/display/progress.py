@@ -18,7 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.constants import GRADED_SHARE, LOAD_STEPS, LOG_SECONDS, TABLE_WIDTH
+from harness.constants import GRADED_SHARE, LOG_SECONDS, TABLE_WIDTH
+from harness.engines.start_errors import load_step
 
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
@@ -64,7 +65,7 @@ def loading(log: Path) -> Iterator[None]:
         told, last = "", 0.0
         while not over.wait(1.0):
             written = log.read_bytes()[begin:].decode(errors="replace") if log.exists() else ""
-            step = ["importing", *(step for text, step in LOAD_STEPS.items() if text in written)][-1]
+            step = load_step(written)
             if step != told or time.monotonic() - last >= LOG_SECONDS:
                 told, last = step, time.monotonic()
                 print(f"mless: loading, {last - started:.0f} s: {step}", file=sys.stderr, flush=True)

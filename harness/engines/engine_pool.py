@@ -17,10 +17,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.constants import ENGINE_TURN_SECONDS, FRUITLESS_STARTS, QUEUE_PER_SEQUENCE, READY_SECONDS, STALL_FACTOR
+from harness.constants import (
+    ENGINE_TURN_SECONDS,
+    FRUITLESS_STARTS,
+    LOAD_SECONDS,
+    QUEUE_PER_SEQUENCE,
+    STALL_FACTOR,
+)
 from harness.engines.lifetime import CONTINUE, undisturbed
 from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long
-from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError
+from harness.errors import (
+    ConfigError,
+    EngineError,
+    HarnessError,
+    MissingDependencyError,
+    StartEndedError,
+)
 from harness.experiment.plan import Request
 
 if TYPE_CHECKING:
@@ -192,9 +204,12 @@ class EnginePool:
         """Put the requests of an engine that failed back in their places.
 
         Raises:
-            HarnessError: the error, if no engine is left and none will be started.
+            HarnessError: the error, if no engine is left and none will be started. A start that was
+                ended from outside is not repeated before any engine has loaded the model.
         """
         self._drop([engine])
+        if isinstance(error, StartEndedError) and not any(engine.facts for engine in self._engines):
+            raise error
         self._lost = True
         self.so_far = {number: tokens for number, tokens in self.so_far.items() if number not in engine.held}
         self._waiting.extendleft(reversed(engine.held.items()))
@@ -265,10 +280,8 @@ def open_engines(
     from harness.engines.ray_carrier import RayCarrier
 
     each = _count_gpus(arguments)
-    step, start = (
-        _count(name, os.environ.get(name, usual))
-        for name, usual in (("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300), ("VLLM_ENGINE_READY_TIMEOUT_S", READY_SECONDS))
-    )
+    step_variable = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+    step_seconds = _count(step_variable, os.environ.get(step_variable, 300))
     carrier = RayCarrier(arguments, sampled=sampled, gpus_each=each, log=log)
     # without GPUs it is for the user to say how many fit, but nothing else would stop 9999 processes
     room = sum(gpus // each for gpus in carrier.gpus) if carrier.gpus else max(8, 4 * carrier.cores)
@@ -280,6 +293,6 @@ def open_engines(
             f"and the machines have {carrier.gpus}, with {carrier.cores} CPU cores."
         )
     # an engine's own watch knows more, so it comes first
-    limits = (STALL_FACTOR + 1) * step, STALL_FACTOR * start
+    limits = (STALL_FACTOR + 1) * step_seconds, LOAD_SECONDS
     compiles = bool(carrier.gpus) and not arguments.get("enforce_eager")
     return EnginePool(carrier, min(size, most or size), *limits, compiles=compiles)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -24,6 +25,7 @@ from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any
 
 from harness.constants import ENGINE_TURN_SECONDS, QUOTED_CHARACTERS, STALL_FACTOR
@@ -39,6 +41,9 @@ PLUGIN, OPENER = "mless", "mless-interventions"
 """The names of `die_with_parent` and `interventions.install` in the entry-point group."""
 RECORD = "mless-record"
 """In a request's `extra_args` beside its intervention, which is under PLUGIN: the queries whose attention is summed."""
+
+STARTING_FUNCTION = "EngineCoreProc.__init__"
+"""The function of vLLM's in which an engine process is until it has started."""
 
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 """A value for vLLM's engine argument `worker_extension_cls`."""
@@ -56,6 +61,7 @@ def die_with_parent() -> None:
     owner = os.environ.get(OWNER_VARIABLE)
     if owner and owner != process_identity(os.getpid()):
         threading.Thread(target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True).start()
+        _end_at_sigterm_while_starting()
         if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":  # of the run's own process, which stays silent
             logger = logging.getLogger("vllm")
             logger.setLevel(logging.INFO)
@@ -79,6 +85,52 @@ def _end_with(owner: str) -> None:
     while process_identity(int(owner.partition(":")[0])) == owner:
         time.sleep(ENGINE_TURN_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_at_sigterm_while_starting() -> None:
+    """Have SIGTERM end this process at once while its engine starts, as it ends any other process.
+
+    From 0.32 on, vLLM's own handler only takes note of the signal: the engine loads on to the end,
+    for minutes, and exits as soon as it is ready. Once the engine has started, that handler is right.
+    """
+    engine_handler = signal.getsignal(signal.SIGTERM)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not callable(engine_handler) or not is_main_thread:
+        return
+
+    def handle_sigterm(number: int, frame: FrameType | None) -> None:
+        caller = frame
+        while caller and caller.f_code.co_qualname != STARTING_FUNCTION:
+            caller = caller.f_back
+        if caller:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        engine_handler(number, frame)
+
+    signal.signal(signal.SIGTERM, handle_sigterm)
+
+
+@contextmanager
+def started_processes() -> Iterator[set[BaseProcess]]:
+    """Collect the processes that are started within the context.
+
+    Python's own list of them loses a process when it ends, and with it the exit code.
+    """
+    earlier_processes = set(multiprocessing.active_children())
+    processes: set[BaseProcess] = set()
+    is_over = threading.Event()
+
+    def collect() -> None:
+        while not is_over.wait(0.1):
+            processes.update(set(multiprocessing.active_children()) - earlier_processes)
+
+    collector = threading.Thread(target=collect, name="mless-started-processes", daemon=True)
+    collector.start()
+    try:
+        yield processes
+    finally:
+        is_over.set()
+        collector.join()
 
 
 class WorkerFacts:

@@ -3,7 +3,8 @@
 vLLM starts processes of its own. When one of them fails, vLLM reports only "Engine core initialization failed. See root
 cause above", and the cause is what that process printed. So `ChildErrors` reads the standard error of these processes
 while it passes it on. Then the error and that text are searched for the causes in `start_errors.yaml`. An unknown cause
-is quoted without advice.
+is quoted without advice. A process that a signal ended prints nothing: its exit code names the signal, and what it
+printed before names the step.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -24,10 +26,38 @@ import yaml
 
 from harness.constants import KEPT_ERROR_BYTES, QUOTED_CHARACTERS
 from harness.engines.devices import describe_gpu_processes
-from harness.errors import explain_hub_error
+from harness.engines.lifetime import CONTINUE
+from harness.errors import ModelError, StartEndedError, explain_hub_error
 
 _MARK = b"\0"
 """We write this byte to the pipe to learn when all before it has been read."""
+
+
+LOAD_STEPS = {
+    "INFO": "starting vLLM",
+    "Starting to load model": "loading weights",
+    "Warming up": "warming up",
+    "Warming up model for the compilation": "warming up and compiling",  # on a CPU
+    "for vLLM's torch.compile": "compiling",  # 0.28; "disabling torch.compile" is no step
+    "Starting torch.compile": "compiling",
+    "Capturing CUDA graphs": "capturing CUDA graphs",
+}
+"""What vLLM (0.28 to 0.33) writes as it starts, in this order, and at which step it then is."""
+
+SIGNAL_SENDERS = {
+    "SIGTERM": "A scheduler, an operator or a memory guard such as earlyoom sends this signal.",
+    "SIGKILL": "The kernel or a memory guard sends this signal where memory runs out: see `dmesg`.",
+}
+"""Who ends a process from outside, by signal. Any other signal is a crash of the process itself."""
+
+UNKNOWN_SIGNAL = "a signal"
+"""What ended a worker process that printed no error. vLLM tells its exit code only once it has loaded."""
+SIGNAL_SENDERS[UNKNOWN_SIGNAL] = SIGNAL_SENDERS["SIGKILL"]
+
+_WORKER_END = re.compile(
+    r"WorkerProc initialization failed"
+    r"|Worker proc \S+ died unexpectedly \(exit code: (?P<exit_code>-?\d+)\)"
+)
 
 
 @cache
@@ -91,6 +121,49 @@ class ChildErrors:
                 self._caught_up.set()
         os.close(self._read)
         os.close(self._ours)
+
+
+def load_step(log: str) -> str:
+    """The step that vLLM's start has reached, by what its processes have written."""
+    steps = [step for text, step in LOAD_STEPS.items() if text in log]
+    return steps[-1] if steps else "importing"
+
+
+def make_start_error(
+    name: str,
+    error: BaseException,
+    log: str,
+    exit_codes: Sequence[int | None],
+) -> ModelError:
+    """The error for an engine that did not start.
+
+    Args:
+        name: The model's folder or hub name.
+        error: What the start raised.
+        log: What the engine's processes wrote to standard error.
+        exit_codes: Those of the processes that the start made; None of a process that runs.
+    """
+    signal_name = _find_signal(log, exit_codes)
+    # vLLM itself ends its process after an error of its own, so only what it finds dead counts
+    if not signal_name or not _SEE_ABOVE.search(str(error)) or known_cause(log, name):
+        return ModelError(explain_start_error(name, error, log))
+    process = "worker process of the engine" if _WORKER_END.search(log) else "engine process"
+    message = f"vLLM did not start. The {process} got {signal_name} while it was {load_step(log)}."
+    if signal_name not in SIGNAL_SENDERS:
+        return ModelError(message)
+    return StartEndedError(f"{message} {SIGNAL_SENDERS[signal_name]} {CONTINUE}")
+
+
+def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
+    """The name of the signal that ended a process of the engine; empty if none did."""
+    worker_end = _WORKER_END.search(log)
+    if worker_end:
+        exit_codes = [int(worker_end["exit_code"] or 0)]
+    signal_numbers = [-code for code in exit_codes if code and code < 0]
+    if signal_numbers:
+        return signal.Signals(signal_numbers[0]).name
+    is_silent = bool(_SEE_ABOVE.search(_last_error(log)))
+    return UNKNOWN_SIGNAL if worker_end and is_silent else ""
 
 
 def explain_start_error(name: str, error: BaseException, said: str = "", *, program: str = "vLLM") -> str:

@@ -6,7 +6,6 @@ hand. This works with vLLM 0.28 and newer; differences between versions are sett
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,12 @@ from harness import constants
 from harness.engines import lifetime
 from harness.engines.devices import RESERVED, gpu_driver, use_all_cores
 from harness.engines.interventions import checks
-from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
+from harness.engines.start_errors import (
+    ChildErrors,
+    explain_start_error,
+    known_cause,
+    make_start_error,
+)
 from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request
 from harness.experiment.tokenizer import decode_completion, fetch_repository
@@ -138,17 +142,20 @@ class VLLMEngine:
         given.setdefault("worker_extension_cls", lifetime.WORKER_EXTENSION)
         fetch_weights(given)
         self._errors = ChildErrors()
-        others = set(multiprocessing.active_children())
         try:
             # the same defaults (sequences at once, batched tokens) as vLLM's own offline `LLM`, not a server's
-            with lifetime.dying_with_us(layers), self._errors.inherited():
+            with (
+                lifetime.dying_with_us(layers),
+                lifetime.started_processes() as processes,
+                self._errors.inherited(),
+            ):
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
         except Exception as error:  # vLLM and what it calls raise anything, AssertionError and ImportError too
-            said = self._errors.close()
-            raise ModelError(explain_start_error(str(given.get("model")), error, said)) from error
+            log = self._errors.close()
+            exit_codes = [process.exitcode for process in processes]
+            raise make_start_error(str(given.get("model")), error, log, exit_codes) from error
         self._errors.forget()  # messages of the start explain no later death
-        started = [process for process in multiprocessing.active_children() if process not in others]
-        self._calls = lifetime.WatchedCalls(started, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._died)
+        self._calls = lifetime.WatchedCalls(list(processes), envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._died)
         self._aborted = False
         self.so_far: dict[int, int] = {}
         tokenizer = self._engine.get_tokenizer()
@@ -373,7 +380,7 @@ def _prepare_environment() -> None:
     """Set the variables that vLLM reads when it is imported, in this process and in those that it starts."""
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
     os.environ.setdefault(SPAWN_VARIABLE, "spawn")
-    # A large model is longer in loading and compiling than vLLM's 600 s; a dead process is seen by our own watch.
+    # vLLM watches the process while it loads, and no longer once it has loaded.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(constants.READY_SECONDS))
     # nvidia-smi and CUDA then mean the same card by a number.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

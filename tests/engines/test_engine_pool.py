@@ -9,7 +9,13 @@ from harness.constants import FRUITLESS_STARTS
 from harness.engines import engine_pool, ray_carrier
 from harness.engines.engine_pool import EnginePool, check_engines, open_engines
 from harness.engines.vllm import Finished
-from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError
+from harness.errors import (
+    ConfigError,
+    EngineError,
+    MissingDependencyError,
+    ModelError,
+    StartEndedError,
+)
 from harness.experiment.sampling import Sampling
 from tests.engines.test_backends import request
 
@@ -227,6 +233,20 @@ def test_three_starts_without_a_sample_end_the_run_with_their_cause():
     carrier = FakeCarrier(load={number: ModelError("no memory") for number in range(9)})
     with pytest.raises(ModelError, match="no memory"):
         EnginePool(carrier, 2, 1e9, 1e9).facts()
+
+
+def test_a_start_that_a_signal_ends_is_not_repeated_before_an_engine_has_loaded():
+    carrier = FakeCarrier(load={0: None, 1: StartEndedError("got SIGTERM")})
+    with pytest.raises(StartEndedError, match="got SIGTERM"):
+        EnginePool(carrier, 2, 1e9, 1e9).facts()
+    assert len(carrier.engines) == 2
+
+
+def test_a_start_that_a_signal_ends_costs_nothing_where_another_engine_has_loaded(capsys):
+    carrier = FakeCarrier(at_once=2, load={1: StartEndedError("got SIGTERM")})
+    assert sorted(generate(carrier, 40, 2)) == list(range(40))
+    message = "an engine is lost; another is started in its place. got SIGTERM"
+    assert message in capsys.readouterr().err
 
 
 def test_three_failed_starts_end_the_run_though_other_engines_load_for_ever(capsys, ticking):

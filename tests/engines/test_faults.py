@@ -6,6 +6,7 @@ Three engine starts in `make test` (two engines, one killed and replaced), many 
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -13,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from harness.engines.start_errors import load_step
 from harness.runs.journal import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
 from tests.make import TOY_CONFIG
@@ -180,6 +183,117 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
     goes_on(folder, our_run)
 
 
+COMPILED = ("--set", "model.arguments.enforce_eager=false")
+
+TWO_ENGINES = ("--engines", "2", "--set", "model.arguments.max_num_seqs=8")
+"""Few sequences at once, so that both engines generate for some seconds."""
+
+STEPS = ["importing", "starting vLLM", "loading weights", "warming up and compiling"]
+
+
+def engine_processes(run):
+    """The engine processes of a run, without their workers. Python starts them, then they name themselves."""
+    processes = []
+    for process in descendants(run):
+        with suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            if "EngineCore" in command or "multiprocessing.spawn" in command:
+                processes.append(process)
+    return [process for process in processes if process.parent() not in processes]
+
+
+def worker_processes(run):
+    """The processes that the engine processes of a run have started."""
+    workers = [worker for engine in engine_processes(run) for worker in engine.children()]
+    return [worker for worker in workers if "resource_tracker" not in " ".join(worker.cmdline())]
+
+
+def wait_for_step(run, folder, step, processes=engine_processes):
+    """Wait until vLLM's start has reached a step; return the engine's processes."""
+    log, deadline = folder / "libraries.log", time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        assert run.poll() is None, run.communicate()[1]
+        text = log.read_text(errors="replace") if log.exists() else ""
+        if load_step(text) == step and (victims := processes(run)):
+            return victims
+        time.sleep(0.02)
+    pytest.fail(f"The start has not reached {step!r}.")
+
+
+def end_of_start(run, victim, number, family):
+    """Send a signal to a process of a start; return the run's last line, which comes within ten seconds."""
+    victim.send_signal(number)
+    sent = time.monotonic()
+    lines = end(run, 2).splitlines()
+    assert time.monotonic() - sent < 10
+    assert "Traceback" not in "".join(lines)
+    assert gone(family)
+    return lines[-1]
+
+
+def check_ended_start(folder, step, number, engines=1):
+    """Send a signal to an engine process at a step of its start, and check what the run says of it."""
+    options = TWO_ENGINES if engines == 2 else ()
+    compiled = COMPILED if "compiling" in step else ()
+    run = start(folder, options=(*options, *compiled))
+    engine = wait_for_step(run, folder, step)[0]
+    if step == "importing":
+        time.sleep(0.5)  # the process has only just been started
+    line = end_of_start(run, engine, number, descendants(run))
+    # two engines have one log, and the other one may be a step ahead
+    steps = "|".join(STEPS) if engines == 2 else step
+    engine_message = f"The engine process got {number.name} while it was ({steps})."
+    assert re.match(f"mless: vLLM did not start. {engine_message}", line), line
+    assert line.endswith("is in the journal: run the same command again to continue."), line
+
+
+def test_sigterm_ends_a_start_at_once_and_is_named_with_the_step(tmp_path):
+    check_ended_start(tmp_path / "run", "starting vLLM", signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_start_that_a_signal_ends_names_the_signal_and_the_step(tmp_path, engines, step, number):
+    check_ended_start(tmp_path / "run", step, number, engines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("step", STEPS[2:])
+def test_a_start_whose_worker_process_a_signal_ends_says_so(tmp_path, step, number):
+    folder = tmp_path / "run"
+    run = start(folder, options=COMPILED)
+    worker = wait_for_step(run, folder, step, worker_processes)[0]
+    line = end_of_start(run, worker, number, descendants(run))
+    assert line.startswith("mless: vLLM did not start. The worker process of the engine "), line
+
+
+@pytest.mark.slow
+def test_an_engine_that_only_notes_sigterm_leaves_nobody_waiting_once_it_has_loaded(tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder, program=(sys.executable, "-c", FORKING))  # forked, it skips our plugin
+    engine = wait_for_step(run, folder, "loading weights")[0]
+    family = descendants(run)
+    engine.terminate()
+    line = end(run, 2).splitlines()[-1]
+    assert line.startswith("mless: vLLM did not start. The engine process ended just after"), line
+    assert gone(family)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_an_engine_starts_is_an_interruption(tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder)
+    wait_for_step(run, folder, "loading weights")
+    family = descendants(run)
+    os.killpg(run.pid, signal.SIGINT)
+    lines = end(run, 130).splitlines()
+    assert lines[-1].startswith("mless: interrupted: 0 of ") and "Traceback" not in "".join(lines)
+    assert gone(family)
+
+
 @pytest.mark.slow
 def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, tmp_path):
     folder = tmp_path / "run"
@@ -199,10 +313,6 @@ def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, t
         run.communicate(timeout=PATIENCE)
         assert gone(family)
     goes_on(folder, our_run)
-
-
-TWO_ENGINES = ("--engines", "2", "--set", "model.arguments.max_num_seqs=8")
-"""Few sequences at once, so that both engines generate for some seconds."""
 
 
 def ray_leaves():

@@ -1,14 +1,24 @@
+import ast
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from harness.engines.start_errors import ChildErrors, explain_start_error, read_causes
-from tests.conftest import PATIENCE
+from harness.engines.start_errors import (
+    ChildErrors,
+    explain_start_error,
+    make_start_error,
+    read_causes,
+)
+from harness.errors import ModelError, StartEndedError
+from tests.conftest import PATIENCE, needs_vllm
 from tests.make import TOY_CONFIG, TOY_MODEL
 
 SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
@@ -50,10 +60,22 @@ TEXTS = [
         "The GPU ran out of memory: 1.02 GiB more were wanted, 312.44 MiB of 23.64 GiB were free. It is held by ",
     ),
     ("RuntimeError: CUDA error: out of memory", "The GPU ran out of memory. It is held by "),
-    # vllm/v1/worker/gpu_worker.py
+    # torch, c10/cuda/CUDAFunctions.cpp; CUDA's own text, through torch and through NCCL
     (
-        "AssertionError: Error in memory profiling. Initial free memory 70.1 GiB, current free memory 75.3 GiB.",
-        "Another process freed GPU memory while vLLM measured its own.",
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 12080). Please "
+        "update your GPU driver by downloading and installing a new version from the URL: "
+        "http://www.nvidia.com/Download/index.aspx Alternatively, go to: https://pytorch.org to "
+        "install a PyTorch version that has been compiled with your version of the CUDA driver.",
+        "The NVIDIA driver is too old for the installed vLLM and torch",
+    ),
+    (
+        "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+        "Update the driver, or install both for the CUDA version that `nvidia-smi` shows.",
+    ),
+    (
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94\nCuda failure "
+        "'CUDA driver version is insufficient for CUDA runtime version'",
+        "The NVIDIA driver is too old for the installed vLLM and torch",
     ),
     # Python's importlib; vllm/config/device.py
     ("ModuleNotFoundError: No module named 'vllm'", "Install `mless[gpu]`, or `mless[cpu]` on a machine without GPU."),
@@ -119,14 +141,115 @@ def test_a_cause_is_named_from_what_the_engine_printed(text, message, nvidia_smi
         assert told.startswith("vLLM did not start. ") and message in told, told
 
 
+MEMORY_PROFILING = ("v1/worker/gpu_worker.py", "Error in memory profiling. ")
+LAST_MESSAGE = ("v1/engine/core_client.py", "Timed out waiting for engine core processes")
+VLLM_MESSAGES = (MEMORY_PROFILING, LAST_MESSAGE)
+
+
+def read_message(module, beginning):
+    """The message of an error in the source of the installed vLLM, with 7 for every value in it."""
+    source = (Path(find_spec("vllm").origin).parent / module).read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            pieces = [value.value if isinstance(value, ast.Constant) else "7" for value in node.values]
+            if pieces[0].startswith(beginning):
+                return "".join(pieces)
+    raise AssertionError(f"vLLM's {module} has no message that begins with {beginning!r}")
+
+
+@needs_vllm
+def test_where_other_processes_disturb_vllms_measurement_a_fixed_cache_is_the_remedy(nvidia_smi):
+    text = read_message(*MEMORY_PROFILING)
+    assert "release GPU memory while vLLM is profiling" in text
+    message = explain_start_error("some/model", SEE_ABOVE, f"{LOGGED}AssertionError: {text}\n")
+    assert "Another process freed GPU memory while vLLM measured its own." in message
+    assert "`--set model.arguments.kv_cache_memory_bytes=8589934592`" in message
+
+
+@needs_vllm
+def test_an_engine_that_is_silent_after_its_start_has_ended_or_hangs():
+    text = read_message(*LAST_MESSAGE)
+    message = explain_start_error("some/model", TimeoutError(text))
+    assert message == (
+        "vLLM did not start. The engine process ended just after it had loaded the model, or it "
+        "hangs. Run the same command again."
+    )
+
+
+WARMING_UP = f"{LOGGED.replace('ERROR', 'INFO')}Warming up FlashInfer attention.\n"
+
+CONTINUED = "Everything finished is in the journal: run the same command again to continue."
+
+
+@pytest.mark.parametrize(
+    ("log", "number", "message"),
+    [
+        (
+            WARMING_UP,
+            signal.SIGTERM,
+            "The engine process got SIGTERM while it was warming up. A scheduler, an operator or a "
+            f"memory guard such as earlyoom sends this signal. {CONTINUED}",
+        ),
+        (
+            "",
+            signal.SIGKILL,
+            "The engine process got SIGKILL while it was importing. The kernel or a memory guard "
+            f"sends this signal where memory runs out: see `dmesg`. {CONTINUED}",
+        ),
+    ],
+    ids=["SIGTERM", "SIGKILL"],
+)
+def test_a_signal_from_outside_is_named_with_the_step_of_the_start(log, number, message):
+    error = make_start_error("some/model", SEE_ABOVE, log, [-number])
+    assert isinstance(error, StartEndedError)
+    assert str(error) == f"vLLM did not start. {message}"
+
+
+@needs_vllm
+def test_a_worker_process_that_a_signal_ended_is_named():
+    module = Path(find_spec("vllm").origin).parent / "v1/executor/multiproc_executor.py"
+    source = module.read_text(encoding="utf-8")
+    assert '"Worker proc %s died unexpectedly (exit code: %s), "' in source
+    line = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
+    error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{line}\n", [1])
+    assert isinstance(error, StartEndedError)
+    assert "The worker process of the engine got SIGKILL while it was warming up." in str(error)
+
+
+def test_a_worker_process_that_printed_no_error_was_ended_by_a_signal():
+    reason = "Exception: WorkerProc initialization failed due to an exception in a background process."
+    error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{reason}\n", [1])
+    assert isinstance(error, StartEndedError)
+    assert "The worker process of the engine got a signal while it was warming up." in str(error)
+    log = f"{LOGGED}{MISSING_GCC}\n{LOGGED}{reason}\n"
+    error = make_start_error("some/model", SEE_ABOVE, log, [1])
+    assert type(error) is ModelError and MISSING_GCC in str(error)
+
+
+def test_a_process_that_vllm_ended_after_an_error_is_no_cause(nvidia_smi):
+    terminated = [-signal.SIGTERM]
+    error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, terminated)
+    assert type(error) is ModelError and str(error).endswith("Its last error: KeyError: 'vocab'")
+    error = make_start_error("some/model", SEE_ABOVE, f"{LOGGED}{FULL}\n", [-signal.SIGABRT])
+    assert type(error) is ModelError and "The GPU's memory is in use" in str(error)
+
+
+def test_a_crash_is_named_by_its_signal_and_is_not_taken_for_an_order_to_end():
+    error = make_start_error("some/model", SEE_ABOVE, WARMING_UP, [-signal.SIGSEGV])
+    assert type(error) is ModelError
+    assert str(error) == ("vLLM did not start. The engine process got SIGSEGV while it was warming up.")
+
+
 def test_a_warning_is_no_cause(nvidia_smi):
     warning = LOGGED.replace("ERROR", "WARNING") + FULL
     told = explain_start_error("some/model", SEE_ABOVE, f"{warning}\n{LOGGED}ValueError: Unknown dtype: 'fp'\n")
     assert told == "vLLM did not start. Its last error: ValueError: Unknown dtype: 'fp'"
 
 
+@needs_vllm
 def test_every_pattern_has_a_text_here():
-    flat = [" ".join(text.split()) for text, _ in TEXTS]
+    texts = [text for text, _ in TEXTS] + [read_message(*source) for source in VLLM_MESSAGES]
+    flat = [" ".join(text.split()) for text in texts]
     patterns = [pattern for cause in read_causes() for pattern in cause["patterns"]]
     missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in flat)]
     assert missing == []
