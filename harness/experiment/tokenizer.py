@@ -217,7 +217,7 @@ def _decode_bytes(token_bytes: Mapping[int, bytes], token_ids: Sequence[int]) ->
 
 @lru_cache(maxsize=1)
 def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, bytes] | None:
-    """The bytes of every token, if a text is its tokens' bytes joined, as with byte-level tokenizers; None otherwise."""
+    """The bytes of every token; None unless the tokenizer is byte-level, so that a text is its tokens' bytes joined."""
     from tokenizers.decoders import ByteLevel
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
