@@ -63,6 +63,9 @@ QUEUE_PER_SEQUENCE = 2
 """Requests in an engine, running or waiting, for each that it can run at once. So it never waits for us."""
 COUNTED_TOKENS = 64
 """An engine tells how far a completion is whenever it has so many more tokens."""
+STEPS_SECONDS = 0.1
+"""An engine's steps that finish nothing are taken one after another for so long, before the run looks at its graders
+and its progress again. On a GPU a step takes a tenth of this."""
 CLOSE_SECONDS = {False: 2.0, True: 10.0}
 """An engine may take this long to end by itself, the second on several GPUs, whose workers must leave each other; then
 it is killed. Nothing in it is wanted any more."""

@@ -7,6 +7,7 @@ hand. This works with vLLM 0.28 and newer; differences between versions are sett
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -208,26 +209,43 @@ class VLLMEngine:
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
     def step(self) -> list[Finished]:
-        """Have the engine do one step; return the completions that it finished.
+        """Have the engine do steps until one finishes completions, or for STEPS_SECONDS; return these completions.
 
         Raises:
             EngineError: as `stream`; after an abort at the step that follows, so that no completion is lost.
         """
         if self._aborted:
             raise self._died()
-        outputs = self._calls.call(self._engine.step)
-        for output in outputs:
-            part, (ids, texts) = output.outputs[0], self._parts.setdefault(output.request_id, ([], []))
-            ids += part.token_ids
-            texts.append(part.text)
-            self.so_far[int(output.request_id)] = len(ids)
-            if output.finished:
-                part.token_ids, part.text = ids, "".join(texts)
-                del self.so_far[int(output.request_id)], self._parts[output.request_id]
+        outputs = self._calls.call(self._take_steps)
         if self._opened and not self._engine.has_unfinished_requests():  # no further step would look at the last one
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
         finished, self._aborted = read_outputs(outputs)
         return [self._take_attention(self._decode(done)) for done in finished]
+
+    def _take_steps(self) -> list[Any]:
+        """Take steps in the thread of the calls; return vLLM's outputs of the requests that the last one finished.
+
+        Most steps finish nothing. To hand each of them over to the caller's thread would cost two switches of threads.
+        """
+        until = time.monotonic() + constants.STEPS_SECONDS
+        finished: list[Any] = []
+        while not finished and time.monotonic() < until:
+            finished = [output for output in self._engine.step() if self._add_output(output)]
+        return finished
+
+    def _add_output(self, output: Any) -> bool:
+        """Add an output to the earlier ones of its request; if the request is finished, the output then has all."""
+        completion = output.outputs[0]
+        token_ids, texts = self._parts.setdefault(output.request_id, ([], []))
+        token_ids += completion.token_ids
+        texts.append(completion.text)
+        if output.finished:
+            completion.token_ids, completion.text = token_ids, "".join(texts)
+            del self._parts[output.request_id]
+            self.so_far.pop(int(output.request_id), None)  # a request of one step has nothing there
+        else:
+            self.so_far[int(output.request_id)] = len(token_ids)
+        return bool(output.finished)
 
     def _take_attention(self, done: Finished) -> Finished:
         """Add what was recorded of a finished prompt; each rank has some of the heads."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -191,13 +192,60 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ..
 def decode_completion(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:
     """The text of a completion, as vLLM writes it token by token: half a character at its end is left out.
 
-    All is decoded at once, seven times as fast, unless that may differ: at bytes that are no text, and where the
-    tokenizer puts blanks between added tokens.
-
     Args:
         tokenizer: The model's, a fast one.
         prompt_ids: What the completion follows. After it some tokenizers begin a word with a blank.
         token_ids: The completion, without the token that ended it.
+    """
+    token_bytes = _token_bytes(tokenizer)
+    if token_bytes is not None:
+        return _decode_bytes(token_bytes, token_ids)
+    return _decode_with_tokenizer(tokenizer, prompt_ids, token_ids)
+
+
+def _decode_bytes(token_bytes: Mapping[int, bytes], token_ids: Sequence[int]) -> str:
+    """The same for a byte-level tokenizer. It takes a tenth of the time that the tokenizer itself takes."""
+    data = b"".join(map(token_bytes.__getitem__, token_ids))
+    # vLLM writes a token's text only once it ends in a whole character. UTF-8 has at most four bytes in a character,
+    # so the last four bytes decide.
+    position = len(token_ids)
+    while data and data[-4:].decode(errors="replace").endswith("\ufffd"):
+        position -= 1
+        data = data.removesuffix(token_bytes[token_ids[position]])
+    return data.decode(errors="replace")
+
+
+@lru_cache(maxsize=1)
+def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, bytes] | None:
+    """The bytes of every token; None unless the tokenizer is byte-level, so that a text is its tokens' bytes joined."""
+    from tokenizers.decoders import ByteLevel
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    fast, added = tokenizer.backend_tokenizer, _added_tokens(tokenizer)
+    if not isinstance(fast.decoder, ByteLevel):
+        return None
+    if any(fast.decode([token_id], skip_special_tokens=False) != text for token_id, text in added.items()):
+        return None
+    token_bytes: defaultdict[int, bytes] = defaultdict(bytes)  # a model's ids may go beyond its vocabulary
+    # A byte-level vocabulary spells each byte as a printable character, such as a blank as `Ġ`.
+    bytes_by_character = {character: byte for byte, character in bytes_to_unicode().items()}
+    for spelling, token_id in fast.get_vocab(with_added_tokens=False).items():
+        try:
+            token_bytes[token_id] = bytes(map(bytes_by_character.__getitem__, spelling))
+        except KeyError:  # not spelled so, which the tokenizer's decoder takes as it is
+            token_bytes[token_id] = spelling.encode()
+    for token_id, text in added.items():
+        token_bytes[token_id] = text.encode()
+    return token_bytes
+
+
+def _decode_with_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], token_ids: Sequence[int]
+) -> str:
+    """The same for any tokenizer.
+
+    All is decoded at once, seven times as fast, unless that may differ: at bytes that are no text, and where the
+    tokenizer puts blanks between added tokens.
     """
     from tokenizers.decoders import DecodeStream
 
