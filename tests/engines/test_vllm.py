@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,33 @@ def test_two_engines_that_compute_otherwise_are_not_alive_at_once(monkeypatch):
     monkeypatch.setattr(vllm, "_alive", [SimpleNamespace(_invariant=False)])
     with pytest.raises(ConfigError, match="close that one first"):
         VLLMEngine({"pretrained": "x", "batch_invariant": True})
+
+
+def an_output(request_id, token_ids, finish_reason=None):
+    """As vLLM's RequestOutput, with what is new since the request's last one."""
+    completion = SimpleNamespace(token_ids=token_ids, text="", finish_reason=finish_reason)
+    return SimpleNamespace(request_id=request_id, outputs=[completion], finished=finish_reason is not None)
+
+
+def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkeypatch):
+    engine = VLLMEngine.__new__(VLLMEngine)
+    engine.so_far, engine._parts = {}, {}
+    steps = iter([
+        [an_output("0", [1]), an_output("1", [2])],
+        [],
+        [an_output("0", [3, 4]), an_output("1", [5], "length")],
+        [an_output("0", [6], "stop")],
+    ])  # fmt: skip
+    engine._engine = SimpleNamespace(step=steps.__next__)
+    (finished,) = engine._take_steps()
+    assert (finished.request_id, finished.outputs[0].token_ids) == ("1", [2, 5])
+    assert engine.so_far == {0: 3}, "progress is known between two completions"
+    (finished,) = engine._take_steps()
+    assert (finished.request_id, finished.outputs[0].token_ids) == ("0", [1, 3, 4, 6])
+    assert not engine.so_far and not engine._parts
+    monkeypatch.setattr(vllm.constants, "STEPS_SECONDS", 0.02)
+    engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])
+    assert engine._take_steps() == []
 
 
 @pytest.mark.parametrize(
@@ -185,7 +213,8 @@ def test_texts_in_many_scripts_cut_after_each_token(any_tokenizer):
 
 def test_any_ids_special_ones_beside_each_other_too(any_tokenizer):
     rng, prompt_ids = random.Random(8), any_tokenizer(PROMPT)["input_ids"]
-    every, added = range(len(any_tokenizer)), list(any_tokenizer.added_tokens_decoder)
+    # a model's ids may go beyond its vocabulary
+    every, added = range(len(any_tokenizer) + 3), list(any_tokenizer.added_tokens_decoder)
     for _, kinds in product(range(40), ([every], [every, added], [added])):
         ids = [rng.choice(rng.choice(kinds) or every) for _ in range(20)]
         for count, wanted in enumerate(as_vllm(any_tokenizer, prompt_ids, ids), start=1):
