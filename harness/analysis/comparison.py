@@ -95,8 +95,8 @@ def compare(
     """Compare every condition with the baseline: one row for each model, layout and condition.
 
     A verdict rests on the adjusted p-value and on the equivalence interval alone. Intervals are score intervals, which
-    keep their level with few flips. Those of tested differences share alpha as the tests do, and never contradict the
-    verdict.
+    keep their level with few flips. Those of tested differences share alpha as the tests do, and are cut at 0 or
+    extended to it where they would contradict the verdict.
 
     Args:
         frame: One row per sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the
