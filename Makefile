@@ -39,7 +39,7 @@ example: .venv/installed $(EXAMPLE)/run.json
 $(EXAMPLE)/run.json: | .venv/installed
 	.venv/bin/mless run configs/runs/example.yaml --output $(@D)
 
-# What carries the harm and the help of a filler: one thing changed inside the model in each condition (docs/causes.md).
+# Why accuracy falls or rises with a filler: one thing changed inside the model in each condition (docs/causes.md).
 causes: .venv/installed
 	.venv/bin/mless run configs/runs/causes.yaml --output results/causes
 	.venv/bin/mless plot results/causes --kind causes -o results/causes

@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 Population = Literal["undecided", "beta", "skewed", "shared seeds", "blocks"]
 
 ALPHA, MARGIN, CONDITIONS, N = 0.05, 0.01, 3, 500
-EXPERIMENTS = {"full": 10_000, "small": 100}
+EXPERIMENTS = {"full": 10_000, "small": 20}
 SEED = 20_251
 DISCORDANCES = (0.02, 0.05, 0.10, 0.20)
 MEAN_ACCURACY = 0.65

@@ -1,15 +1,15 @@
 """Where the question's tokens look, and whether accuracy follows: the numbers of docs/finding.md.
 
-    python -m benchmarks.finding results/example
+    python -m benchmarks.finding results/example [--small]
 
 Of each prompt (each problem with each draw of examples, under each of `CONDITIONS`): the share of the attention of
 the last 40 tokens, mean over heads, that goes to the first token and to the filler, in Layer 1 and in Layers 4 to 10.
-SmolLM2's attention is Hugging Face's own (`eager`), in float32.
+SmolLM2's attention is Hugging Face's own (`eager`), in float32. With --small few prompts are measured.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import defaultdict
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from harness.runs.prompts_of_run import RunPrompt
 from harness.runs.read import Run
 
 QUERIES, BATCH, RESAMPLES = 40, 16, 400
+SMALL_STEP = 60
+"""With --small only each 60th prompt is measured. A problem has 39 prompts, so all conditions occur."""
 DEEPEST = 10
 CONDITIONS = [
     "wo",
@@ -103,8 +105,12 @@ def follow(shares: pandas.DataFrame) -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure the run that is named, and print a table and two numbers."""
-    run = Run.load(Path(sys.argv[1]))
-    shares = measure([one for one in run.prompts if one.condition in CONDITIONS])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--small", action="store_true", help="few prompts, to see that it works")
+    arguments = parser.parse_args()
+    prompts = [prompt for prompt in Run.load(arguments.run).prompts if prompt.condition in CONDITIONS]
+    shares = measure(prompts[:: SMALL_STEP if arguments.small else 1])
     means = shares.groupby("condition", sort=False).agg(
         {"right": "mean", "first": "mean", "filler": ["mean", "min", "max"], "layer 1": "mean"}
     )

@@ -11,7 +11,7 @@ from benchmarks.calibration_page import table
 from harness.analysis.pooled import pool_changes
 
 DISCORDANCE, SHARED, N = 0.10, 0.6, 300
-EXPERIMENTS = {"full": 2_000, "small": 20}
+EXPERIMENTS = {"full": 2_000, "small": 5}
 RANGE = (0.93, 0.97)
 
 TEXT = """

@@ -1,6 +1,6 @@
 """The measured numbers of docs/seeds.md: makes or continues the traces they stand on, and prints them.
 
-    python -m benchmarks.seed_claims
+    python -m benchmarks.seed_claims [--small]
 
 The model is SmolLM2; the prompts are 100 of MATH-500, those of configs/figures/*-smollm2.yaml. Where no hub is reached,
 MATH500_PATH=FILE names a copy.
@@ -9,10 +9,12 @@ Every number is of mean curves: the average attention weight of each token, its 
 token is left out of all of them, and so are positions that fewer than half of the prompts have.
 A cell has the median over the heads of what the function of its number says, and in brackets the range.
 *Published* averages over all later queries, *common* over those that every condition has.
+With --small there are four prompts.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,8 +182,12 @@ def page(measured: Traces) -> Iterator[str]:
 
 def main() -> None:
     """Measure what is missing and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="four prompts, to see that it works")
+    small = parser.parse_args().small
+    prompts = PROMPTS.model_copy(update={"n": 4}) if small else PROMPTS
     try:
-        measured = load(work_folder(small=False) / "seed-claims")
+        measured = load(work_folder(small) / "seed-claims", prompts=prompts)
     except HarnessError as error:
         raise SystemExit(f"error: {error}") from None
     revision = f"git revision {receipts.git_revision() or 'unknown: not a checkout'}"

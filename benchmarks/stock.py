@@ -21,7 +21,6 @@ from typing import Any
 
 from benchmarks.report import Figures, Row, row
 from benchmarks.runs import (
-    CONDITIONS,
     PROBLEMS,
     read_json,
     run_benchmark,
@@ -32,18 +31,14 @@ from benchmarks.runs import (
 )
 from harness import resources
 
+CONDITIONS = ("wo", "mless", "mful")
 TARGET_GENERATION = 12
 TARGET_WALL = 6
 SMALL_LIMIT = 8
-MODEL_ARGUMENTS = {
-    "pretrained": "tests/data/toy/model",
-    "dtype": "bfloat16",
-    "max_model_len": 4096,
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": 2**30,
-    "enable_chunked_prefill": False,
-    "max_num_batched_tokens": 8192,
-}
+MODEL_ARGUMENTS = (
+    "pretrained=tests/data/toy/model,dtype=bfloat16,max_model_len=4096,enforce_eager=True,"
+    "kv_cache_memory_bytes=1073741824,enable_chunked_prefill=False,max_num_batched_tokens=8192"
+)
 OURS = [f"conditions={json.dumps(CONDITIONS)}", "model.arguments.dtype=bfloat16"]
 BEST = "the best call"
 MEASURES = (
@@ -53,39 +48,35 @@ MEASURES = (
 
 
 def run_lm_eval(
-    tasks: Sequence[str],
-    model_arguments: Mapping[str, Any],
-    folder: Path,
-    log: Path,
-    *,
-    batch_size: str,
-    data: str | None = None,
-    limit: int | None = None,
+    conditions: Sequence[str], folder: Path, log: Path, *, batch_size: str, limit: int | None
 ) -> dict[str, Any]:
     """lm-eval's own command over vLLM in a fresh process: its generation seconds, wall seconds and accuracies.
 
     Args:
-        tasks: Their names, all in one call.
-        model_arguments: For `--model_args`.
+        conditions: Those whose tasks are run, all in one call.
         folder: For its results and sample logs.
         log: For what it prints.
         batch_size: `1` is lm-eval's default, one prompt at a time; `auto` is its best, all prompts at once.
-        data: For MATH500_PATH.
         limit: Use only the first problems of each task, this many.
 
     Raises:
         EngineError: it failed.
     """
-    given = ",".join(f"{name}={value}" for name, value in model_arguments.items())
-    timed = folder / "seconds.json"
-    command = [sys.executable, "-m", "benchmarks.stock", "lm_eval", str(timed), "run", "--model", "vllm"]
-    command += ["--model_args", given, "--tasks", ",".join(tasks), "--batch_size", batch_size, "--log_samples"]
-    command += ["--include_path", str(resources.folder("tasks")), "--output_path", str(folder / "results.json")]
+    tasks = [f"math500_{condition}" for condition in conditions]
+    seconds = folder / "seconds.json"
+    command = [sys.executable, "-m", "benchmarks.stock", "lm_eval", str(seconds), "run", "--model", "vllm"]
+    command += ["--model_args", MODEL_ARGUMENTS, "--tasks", ",".join(tasks), "--batch_size", batch_size]
+    command += ["--include_path", str(resources.folder("tasks")), "--log_samples"]
+    command += ["--output_path", str(folder / "results.json")]
     command += ["--limit", str(limit)] if limit else []
-    wall = run_logged(command, log, {"MATH500_PATH": data} if data else None)
+    wall = run_logged(command, log, {"MATH500_PATH": str(PROBLEMS)})
+    return {**read_json(seconds), "wall_seconds": round(wall, 2), "correct": read_accuracies(folder, tasks)}
+
+
+def read_accuracies(folder: Path, tasks: Sequence[str]) -> list[float]:
+    """The accuracy of every task in the results file of a folder."""
     results = read_json(next(folder.rglob("results_*.json")))["results"]
-    correct = [value for task in tasks for name, value in results[task].items() if name.startswith("correct,")]
-    return {**read_json(timed), "wall_seconds": round(wall, 2), "correct": correct}
+    return [value for task in tasks for name, value in results[task].items() if name.startswith("correct,")]
 
 
 def _time_lm_eval(written: Path, arguments: list[str]) -> None:
@@ -118,30 +109,25 @@ def main() -> None:
 def measure(folder: Path, small: bool) -> Figures:
     """All figures, JSON-ready."""
     limit = SMALL_LIMIT if small else None
+    stock_conditions = CONDITIONS[:1] if small else CONDITIONS
     say("stock: one mless run of three conditions")
     ours = run_mless(OURS, folder / "mless", folder / "mless.log", limit=limit)
     say(f"stock: {ours['generation_seconds']} s of generation, {ours['wall_seconds']} s in all")
     calls = {}
-    for name, conditions in {BEST: CONDITIONS, **{condition: (condition,) for condition in CONDITIONS}}.items():
+    called_conditions = {BEST: stock_conditions, **{condition: (condition,) for condition in stock_conditions}}
+    for name, conditions in called_conditions.items():
         log = folder / f"{conditions[0]}-{len(conditions)}.log"
         say(f"stock: lm_eval on {', '.join(f'math500_{c}' for c in conditions)}; progress is in {log}")
         calls[name] = run_lm_eval(
-            [f"math500_{condition}" for condition in conditions],
-            MODEL_ARGUMENTS,
+            conditions,
             folder / "calls" / name.replace(" ", "-"),
             log,
             batch_size="auto" if name == BEST else "1",
-            data=str(PROBLEMS),
             limit=limit,
         )
         say(f"stock: {calls[name]['generation_seconds']} s of generation, {calls[name]['wall_seconds']} s in all")
-    return _figures(ours, _correct(folder / "mless"), calls)
-
-
-def _correct(folder: Path) -> list[float]:
-    """The accuracy of every task in the results file of our run."""
-    results = json.loads(next(folder.rglob("results_*.json")).read_text(encoding="utf-8"))["results"]
-    return [value for task in results.values() for name, value in task.items() if name.startswith("correct,")]
+    correct = read_accuracies(folder / "mless", [f"demo_{condition}" for condition in CONDITIONS])
+    return _figures(ours, correct, calls)
 
 
 def _figures(ours: dict[str, Any], correct: list[float], calls: dict[str, dict[str, Any]]) -> Figures:
@@ -168,7 +154,6 @@ def _figures(ours: dict[str, Any], correct: list[float], calls: dict[str, dict[s
         )
         for name, key, _ in MEASURES
     ]
-    arguments = ",".join(f"{name}={value}" for name, value in MODEL_ARGUMENTS.items())
     return {
         "title": "One run against stock lm-eval",
         "what": f"{ours['samples']:,} greedy completions of the tests' toy model: `mless run` with three conditions, "
@@ -177,7 +162,7 @@ def _figures(ours: dict[str, Any], correct: list[float], calls: dict[str, dict[s
         "rows": rows,
         "notes": [
             "Stock generation seconds are those inside `VLLM.generate_until`.",
-            f"Stock model arguments: `{arguments}`.",
+            f"Stock model arguments: `{MODEL_ARGUMENTS}`.",
             f"Accuracy in percent, {', '.join(CONDITIONS)}: {_accuracies(calls, correct)}.",
         ],
         "mless": ours,

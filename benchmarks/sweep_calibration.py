@@ -1,10 +1,11 @@
 """Simulated sweeps with a known truth: what the test of `mless table` keeps. Writes SWEEPS.md.
 
-    python -m benchmarks.sweep_calibration [--experiments N]
+    python -m benchmarks.sweep_calibration [--small]
 
 A baseline and eight lengths of one filler on the same problems. `coins`: a problem is settled, or a coin that the
 filler weights. `logits`: its log-odds are normal, and the filler moves those of all alike. `skewed`: one problem in a
 hundred gains wholly and all others lose a little, so that nothing is true of the mean.
+With --small there are few experiments, and nothing is written.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ Integers = npt.NDArray[np.int64]
 POPULATIONS = ("coins", "logits", "skewed")
 SIZES = ((100, 1), (200, 1), (500, 1), (100, 20), (200, 20), (500, 20))
 PROBLEMS, DISCORDANCE, ALPHA, SEED = 500, 0.1, 0.05, 20_264
+EXPERIMENTS, SMALL_EXPERIMENTS = 1000, 10
+"""Of each setting; the second with --small."""
 NONE = [0.0] * 8
 EFFECTS: dict[str, list[float]] = {
     "2 points at all lengths": [0.02] * 8,
@@ -74,7 +77,7 @@ def page(experiments: int) -> str:
     lines = [
         "# Sweeps, simulated",
         "",
-        f"Written by `python -m benchmarks.sweep_calibration --experiments {experiments}`: that many of each, eight "
+        f"Written by `python -m benchmarks.sweep_calibration`: {experiments:,} experiments of each, eight "
         f"lengths, seed {SEED}; populations as at the top of that file. Trend: the test over all lengths. Holm: any of "
         "the eight single tests. Alpha is 0.05.",
         "",
@@ -103,7 +106,8 @@ def page(experiments: int) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--experiments", type=int, default=2000)
-    target = Path(ROOT, "benchmarks", "SWEEPS.md")
-    target.write_text(page(parser.parse_args().experiments), encoding="utf-8")
-    say(str(target))
+    parser.add_argument("--small", action="store_true", help="few experiments, nothing written")
+    if parser.parse_args().small:
+        print(page(SMALL_EXPERIMENTS))
+    else:
+        Path(ROOT, "benchmarks", "SWEEPS.md").write_text(page(EXPERIMENTS), encoding="utf-8")

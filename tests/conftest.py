@@ -50,7 +50,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ENGINE_FILES = tuple(
-    f"test_{name}.py" for name in "attention engine faults interventions logits smollm2 start_errors".split()
+    f"test_{name}.py" for name in "attention benchmarks engine faults interventions logits smollm2 start_errors".split()
 )
 
 

@@ -62,9 +62,10 @@ TABLES: dict[str, dict[str, str]] = {
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 
-Written by `python -m tools.reference_pages`. A column is listed once, in the first table that has it. Intervals have
-level 1 - alpha / tests, those of equivalence 1 - 2 alpha. `audit` has, for `ours` and each [grader](grading.md), the
-percent right and `GRADER_difference`: points from the baseline, over the problems that it judged under both.
+Written by `python -m tools.reference_pages`. A column is listed once, in the first table that has
+it. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha; `high` is the end above
+`low`. `audit` has, for `ours` and each [grader](grading.md), the percent right and
+`GRADER_difference`: points from the baseline, over the problems that it judged under both.
 `boxes_after_first` counts samples with a further box.
 """
 
@@ -86,7 +87,8 @@ def columns_page() -> str:
     """docs/columns.md. What a column means as in an earlier table is not said again."""
     parts, said = [COLUMNS_INTRODUCTION], set[tuple[str, str]]()
     for title, columns in TABLES.items():
-        lines = [f"- `{name}`: {meaning}" for name, meaning in columns.items() if (name, meaning) not in said]
+        visible = [pair for pair in columns.items() if pair not in said and pair[1] != "upper end"]
+        lines = [f"- `{name}`: {meaning}" for name, meaning in visible]
         said.update(columns.items())
         parts.append("\n".join([f"## {title}", "", *lines, ""]))
     return "\n".join(parts)

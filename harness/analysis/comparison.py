@@ -38,7 +38,7 @@ COLUMNS = {
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
     "difference": "accuracy less the baseline's, in points, paired by problem",
-    "low": "lower end of its score interval, points; it holds 0 if p_adjusted is not below alpha",
+    "low": "lower end of its score interval, points; cut at 0, or extended to 0, to agree with p_adjusted",
     "high": "upper end",
     "answer_difference": "the part of the difference from pairs of samples that both have a graded answer, points",
     "answer_low": "lower end of its score interval, not adjusted; the rest of the difference is format",
@@ -60,7 +60,7 @@ COLUMNS = {
     "p_adjusted": "p after Holm over these; not below the primary contrast's",
     "equivalence_low": "lower end of the interval of equivalence, points",
     "equivalence_high": "upper end",
-    "equivalence_p": "p of two one-sided tests against the margin, never below what n problems may miss",
+    "equivalence_p": "p of two one-sided tests against the margin, never below what so many clusters may miss",
     "within_margin": "whether it is below alpha",
     "margin": "the margin, points",
     "aa_difference": "the difference when both sides were run again, less the first: its own noise, points",
@@ -95,8 +95,8 @@ def compare(
     """Compare every condition with the baseline: one row for each model, layout and condition.
 
     A verdict rests on the adjusted p-value and on the equivalence interval alone. Intervals are score intervals, which
-    keep their level with few flips. Those of tested differences share alpha as the tests do, and never contradict the
-    verdict.
+    keep their level with few flips. Those of tested differences share alpha as the tests do, and are cut at 0 or
+    extended to it where they would contradict the verdict.
 
     Args:
         frame: One row per sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the

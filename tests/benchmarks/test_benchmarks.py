@@ -1,0 +1,81 @@
+"""Every benchmark runs to its end in its small version, and leaves the committed pages alone."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.__main__ import MINUTES
+from tests.conftest import PATIENCE, needs_vllm
+from tests.make import EXAMPLE, ROOT
+
+FOLDER = ROOT / "benchmarks"
+PARTS = {"arithmetic", "attention", "runs"}
+"""Modules that `probe` and `engine` run in processes of their own: they have no small version."""
+STARTS_VLLM = {"engine", "engines", "interventions", "stock"}
+ARGUMENTS = {"finding": [str(EXAMPLE)]}
+MAIN = 'if __name__ == "__main__":'
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if MAIN in path.read_text("utf-8"))
+BENCHMARKS = [name for name in NAMES if name not in PARTS | {"__main__"}]
+
+
+def mark_benchmark(name):
+    marks = [pytest.mark.slow]
+    if name in STARTS_VLLM:
+        marks += [pytest.mark.engine, needs_vllm]
+    return pytest.param(name, marks=marks)
+
+
+def run_module(module, *arguments):
+    """What `python -m MODULE` prints; the test fails with its messages if the module does."""
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
+
+
+def read_committed_files():
+    paths = [*FOLDER.glob("*.md"), *FOLDER.glob("figures/*.json")]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def read_numbers(text):
+    """All numbers of a text, with those that are not finite."""
+    words = re.findall(r"(?i)\bnan\b|\binf(?:inity)?\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?", text)
+    return [float(word) for word in words]
+
+
+def count_table_rows(text):
+    """Rows of the Markdown tables, without their headers; each has as many cells as the header."""
+    count = 0
+    for block in re.findall(r"(?:^\|.*\n)+", text + "\n", re.MULTILINE):
+        header, rule, *rows = block.splitlines()
+        assert set(rule) <= set("| -:"), block
+        assert all(row.count(" | ") == header.count(" | ") for row in rows), block
+        count += len(rows)
+    return count
+
+
+@pytest.mark.parametrize("name", [mark_benchmark(name) for name in BENCHMARKS])
+def test_a_small_benchmark_runs_to_its_end(name):
+    before = read_committed_files()
+    if name in MINUTES:
+        run_module("benchmarks", "--small", name)
+        small = ROOT / "results/bench-small"
+        figures = json.loads((small / f"{name}.json").read_text("utf-8"))
+        page = (small / "RESULTS.md").read_text("utf-8")
+        text = page[page.index(f"## {figures['title']}") :]
+        assert count_table_rows(page) >= len(figures["rows"]) >= 2
+        ratios = [row["ratio"] for row in figures["rows"] if row["ratio"] is not None]
+        assert ratios and all(math.isfinite(ratio) and ratio > 0 for ratio in ratios)
+    else:
+        text = run_module(f"benchmarks.{name}", *ARGUMENTS.get(name, []), "--small")
+        assert name == "finding" or count_table_rows(text) >= 2
+    numbers = read_numbers(text)
+    assert numbers and all(math.isfinite(number) for number in numbers)
+    assert read_committed_files() == before
