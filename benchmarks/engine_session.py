@@ -8,6 +8,7 @@ FOLDER/plain.json or FOLDER/hooks.json: a session that is cut off loses the curr
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -195,13 +196,21 @@ def generate_raw(session: Session) -> None:
 
 def run_mless(session: Session) -> None:
     """The command `mless run` in this process: it makes prompts, journals and grades."""
-    from harness import cli
+    from harness.cli import main
 
     output = session.folder / f"run-{time.monotonic_ns()}"
     command = ["run", str(session.folder / "config.yaml"), "--quiet", "--output", str(output)]
     command += ["--limit", str(session.limit), "--set", "conditions=[mless]"]
-    cli.add_commands()
-    cli.app(command, standalone_mode=False)
+    arguments, thresholds = sys.argv, gc.get_threshold()
+    sys.argv = ["mless", *command]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    finally:
+        sys.argv = arguments
+        gc.set_threshold(*thresholds)  # which the command raises; raw vLLM has Python's own
 
 
 @contextmanager
@@ -256,7 +265,7 @@ def record_layers(worker: Any, count: int) -> None:
 MEASURES = {"plain": measure_plain, "hooks": measure_hooks}
 
 
-def main() -> None:
+def run_session() -> None:
     """Load the engine, wait for this session's turn, and measure."""
     kind, folder, limit = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for `record_layers`, a function
@@ -268,4 +277,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_session()
