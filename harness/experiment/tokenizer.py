@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from harness.experiment.conditions import Condition
 from harness.experiment.prompt import Prompt, Role
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 _PINNED = date(*PINNED_DATE)
@@ -215,28 +215,40 @@ def _decode_bytes(token_bytes: Mapping[int, bytes], token_ids: Sequence[int]) ->
     return data.decode(errors="replace")
 
 
+class _TokenBytes(dict[int, bytes]):
+    """The bytes of a byte-level tokenizer's tokens. Each is worked out when it first occurs."""
+
+    def __init__(self, tokenizer: Tokenizer, added: Mapping[int, str]) -> None:
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        super().__init__((token_id, text.encode()) for token_id, text in added.items())
+        self._tokenizer = tokenizer
+        self._bytes_by_character = {char: byte for byte, char in bytes_to_unicode().items()}
+
+    def __missing__(self, token_id: int) -> bytes:
+        # a model's ids may go beyond its vocabulary
+        spelling = self._tokenizer.id_to_token(token_id) or ""
+        try:
+            # a byte-level vocabulary spells each byte as a printable character, a blank as `Ġ`
+            token_bytes = bytes(map(self._bytes_by_character.__getitem__, spelling))
+        except KeyError:  # not spelled so, which the tokenizer's decoder takes as it is
+            token_bytes = spelling.encode()
+        self[token_id] = token_bytes
+        return token_bytes
+
+
 @lru_cache(maxsize=1)
-def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> Mapping[int, bytes] | None:
-    """The bytes of every token; None unless the tokenizer is byte-level, so that a text is its tokens' bytes joined."""
+def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> _TokenBytes | None:
+    """The bytes of every token; None unless a text is the bytes of its tokens, joined."""
     from tokenizers.decoders import ByteLevel
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     fast, added = tokenizer.backend_tokenizer, _added_tokens(tokenizer)
     if not isinstance(fast.decoder, ByteLevel):
         return None
-    if any(fast.decode([token_id], skip_special_tokens=False) != text for token_id, text in added.items()):
-        return None
-    token_bytes: defaultdict[int, bytes] = defaultdict(bytes)  # a model's ids may go beyond its vocabulary
-    # A byte-level vocabulary spells each byte as a printable character, such as a blank as `Ġ`.
-    bytes_by_character = {character: byte for byte, character in bytes_to_unicode().items()}
-    for spelling, token_id in fast.get_vocab(with_added_tokens=False).items():
-        try:
-            token_bytes[token_id] = bytes(map(bytes_by_character.__getitem__, spelling))
-        except KeyError:  # not spelled so, which the tokenizer's decoder takes as it is
-            token_bytes[token_id] = spelling.encode()
     for token_id, text in added.items():
-        token_bytes[token_id] = text.encode()
-    return token_bytes
+        if fast.decode([token_id], skip_special_tokens=False) != text:
+            return None
+    return _TokenBytes(fast, added)
 
 
 def _decode_with_tokenizer(
