@@ -68,7 +68,7 @@ CLAIMS = $(GPU_PYTHON) tests/gpu/run_jobs.py claims --logs $(GPU_LOGS)
 test-gpu:
 	@if [ -n "$(REHEARSE)" ]; then $(CLAIMS) --at-once 1 --seconds 10800 --limit-factor 20; \
 	elif $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
-		then $(CLAIMS) --at-once 10 --seconds 300; \
+		then $(CLAIMS) --at-once 12 --seconds 300; \
 	else echo "No GPU here (or no torch in $(GPU_PYTHON)): nothing tested."; fi
 
 # The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.

@@ -182,8 +182,9 @@ def describe(sessions: Sequence[Session], errors: Sequence[str]) -> Figures:
     loads = [f"{session.shape}, {session.kind}: {figures['load_seconds']:.0f} s" for session, figures in measured]
     _, first = measured[0]
     side, engine = first["sides"][0], first["engine"]
+    machine = "On a CPU" if engine["device"] == "cpu" else "On a GPU"
     return {
-        "title": "Engine: `mless run` and its hooks relative to raw vLLM",
+        "title": f"{machine}: `mless run` and its hooks relative to raw vLLM",
         "what": f"Each side: {side['requests']} requests at once, {side['tokens']:,} tokens, "
         f"sampled; dummy weights in {engine['dtype']} on {engine['device']}. Ratios: seconds "
         "relative to raw vLLM in the plain engine start.",

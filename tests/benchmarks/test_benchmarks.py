@@ -9,14 +9,15 @@ import sys
 
 import pytest
 
+from benchmarks import engine
 from benchmarks.__main__ import MINUTES
 from tests.conftest import PATIENCE, needs_vllm
 from tests.make import EXAMPLE, ROOT
 
 FOLDER = ROOT / "benchmarks"
-PARTS = {"arithmetic", "attention", "runs"}
+PARTS = {"arithmetic", "attention", "engine_session"}
 """Modules that `probe` and `engine` run in processes of their own: they have no small version."""
-STARTS_VLLM = {"engine", "engines", "interventions", "stock"}
+STARTS_VLLM = {"engine", "engines", "stock"}
 ARGUMENTS = {"finding": [str(EXAMPLE)]}
 MAIN = 'if __name__ == "__main__":'
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if MAIN in path.read_text("utf-8"))
@@ -79,3 +80,15 @@ def test_a_small_benchmark_runs_to_its_end(name):
     numbers = read_numbers(text)
     assert numbers and all(math.isfinite(number) for number in numbers)
     assert read_committed_files() == before
+
+
+@pytest.mark.engine
+@needs_vllm
+def test_raw_vllm_and_mless_run_generate_the_same_number_of_tokens_in_one_engine(tmp_path):
+    figures = engine.measure(tmp_path, small=True, kinds=["plain"])
+    (session,) = figures["sessions"]
+    sides = [side["name"] for side in session["sides"]]
+    assert sides == ["warm-up", "raw vLLM", "mless run", "mless run", "raw vLLM"]
+    tokens = engine.SMALL_REQUESTS * engine.SMALL_TOKENS
+    assert [side["tokens"] for side in session["sides"]] == [tokens] * len(sides)
+    assert all(side["client_us"] > 0 and side["seconds"] > 0 for side in session["sides"])

@@ -1,6 +1,6 @@
-"""Run the jobs of a list beside each other, each with its own time limit and its own log file.
+"""Run the jobs of a list at the same time, each with its own time limit and its own log file.
 
-    python tests/gpu/run_jobs.py claims --at-once 10 --seconds 300 --logs FOLDER
+    python tests/gpu/run_jobs.py claims --at-once 12 --seconds 300 --logs FOLDER
 
 The list is claims.jobs in this folder, with a line `name|seconds|command` for each job. Jobs start
 in the list's order, so the most important ones come first. A command finds pytest, with its
@@ -158,7 +158,7 @@ def print_table(jobs: list[Job]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("list", help="the list's name, such as claims")
-    parser.add_argument("--at-once", type=int, default=1, help="jobs beside each other")
+    parser.add_argument("--at-once", type=int, default=1, help="jobs at the same time")
     parser.add_argument("--seconds", type=float, default=300, help="time for all jobs together")
     parser.add_argument("--logs", type=Path, required=True, help="folder for logs and the summary")
     parser.add_argument("--only", help="comma-separated names of jobs; the others are left out")
