@@ -44,15 +44,15 @@ LOAD_STEPS = {
 }
 """What vLLM (0.28 to 0.33) writes as it starts, in this order, and at which step it then is."""
 
+UNKNOWN_SIGNAL = "a signal"
+"""What ended a worker process that printed no error. vLLM logs its exit code only once it has loaded."""
+
 SIGNAL_SENDERS = {
     "SIGTERM": "A scheduler, an operator or a memory guard such as earlyoom sends this signal.",
     "SIGKILL": "The kernel or a memory guard sends this signal where memory runs out: see `dmesg`.",
+    UNKNOWN_SIGNAL: "The kernel or a memory guard sends one where memory runs out: see `dmesg`.",
 }
 """Who ends a process from outside, by signal. Any other signal is a crash of the process itself."""
-
-UNKNOWN_SIGNAL = "a signal"
-"""What ended a worker process that printed no error. vLLM tells its exit code only once it has loaded."""
-SIGNAL_SENDERS[UNKNOWN_SIGNAL] = SIGNAL_SENDERS["SIGKILL"]
 
 _WORKER_END = re.compile(
     r"WorkerProc initialization failed"
