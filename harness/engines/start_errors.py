@@ -45,7 +45,7 @@ LOAD_STEPS = {
 """What vLLM (0.28 to 0.33) writes as it starts, in this order, and at which step it then is."""
 
 UNKNOWN_SIGNAL = "a signal"
-"""What ended a worker process that printed no error. vLLM logs its exit code only once it has loaded."""
+"""What ended a worker process that printed no error. vLLM seldom logs its exit code."""
 
 SIGNAL_SENDERS = {
     "SIGTERM": "A scheduler, an operator or a memory guard such as earlyoom sends this signal.",
@@ -56,7 +56,7 @@ SIGNAL_SENDERS = {
 
 _WORKER_END = re.compile(
     r"WorkerProc initialization failed"
-    r"|Worker proc \S+ died unexpectedly \(exit code: (?P<exit_code>-?\d+)\)"
+    r"|Worker proc \S+ died unexpectedly(?: \(exit code: (?P<exit_code>-\d+)\))?"
 )
 
 
@@ -195,7 +195,10 @@ def known_cause(text: str, name: str = "") -> str:
     return ""
 
 
-_SEE_ABOVE = re.compile(r"initialization failed|See root cause above|See stack trace|EngineCore failed to start")
+_SEE_ABOVE = re.compile(
+    r"initialization failed|See root cause above|See stack trace|EngineCore failed to start"
+    r"|RuntimeError: cancelled"  # a call to a worker process that has died
+)
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
 

@@ -214,6 +214,11 @@ def test_a_worker_process_that_a_signal_ended_is_named():
     error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{line}\n", [1])
     assert isinstance(error, StartEndedError)
     assert "The worker process of the engine got SIGKILL while it was warming up." in str(error)
+    line = line.replace("-9", "None")  # vLLM is often faster than the kernel
+    log = f"{WARMING_UP}{LOGGED}{line}\n{LOGGED}RuntimeError: cancelled\n"
+    error = make_start_error("some/model", SEE_ABOVE, log, [1])
+    assert isinstance(error, StartEndedError)
+    assert "The worker process of the engine got a signal while it was warming up." in str(error)
 
 
 def test_a_worker_process_that_printed_no_error_was_ended_by_a_signal():
