@@ -60,6 +60,9 @@ _WORKER_END = re.compile(
 )
 
 
+_NOTED_SIGNAL = re.compile(r"EngineCore: trigger received signal=(SIG\w+)")
+
+
 @cache
 def read_causes() -> list[dict[str, Any]]:
     """The known causes of failed starts, as `start_errors.yaml` has them; its first lines describe the fields."""
@@ -162,6 +165,8 @@ def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
     signal_numbers = [-code for code in exit_codes if code and code < 0]
     if signal_numbers:
         return signal.Signals(signal_numbers[0]).name
+    if noted_signal := _NOTED_SIGNAL.search(log):
+        return noted_signal[1]
     is_silent = bool(_SEE_ABOVE.search(_last_error(log)))
     return UNKNOWN_SIGNAL if worker_end and is_silent else ""
 
