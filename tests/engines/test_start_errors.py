@@ -60,6 +60,11 @@ TEXTS = [
         "The GPU ran out of memory: 1.02 GiB more were wanted, 312.44 MiB of 23.64 GiB were free. It is held by ",
     ),
     ("RuntimeError: CUDA error: out of memory", "The GPU ran out of memory. It is held by "),
+    # harness/engines/lifetime.py
+    (
+        "RuntimeError: Engine core initialization failed: its process ended just after it had loaded the model.",
+        "The engine process ended just after it had loaded the model, or it hangs.",
+    ),
     # torch, c10/cuda/CUDAFunctions.cpp; CUDA's own text, through torch and through NCCL
     (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 12080). Please "
