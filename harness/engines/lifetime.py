@@ -28,7 +28,13 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from harness.constants import ENGINE_TURN_SECONDS, QUOTED_CHARACTERS, READY_SECONDS, STALL_FACTOR
+from harness.constants import (
+    ENGINE_TURN_SECONDS,
+    INTERRUPTED_TURNS,
+    QUOTED_CHARACTERS,
+    READY_SECONDS,
+    STALL_FACTOR,
+)
 from harness.errors import EngineError
 
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
@@ -41,9 +47,6 @@ PLUGIN, OPENER = "mless", "mless-interventions"
 """The names of `die_with_parent` and `interventions.install` in the entry-point group."""
 RECORD = "mless-record"
 """In a request's `extra_args` beside its intervention, which is under PLUGIN: the queries whose attention is summed."""
-
-INTERRUPTED_TURNS = 60
-"""An interrupted start may go on for so many turns: vLLM reads the model's files before it starts processes."""
 
 STARTING_FUNCTION = "EngineCoreProc.__init__"
 """The function of vLLM's in which an engine process is until it has started."""
