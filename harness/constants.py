@@ -71,7 +71,10 @@ CLOSE_SECONDS = {False: 2.0, True: 10.0}
 it is killed. Nothing in it is wanted any more."""
 READY_SECONDS = 5
 """That vLLM waits for the last message of a started engine, which the engine sends before it reports
-that it has started. vLLM does not watch the process meanwhile, so a dead one costs this time."""
+that it has started; and that we wait for vLLM's own error after a process of a start has died."""
+INTERRUPTED_TURNS = 60
+"""An interrupted start may go on for so many turns: vLLM reads the model's files before it starts
+processes that can be ended."""
 LOAD_SECONDS = 7200
 """One of several engines that has not loaded its model for so long is given up: 70 billion parameters
 may take half of it to load and compile."""

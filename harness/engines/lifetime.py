@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from itertools import count
@@ -28,7 +28,13 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from harness.constants import ENGINE_TURN_SECONDS, QUOTED_CHARACTERS, STALL_FACTOR
+from harness.constants import (
+    ENGINE_TURN_SECONDS,
+    INTERRUPTED_TURNS,
+    QUOTED_CHARACTERS,
+    READY_SECONDS,
+    STALL_FACTOR,
+)
 from harness.errors import EngineError
 
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
@@ -190,16 +196,52 @@ class WatchedCalls:
     """Makes calls one after another in a thread, and gives a caller up when the engine has died or hangs.
 
     Args:
-        processes: The engine's. If one of them is gone, no answer comes.
+        processes: The engine's; they may be added later. If one of them is gone, no answer comes.
         step_seconds: The engine's own limit for one step, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
         died: Makes the error for a dead engine.
     """
 
-    def __init__(self, processes: Sequence[BaseProcess], step_seconds: float, died: Callable[[], EngineError]) -> None:
+    def __init__(
+        self, processes: Collection[BaseProcess], step_seconds: float, died: Callable[[], EngineError]
+    ) -> None:
         self._processes, self._died = processes, died
         self._stall_seconds = STALL_FACTOR * step_seconds
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
+
+    def start(self, load: Callable[[], Any]) -> Any:
+        """Have the thread start vLLM, and return the engine.
+
+        vLLM raises an error if a process dies while it loads the model. If it dies just after that,
+        vLLM sends it a first message and waits for the answer for ever.
+
+        Raises:
+            RuntimeError: a process has died, and vLLM has not noticed.
+            BaseException: whatever vLLM raises.
+        """
+        answer: Future[Any] = Future()
+        self._calls.put((load, answer))
+        turns_since_death = 0
+        try:
+            while not wait([answer], timeout=ENGINE_TURN_SECONDS).done:
+                turns_since_death += self._has_dead_process()
+                if turns_since_death > READY_SECONDS:
+                    message = "its process ended just after it had loaded the model."
+                    raise RuntimeError(f"Engine core initialization failed: {message}")
+            return answer.result()
+        except BaseException:
+            self.close()
+            # an interruption does not reach the thread, which ends when it has no processes
+            with undisturbed():
+                for _ in range(INTERRUPTED_TURNS):
+                    for process in list(self._processes):
+                        process.kill()
+                    if wait([answer], timeout=ENGINE_TURN_SECONDS).done or turns_since_death:
+                        break
+            raise
+
+    def _has_dead_process(self) -> bool:
+        return any(not process.is_alive() for process in list(self._processes))
 
     def call(self, method: Callable[[], Any]) -> Any:
         """Have the thread call a method of vLLM's, and wait for the answer.
@@ -212,7 +254,7 @@ class WatchedCalls:
         for looks in count(1):  # counted, as the clock also runs while this process is stopped by Ctrl-Z or a scheduler
             if wait([answer], timeout=ENGINE_TURN_SECONDS).done:
                 break
-            if any(not process.is_alive() for process in self._processes):
+            if self._has_dead_process():
                 raise self._died()
             if looks * ENGINE_TURN_SECONDS > self._stall_seconds:
                 raise EngineError(
@@ -231,7 +273,7 @@ class WatchedCalls:
             method, answer = call
             try:
                 answer.set_result(method())
-            except Exception as error:
+            except BaseException as error:
                 answer.set_exception(error)
 
     def close(self) -> None:

@@ -44,20 +44,23 @@ LOAD_STEPS = {
 }
 """What vLLM (0.28 to 0.33) writes as it starts, in this order, and at which step it then is."""
 
+UNKNOWN_SIGNAL = "a signal"
+"""What ended a worker process that printed no error. vLLM seldom logs its exit code."""
+
 SIGNAL_SENDERS = {
     "SIGTERM": "A scheduler, an operator or a memory guard such as earlyoom sends this signal.",
     "SIGKILL": "The kernel or a memory guard sends this signal where memory runs out: see `dmesg`.",
+    UNKNOWN_SIGNAL: "The kernel or a memory guard sends one where memory runs out: see `dmesg`.",
 }
 """Who ends a process from outside, by signal. Any other signal is a crash of the process itself."""
 
-UNKNOWN_SIGNAL = "a signal"
-"""What ended a worker process that printed no error. vLLM tells its exit code only once it has loaded."""
-SIGNAL_SENDERS[UNKNOWN_SIGNAL] = SIGNAL_SENDERS["SIGKILL"]
-
 _WORKER_END = re.compile(
     r"WorkerProc initialization failed"
-    r"|Worker proc \S+ died unexpectedly \(exit code: (?P<exit_code>-?\d+)\)"
+    r"|Worker proc \S+ died unexpectedly(?: \(exit code: (?P<exit_code>-\d+)\))?"
 )
+
+
+_NOTED_SIGNAL = re.compile(r"EngineCore: trigger received signal=(SIG\w+)")
 
 
 @cache
@@ -162,6 +165,8 @@ def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
     signal_numbers = [-code for code in exit_codes if code and code < 0]
     if signal_numbers:
         return signal.Signals(signal_numbers[0]).name
+    if noted_signal := _NOTED_SIGNAL.search(log):
+        return noted_signal[1]
     is_silent = bool(_SEE_ABOVE.search(_last_error(log)))
     return UNKNOWN_SIGNAL if worker_end and is_silent else ""
 
@@ -195,7 +200,10 @@ def known_cause(text: str, name: str = "") -> str:
     return ""
 
 
-_SEE_ABOVE = re.compile(r"initialization failed|See root cause above|See stack trace|EngineCore failed to start")
+_SEE_ABOVE = re.compile(
+    r"initialization failed|See root cause above|See stack trace|EngineCore failed to start"
+    r"|RuntimeError: cancelled"  # a call to a worker process that has died
+)
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
 

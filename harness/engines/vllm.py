@@ -150,13 +150,16 @@ class VLLMEngine:
                 lifetime.started_processes() as processes,
                 self._errors.inherited(),
             ):
-                self._engine = LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
+                limit = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+                self._calls = lifetime.WatchedCalls(processes, limit, self._died)
+                self._engine = self._calls.start(
+                    lambda: LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
+                )
         except Exception as error:  # vLLM and what it calls raise anything, AssertionError and ImportError too
             log = self._errors.close()
             exit_codes = [process.exitcode for process in processes]
             raise make_start_error(str(given.get("model")), error, log, exit_codes) from error
         self._errors.forget()  # messages of the start explain no later death
-        self._calls = lifetime.WatchedCalls(list(processes), envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._died)
         self._aborted = False
         self.so_far: dict[int, int] = {}
         tokenizer = self._engine.get_tokenizer()
@@ -398,7 +401,7 @@ def _prepare_environment() -> None:
     """Set the variables that vLLM reads when it is imported, in this process and in those that it starts."""
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
     os.environ.setdefault(SPAWN_VARIABLE, "spawn")
-    # vLLM watches the process while it loads, and no longer once it has loaded.
+    # vLLM watches its process while it loads, and not while it waits for the last message of the start.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(constants.READY_SECONDS))
     # nvidia-smi and CUDA then mean the same card by a number.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

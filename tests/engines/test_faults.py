@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+from harness.constants import READY_SECONDS
 from harness.engines.start_errors import load_step
 from harness.runs.journal import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
@@ -273,7 +274,9 @@ def test_a_start_whose_worker_process_a_signal_ends_says_so(tmp_path, step, numb
 @pytest.mark.slow
 def test_an_engine_that_only_notes_sigterm_leaves_nobody_waiting_once_it_has_loaded(tmp_path):
     folder = tmp_path / "run"
-    run = start(folder, program=(sys.executable, "-c", FORKING))  # forked, it skips our plugin
+    # a forked engine skips our plugin; FORKING imports vLLM, which reads this limit, before mless sets it
+    limit = {"VLLM_ENGINE_READY_TIMEOUT_S": str(READY_SECONDS)}
+    run = start(folder, program=(sys.executable, "-c", FORKING), environment=limit)
     engine = wait_for_step(run, folder, "loading weights")[0]
     family = descendants(run)
     engine.terminate()

@@ -5,12 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
 import pytest
 
-from harness.engines.lifetime import OWNER_VARIABLE, process_identity, started_processes
+from harness.engines.lifetime import (
+    OWNER_VARIABLE,
+    WatchedCalls,
+    process_identity,
+    started_processes,
+)
+from harness.errors import EngineError
 
 WATCHING = "import time; from harness.engines.lifetime import die_with_parent; die_with_parent(); time.sleep(60)"
 """What an engine process does, started anew (spawn)."""
@@ -125,6 +132,19 @@ def test_processes_that_have_ended_keep_their_exit_codes():
         child.join()
         assert multiprocessing.active_children() == []
     assert [process.exitcode for process in processes] == [-signal.SIGKILL]
+
+
+def test_a_start_whose_process_has_died_does_not_wait_for_an_answer():
+    never = threading.Event()
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    child.start()
+    calls = WatchedCalls([child], 300, EngineError)
+    child.kill()
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="its process ended just after it had loaded the model"):
+        calls.start(never.wait)
+    never.set()
+    assert time.monotonic() - started < 10
 
 
 def test_another_process_with_the_owners_id_is_not_taken_for_it():

@@ -60,6 +60,11 @@ TEXTS = [
         "The GPU ran out of memory: 1.02 GiB more were wanted, 312.44 MiB of 23.64 GiB were free. It is held by ",
     ),
     ("RuntimeError: CUDA error: out of memory", "The GPU ran out of memory. It is held by "),
+    # harness/engines/lifetime.py
+    (
+        "RuntimeError: Engine core initialization failed: its process ended just after it had loaded the model.",
+        "The engine process ended just after it had loaded the model, or it hangs.",
+    ),
     # torch, c10/cuda/CUDAFunctions.cpp; CUDA's own text, through torch and through NCCL
     (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 12080). Please "
@@ -214,6 +219,11 @@ def test_a_worker_process_that_a_signal_ended_is_named():
     error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{line}\n", [1])
     assert isinstance(error, StartEndedError)
     assert "The worker process of the engine got SIGKILL while it was warming up." in str(error)
+    line = line.replace("-9", "None")  # vLLM is often faster than the kernel
+    log = f"{WARMING_UP}{LOGGED}{line}\n{LOGGED}RuntimeError: cancelled\n"
+    error = make_start_error("some/model", SEE_ABOVE, log, [1])
+    assert isinstance(error, StartEndedError)
+    assert "The worker process of the engine got a signal while it was warming up." in str(error)
 
 
 def test_a_worker_process_that_printed_no_error_was_ended_by_a_signal():
