@@ -1,11 +1,11 @@
 """Run benchmarks one after another, each in a fresh process, and write RESULTS.md from their figures.
 
-    python -m benchmarks [--small] [grading] [tables] [probe] [stock] [engine] [engines]
+    python -m benchmarks [--small] [grading] [tables] [probe] [stock] [engine]
     python -m benchmarks --shape NAME [NAME ...] -- engine
 
 Without names all are run. Figures of those not run now stay from the last time. With --small everything is short and
 goes to results/bench-small: it shows that the benchmarks work, and says nothing of speed. With --shape the engine's
-benchmark has models of these sizes, for a GPU, and figures of its own.
+benchmark uses models of these sizes, on a GPU, and writes engine-shapes.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.runs import ROOT, say, work_folder, write_json
 
-MINUTES = {"grading": 1, "tables": 3, "probe": 24, "stock": 9, "engine": 15, "engines": 15}
+MINUTES = {"grading": 1, "tables": 3, "probe": 24, "stock": 9, "engine": 12}
 """In their order, with about how long each takes on two cores."""
 
 FIGURES = Path(__file__).resolve().parent / "figures"
@@ -62,7 +62,9 @@ def run(name: str, path: Path, *, small: bool, shapes: Sequence[str] = ()) -> No
     Raises:
         SystemExit: it failed; it has said why.
     """
-    flags = ["--small"] * small + (["--shape", *shapes] if shapes else [])
+    flags = ["--small"] if small else []
+    if shapes:
+        flags += ["--shape", *shapes]
     measured = work_folder(small) / f"{name}-measured.json"
     measured.unlink(missing_ok=True)
     facts = report.facts(" ".join(["python -m", f"benchmarks.{name}", *flags]))

@@ -2,7 +2,7 @@
 
 Drawing the weights is not counted in the seconds.
 
-    python -m benchmarks.attention WAY --config CONFIG.json --length 2048 --layers 3 --json FIGURES [--device cuda]
+    python -m benchmarks.attention WAY --config CONFIG.json --length 2048 --layers 3 --json FIGURES
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 MOST_RUNS = 5
 ENOUGH_SECONDS = 10.0
 WARM_UP_TOKENS = 16
-CPU = torch.device("cpu")
 FILLER_TOKENS = 55
 """As in the study; short prompts of --small have fewer."""
 
@@ -33,18 +32,14 @@ def main() -> None:
     parser.add_argument("--length", type=int, required=True, help="tokens of the prompt")
     parser.add_argument("--layers", type=int, required=True, help="how many of the first layers are asked for")
     parser.add_argument("--json", type=Path, required=True, help="write the figures here")
-    parser.add_argument("--device", default="cpu", help="of ours and of Hugging Face's ways: cpu or cuda")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    device = torch.device(arguments.device)
-    figures = WAYS[arguments.way](arguments.config, arguments.length, arguments.layers, device)
+    figures = WAYS[arguments.way](arguments.config, arguments.length, arguments.layers)
     figures |= {"way": arguments.way, "length": arguments.length, "layers": arguments.layers, "peak": peak_memory()}
-    if device.type == "cuda":
-        figures["gpu_peak"] = torch.cuda.max_memory_allocated()
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-def ours(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
+def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
     """The probe's capture, with everything that a probe always records."""
     from transformers import AutoModel
 
@@ -58,7 +53,7 @@ def ours(path: Path, length: int, layers: int, device: torch.device) -> dict[str
     )
     loaded = LoadedModel(
         name=path.stem,
-        model=cut.eval().requires_grad_(False).to(device),
+        model=cut.eval().requires_grad_(False),
         config=config,
         layers=tuple(range(layers)),
         layers_path="layers",
@@ -83,50 +78,40 @@ def ours(path: Path, length: int, layers: int, device: torch.device) -> dict[str
         mass = found[layers - 1].region_mass[..., :5].sum(-1)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
 
-    return timed(run, length, device)
+    return timed(run, length)
 
 
-def full_eager(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
+def full_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
     """Hugging Face as documented: the whole model, `output_attentions=True`; the logits' part of it also by itself."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_config(_config(path), dtype=torch.float32, attn_implementation="eager")
-    model = model.eval().to(device)
+    model = model.eval()
 
     def run(tokens: int) -> None:
-        found = model(_ids(model.config, tokens).to(device), output_attentions=True, use_cache=False)
+        found = model(_ids(model.config, tokens), output_attentions=True, use_cache=False)
         _check(found.attentions[:layers], tokens)
 
-    figures = timed(run, length, device)
-    hidden = torch.randn(1, length, model.config.hidden_size, device=device)
-    logits = timed(lambda tokens: model.lm_head(hidden[:, :tokens]), length, device)
+    figures = timed(run, length)
+    hidden = torch.randn(1, length, model.config.hidden_size)
+    logits = timed(lambda tokens: model.lm_head(hidden[:, :tokens]), length)
     return figures | {"logits_cpu_seconds": logits["cpu"]}
 
 
-WAYS: dict[str, Callable[[Path, int, int, torch.device], dict[str, Any]]] = {
-    "ours": ours,
-    "full_eager": full_eager,
-}
+WAYS = {"ours": ours, "full_eager": full_eager}
 
 
-def timed(run: Callable[[int], object], length: int, device: torch.device = CPU) -> dict[str, Any]:
-    """The least seconds of a few runs after a short one that warms up: of the CPU, or on a GPU of the wall."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
+def timed(run: Callable[[int], object], length: int) -> dict[str, Any]:
+    """The least CPU seconds of a few runs, after a short one that warms up."""
     with torch.inference_mode():
         run(min(WARM_UP_TOKENS, length))
         runs: list[tuple[float, float]] = []
         while not runs or (len(runs) < MOST_RUNS and sum(wall for _, wall in runs) < ENOUGH_SECONDS):
-            wait()
             cpu, wall = time.process_time(), time.perf_counter()
             run(length)
-            wait()
             runs.append((time.process_time() - cpu, time.perf_counter() - wall))
-    cpu, wall = min(runs, key=lambda one: one[device.type == "cuda"])
-    return {"cpu": cpu, "wall": wall, "runs": len(runs), "threads": torch.get_num_threads()}
+    cpu, wall = min(runs)
+    return {"cpu": cpu, "wall": wall, "runs": len(runs)}
 
 
 def peak_memory() -> int:

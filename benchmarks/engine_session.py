@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.runs import say, wait_for, write_json
 from harness.constants import QUERY_SETS
@@ -34,10 +34,19 @@ ARMS = {
 """One condition for each way in which an intervention is carried out, and what it does."""
 
 
+class Step(NamedTuple):
+    """The moment at which a step ended."""
+
+    wall: float
+    cpu: float
+    tokens: int
+    is_full: bool
+
+
 class StepTimes:
     """The wall time and the client's CPU time at every step of an engine.
 
-    CPU time is that of this process: the engine and the graders have processes of their own.
+    CPU time is that of this process: the engine and the graders have their own processes.
 
     Args:
         engine: The `vllm.LLMEngine`.
@@ -48,12 +57,12 @@ class StepTimes:
         self._engine, self._requests = engine, requests
         self._tokens = 0
         self._step_cpu = 0.0
-        self._steps: list[tuple[float, float, int, bool]] = []
+        self._steps: list[Step] = []
         self._closed_cpu: float | None = None
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the steps within the context, whoever makes them."""
+        """Record the steps within the context, of any caller."""
         engine, processor = self._engine, self._engine.output_processor
         add_request, step = engine.add_request, engine.step
         process_outputs = processor.process_outputs
@@ -83,7 +92,8 @@ class StepTimes:
 
     def _note(self) -> None:
         is_full = self._engine.get_num_unfinished_requests() == self._requests
-        self._steps.append((time.monotonic(), time.process_time(), self._tokens, is_full))
+        step = Step(time.monotonic(), time.process_time(), self._tokens, is_full)
+        self._steps.append(step)
 
     def note_close(self) -> None:
         """Note the CPU time of now: `mless run` journals and grades until it closes its engine."""
@@ -94,20 +104,20 @@ class StepTimes:
 
         They are of the whole side, and (`full_`) of the time in which the engine was full.
         """
-        first_wall, first_cpu, _, _ = self._steps[0]
-        last_wall, last_cpu, _, _ = self._steps[-1]
-        cpu = (self._closed_cpu or last_cpu) - first_cpu
-        full_steps = [step for step in self._steps if step[3]]
-        full_wall, full_cpu, full_tokens = (full_steps[-1][column] - full_steps[0][column] for column in range(3))
+        first, last = self._steps[0], self._steps[-1]
+        last_cpu = last.cpu if self._closed_cpu is None else self._closed_cpu
+        full_steps = [step for step in self._steps if step.is_full]
+        full_first, full_last = full_steps[0], full_steps[-1]
+        full_tokens = full_last.tokens - full_first.tokens
         return {
             "requests": self._requests,
             "tokens": self._tokens,
-            "seconds": last_wall - first_wall,
-            "client_us": 1e6 * cpu / self._tokens,
+            "seconds": last.wall - first.wall,
+            "client_us": 1e6 * (last_cpu - first.cpu) / self._tokens,
             "step_us": 1e6 * self._step_cpu / self._tokens,
             "full_tokens": full_tokens,
-            "full_seconds": full_wall,
-            "full_client_us": 1e6 * full_cpu / full_tokens,
+            "full_seconds": full_last.wall - full_first.wall,
+            "full_client_us": 1e6 * (full_last.cpu - full_first.cpu) / full_tokens,
         }
 
 
@@ -115,17 +125,17 @@ class Session:
     """An engine, and the figures of the sides that it has served.
 
     Args:
-        kind: `plain`, or `hooks`: the attention of all layers and the activations of Layer 1 open.
+        name: `plain`, or `hooks`: the attention of all layers and the activations of Layer 1 open.
         folder: Has the config, and takes the figures.
-        limit: The number of problems.
+        request_count: The number of problems, and of the requests of a side.
     """
 
-    def __init__(self, kind: str, folder: Path, limit: int) -> None:
-        self.kind, self.folder, self.limit = kind, folder, limit
+    def __init__(self, name: str, folder: Path, request_count: int) -> None:
+        self.name, self.folder, self.request_count = name, folder, request_count
         self.config = load_config(folder / "config.yaml")
-        self._plan = make_plan(self.config, limit=limit)
+        self._plan = make_plan(self.config, limit=request_count)
         arguments = self.config.model_arguments()
-        if kind == "hooks":
+        if name == "hooks":
             layers = {**opened_layers(self.config), "recorded": "all"}
             refuse_to_open(arguments, layers)
             arguments["interventions"] = {"layers": layers}
@@ -133,7 +143,7 @@ class Session:
         self.engine = VLLMEngine(arguments)
         self._figures: dict[str, Any] = {
             "load_seconds": time.monotonic() - started,
-            "engine": self.engine.facts(),
+            "facts": self.engine.facts(),
             "sides": [],
         }
 
@@ -145,14 +155,14 @@ class Session:
 
     def measure(self, name: str, kind: str, serve: Callable[[StepTimes], None]) -> None:
         """Measure one side: the engine answers all requests."""
-        say(f"{self.kind}: {name}")
+        say(f"{self.name}: {name}")
         vllm_engine = self.engine._engine
         assert vllm_engine.reset_prefix_cache(), "requests are still running"
-        times = StepTimes(vllm_engine, self.limit)
+        times = StepTimes(vllm_engine, self.request_count)
         with times.recorded():
             serve(times)
         self._figures["sides"].append({"name": name, "kind": kind, **times.figures()})
-        write_json(self.folder / f"{self.kind}.json", self._figures)
+        write_json(self.folder / f"{self.name}.json", self._figures)
 
     def measure_stream(self, name: str, kind: str, requests: Sequence[Request]) -> None:
         """Measure our engine alone, without journal and grading."""
@@ -166,15 +176,15 @@ class Session:
 
 def measure_plain(session: Session) -> None:
     """Raw vLLM and `mless run` in turn, after a run that warms the engine up."""
-    with shared_engine(session.engine) as close_hooks:
+    with shared_engine(session.engine) as shutdown_callbacks:
 
         def serve_raw(_: StepTimes) -> None:
             generate_raw(session)
 
         def serve_mless(times: StepTimes) -> None:
-            close_hooks[:] = [times.note_close]
+            shutdown_callbacks.append(times.note_close)
             run_mless(session)
-            close_hooks.clear()
+            shutdown_callbacks.clear()
 
         session.measure("warm-up", "raw", serve_raw)
         session.measure("raw vLLM", "raw", serve_raw)
@@ -200,7 +210,7 @@ def run_mless(session: Session) -> None:
 
     output = session.folder / f"run-{time.monotonic_ns()}"
     command = ["run", str(session.folder / "config.yaml"), "--quiet", "--output", str(output)]
-    command += ["--limit", str(session.limit), "--set", "conditions=[mless]"]
+    command += ["--limit", str(session.request_count), "--set", "conditions=[mless]"]
     arguments, thresholds = sys.argv, gc.get_threshold()
     sys.argv = ["mless", *command]
     try:
@@ -224,16 +234,16 @@ def shared_engine(owner: VLLMEngine) -> Iterator[list[Callable[[], None]]]:
 
     engine, core = owner._engine, owner._engine.engine_core
     start, shutdown = LLMEngine.from_engine_args, core.shutdown
-    close_hooks: list[Callable[[], None]] = []
+    shutdown_callbacks: list[Callable[[], None]] = []
 
-    def call_hooks(**_: Any) -> None:
-        for hook in close_hooks:
-            hook()
+    def call_back(**_: Any) -> None:
+        for callback in shutdown_callbacks:
+            callback()
 
     LLMEngine.from_engine_args = lambda *_, **__: engine
-    core.shutdown = call_hooks
+    core.shutdown = call_back
     try:
-        yield close_hooks
+        yield shutdown_callbacks
     finally:
         LLMEngine.from_engine_args, core.shutdown = start, shutdown
 
@@ -243,6 +253,7 @@ def measure_hooks(session: Session) -> None:
     requests = session.requests("mless")
     session.measure_stream("warm-up", "hooks", requests)
     session.measure_stream("hooks unused", "hooks", requests)
+    # of each set of queries, all queries
     recorded = [
         replace(request, record=[[1] * len(request.prompt_token_ids or ())] * QUERY_SETS) for request in requests
     ]
@@ -267,13 +278,13 @@ MEASURES = {"plain": measure_plain, "hooks": measure_hooks}
 
 def run_session() -> None:
     """Load the engine, wait for this session's turn, and measure."""
-    kind, folder, limit = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    name, folder, request_count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for `record_layers`, a function
-    session = Session(kind, folder, limit)
-    (folder / f"{kind}.loaded").touch()
-    wait_for(folder / f"{kind}.go")
+    session = Session(name, folder, request_count)
+    (folder / f"{name}.loaded").touch()
+    wait_for(folder / f"{name}.go")
     with closing(session.engine):
-        MEASURES[kind](session)
+        MEASURES[name](session)
 
 
 if __name__ == "__main__":

@@ -24,16 +24,6 @@ from benchmarks.report import Figures, Row, row, section
 from benchmarks.runs import PROBLEMS, SHAPES, TOY, run_logged, say, work_folder, write_json
 from harness.experiment.problems import PATH_VARIABLE
 
-TINY = {
-    "hidden_size": 192,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "vocab_size": 2048,
-}
-"""What --small makes of both shapes."""
-
 LENGTHS, SMALL_LENGTHS = (128, 512, 2048), (64,)
 LAYERS = 3
 ROUNDS = 3
@@ -115,7 +105,7 @@ class _Bench:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.config = self.folder / "config.json"
-        facts = SHAPES["qwen2.5-math-1.5b"] | {"max_position_embeddings": LENGTHS[-1]} | (TINY if small else {})
+        facts = SHAPES["tiny" if small else "qwen2.5-math-1.5b"] | {"max_position_embeddings": LENGTHS[-1]}
         self.config.write_text(json.dumps(facts), encoding="utf-8")
 
     def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any]:
@@ -153,7 +143,7 @@ class _Bench:
         from transformers import AutoConfig, AutoModel
 
         folder = self.folder / "model"
-        facts = SHAPES["qwen2.5-math-7b"] | (TINY if self.small else {}) | {"num_hidden_layers": 1}
+        facts = SHAPES["tiny" if self.small else "qwen2.5-math-7b"] | {"num_hidden_layers": 1}
         config = AutoConfig.for_model(facts.pop("model_type"), **facts)
         AutoModel.from_config(config).save_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -29,12 +29,12 @@ PROBLEMS = TOY / "demo.jsonl"
 SHAPES = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8"))
 """The sizes of models that get random or dummy weights."""
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
-os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # MATH-500 where its file is named
+os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # unless it names MATH-500's file
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
 LOOK_SECONDS = 0.2
-"""How often a file that is waited for is looked for."""
+"""Seconds between two looks whether a file is there."""
 STOP_SECONDS = 20
 """A command that is told to end may take this long; then it is killed."""
 
@@ -63,24 +63,6 @@ def run_benchmark(description: str | None, measure: Callable[..., Figures], shap
     print(section(figures))
 
 
-def alternate(sides: Mapping[str, Callable[[str], dict[str, Any]]], rounds: int) -> list[dict[str, dict[str, Any]]]:
-    """Run every side in each round; every second round backwards, so that a steady drift of the machine cancels.
-
-    Args:
-        sides: Each makes one run in a fresh process, under the name that it gets.
-        rounds: How many.
-    """
-    done: list[dict[str, dict[str, Any]]] = []
-    for number in range(1, rounds + 1):
-        one = {}
-        for side in list(sides)[:: 1 if number % 2 else -1]:
-            say(f"round {number} of {rounds}, {side}")
-            one[side] = sides[side](f"{side}-{number}")
-            say(f"{one[side]['tokens']:,} tokens, {one[side]['tokens_per_second']:,} tokens/s")
-        done.append(one)
-    return done
-
-
 def work_folder(small: bool) -> Path:
     """Where runs, logs and figures go: beside ordinary runs, on the same disk, ignored by git."""
     folder = ROOT / "results" / ("bench-small" if small else "bench")
@@ -98,22 +80,6 @@ def run_mless(overrides: Sequence[str], output: Path, log: Path, *, limit: int |
     command += [part for override in overrides for part in ("--set", override)]
     wall = run_logged(command + (["--limit", str(limit)] if limit else []), log)
     return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
-
-
-def speed_overrides(small: bool) -> list[str]:
-    """What generation speed is measured on: SmolLM2 answers sums freely under three conditions, in float32.
-
-    As decoding is greedy, all sides generate the same tokens.
-    """
-    dataset = {"make": "sums", "operands": [10, 99], "count": 8 if small else 120}
-    arguments = {"pretrained": "smollm2", "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
-    changes = {
-        "conditions": ["wo", "mless", "mful"],
-        "model": {"arguments": arguments},
-        "dataset": dataset,
-        "layouts": ["chat"],
-    }
-    return [f"{key}={json.dumps(value)}" for key, value in {**changes, "max_gen_toks": 128}.items()]
 
 
 def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:

@@ -64,20 +64,20 @@ QUEUE_PER_SEQUENCE = 2
 COUNTED_TOKENS = 64
 """An engine tells how far a completion is whenever it has so many more tokens."""
 STEPS_SECONDS = 0.1
-"""An engine's steps that finish nothing are taken one after another for so long, before the run looks at its graders
-and its progress again. On a GPU a step takes a tenth of this."""
+"""Seconds for which an engine takes steps that finish nothing, before the run looks at its graders and
+its progress again. On a GPU a step takes about a tenth of this."""
 CLOSE_SECONDS = {False: 2.0, True: 10.0}
 """An engine may take this long to end by itself, the second on several GPUs, whose workers must leave each other; then
 it is killed. Nothing in it is wanted any more."""
 READY_SECONDS = 5
-"""That vLLM waits for the last message of a started engine, which the engine sends before it reports
-that it has started; and that we wait for vLLM's own error after a process of a start has died."""
+"""Seconds that vLLM waits for the last message of a start, which the engine sends before it reports that
+it has started; and seconds that we wait for vLLM's own error after a process of a start has died."""
 INTERRUPTED_TURNS = 60
-"""An interrupted start may go on for so many turns: vLLM reads the model's files before it starts
+"""Turns after which an interrupted start is abandoned: vLLM reads the model's files before it starts
 processes that can be ended."""
 LOAD_SECONDS = 7200
-"""One of several engines that has not loaded its model for so long is given up: 70 billion parameters
-may take half of it to load and compile."""
+"""Seconds after which one of several engines is given up if it has not loaded its model. 70 billion
+parameters may take half of it to load and compile."""
 STALL_FACTOR = 2
 """An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s).
 Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in which

@@ -204,8 +204,8 @@ class EnginePool:
         """Put the requests of an engine that failed back in their places.
 
         Raises:
-            HarnessError: the error, if no engine is left and none will be started. A start that was
-                ended from outside is not repeated before any engine has loaded the model.
+            HarnessError: the error, if no engine is left and none will be started, or if a signal
+                ended a start and no engine has loaded the model yet.
         """
         self._drop([engine])
         if isinstance(error, StartEndedError) and not any(engine.facts for engine in self._engines):

@@ -225,13 +225,13 @@ class WatchedCalls:
         try:
             while not wait([answer], timeout=ENGINE_TURN_SECONDS).done:
                 turns_since_death += self._has_dead_process()
-                if turns_since_death > READY_SECONDS:
+                if turns_since_death * ENGINE_TURN_SECONDS > READY_SECONDS:
                     message = "its process ended just after it had loaded the model."
                     raise RuntimeError(f"Engine core initialization failed: {message}")
             return answer.result()
         except BaseException:
             self.close()
-            # an interruption does not reach the thread, which ends when it has no processes
+            # Ctrl-C does not reach the thread; its call ends when the processes are killed
             with undisturbed():
                 for _ in range(INTERRUPTED_TURNS):
                     for process in list(self._processes):

@@ -147,7 +147,8 @@ def make_start_error(
         exit_codes: Those of the processes that the start made; None of a process that runs.
     """
     signal_name = _find_signal(log, exit_codes)
-    # vLLM itself ends its process after an error of its own, so only what it finds dead counts
+    # After an error of its own vLLM ends the process with a signal too. So a signal is the cause only
+    # if vLLM's error refers to a process that it found dead.
     if not signal_name or not _SEE_ABOVE.search(str(error)) or known_cause(log, name):
         return ModelError(explain_start_error(name, error, log))
     process = "worker process of the engine" if _WORKER_END.search(log) else "engine process"
@@ -167,8 +168,8 @@ def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
         return signal.Signals(signal_numbers[0]).name
     if noted_signal := _NOTED_SIGNAL.search(log):
         return noted_signal[1]
-    is_silent = bool(_SEE_ABOVE.search(_last_error(log)))
-    return UNKNOWN_SIGNAL if worker_end and is_silent else ""
+    has_no_own_error = bool(_SEE_ABOVE.search(_last_error(log)))
+    return UNKNOWN_SIGNAL if worker_end and has_no_own_error else ""
 
 
 def explain_start_error(name: str, error: BaseException, said: str = "", *, program: str = "vLLM") -> str:

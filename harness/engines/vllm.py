@@ -401,7 +401,7 @@ def _prepare_environment() -> None:
     """Set the variables that vLLM reads when it is imported, in this process and in those that it starts."""
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
     os.environ.setdefault(SPAWN_VARIABLE, "spawn")
-    # vLLM watches its process while it loads, and not while it waits for the last message of the start.
+    # While the model loads, vLLM itself notices a dead process. This limit is of the last message only.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(constants.READY_SECONDS))
     # nvidia-smi and CUDA then mean the same card by a number.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

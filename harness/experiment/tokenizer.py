@@ -204,7 +204,7 @@ def decode_completion(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[i
 
 
 def _decode_bytes(token_bytes: Mapping[int, bytes], token_ids: Sequence[int]) -> str:
-    """The same for a byte-level tokenizer. It takes a tenth of the time that the tokenizer itself takes."""
+    """`decode_completion` for a byte-level tokenizer, ten times as fast as with its own decoder."""
     data = b"".join(map(token_bytes.__getitem__, token_ids))
     # vLLM writes a token's text only once it ends in a whole character. UTF-8 has at most four bytes in a character,
     # so the last four bytes decide.
@@ -216,7 +216,7 @@ def _decode_bytes(token_bytes: Mapping[int, bytes], token_ids: Sequence[int]) ->
 
 
 class _TokenBytes(dict[int, bytes]):
-    """The bytes of a byte-level tokenizer's tokens. Each is worked out when it first occurs."""
+    """The bytes of a byte-level tokenizer's tokens. Each is computed when it first occurs."""
 
     def __init__(self, tokenizer: Tokenizer, added: Mapping[int, str]) -> None:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -239,7 +239,7 @@ class _TokenBytes(dict[int, bytes]):
 
 @lru_cache(maxsize=1)
 def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> _TokenBytes | None:
-    """The bytes of every token; None unless a text is the bytes of its tokens, joined."""
+    """The bytes of every token; None if joining them does not give the text."""
     from tokenizers.decoders import ByteLevel
 
     fast, added = tokenizer.backend_tokenizer, _added_tokens(tokenizer)
@@ -254,10 +254,10 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> _TokenBytes | None:
 def _decode_with_tokenizer(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], token_ids: Sequence[int]
 ) -> str:
-    """The same for any tokenizer.
+    """`decode_completion` for any tokenizer.
 
-    All is decoded at once, seven times as fast, unless that may differ: at bytes that are no text, and where the
-    tokenizer puts blanks between added tokens.
+    All is decoded at once, seven times as fast as token by token, unless that may differ: at bytes
+    that are no text, and where the tokenizer puts blanks between added tokens.
     """
     from tokenizers.decoders import DecodeStream
 

@@ -15,13 +15,13 @@ from tests.conftest import PATIENCE, needs_vllm
 from tests.make import EXAMPLE, ROOT
 
 FOLDER = ROOT / "benchmarks"
-PARTS = {"arithmetic", "attention", "engine_session"}
+HELPER_MODULES = {"arithmetic", "attention", "engine_session"}
 """Modules that `probe` and `engine` run in processes of their own: they have no small version."""
-STARTS_VLLM = {"engine", "engines", "stock"}
+STARTS_VLLM = {"engine", "stock"}
 ARGUMENTS = {"finding": [str(EXAMPLE)]}
 MAIN = 'if __name__ == "__main__":'
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if MAIN in path.read_text("utf-8"))
-BENCHMARKS = [name for name in NAMES if name not in PARTS | {"__main__"}]
+BENCHMARKS = [name for name in NAMES if name not in HELPER_MODULES | {"__main__"}]
 
 
 def mark_benchmark(name):
@@ -85,7 +85,7 @@ def test_a_small_benchmark_runs_to_its_end(name):
 @pytest.mark.engine
 @needs_vllm
 def test_raw_vllm_and_mless_run_generate_the_same_number_of_tokens_in_one_engine(tmp_path):
-    figures = engine.measure(tmp_path, small=True, kinds=["plain"])
+    figures = engine.measure(tmp_path, small=True, engines=["plain"])
     (session,) = figures["sessions"]
     sides = [side["name"] for side in session["sides"]]
     assert sides == ["warm-up", "raw vLLM", "mless run", "mless run", "raw vLLM"]

@@ -281,7 +281,7 @@ def test_an_engine_that_only_notes_sigterm_leaves_nobody_waiting_once_it_has_loa
     family = descendants(run)
     engine.terminate()
     line = end(run, 2).splitlines()[-1]
-    assert line.startswith("mless: vLLM did not start. The engine process ended just after"), line
+    assert line.startswith("mless: vLLM did not start. The engine process ended or hung just after"), line
     assert gone(family)
 
 

@@ -63,7 +63,7 @@ TEXTS = [
     # harness/engines/lifetime.py
     (
         "RuntimeError: Engine core initialization failed: its process ended just after it had loaded the model.",
-        "The engine process ended just after it had loaded the model, or it hangs.",
+        "The engine process ended or hung just after it had loaded the model.",
     ),
     # torch, c10/cuda/CUDAFunctions.cpp; CUDA's own text, through torch and through NCCL
     (
@@ -176,8 +176,8 @@ def test_an_engine_that_is_silent_after_its_start_has_ended_or_hangs():
     text = read_message(*LAST_MESSAGE)
     message = explain_start_error("some/model", TimeoutError(text))
     assert message == (
-        "vLLM did not start. The engine process ended just after it had loaded the model, or it "
-        "hangs. Run the same command again."
+        "vLLM did not start. The engine process ended or hung just after it had loaded the model. "
+        "Run the same command again; see `dmesg` if it happens again."
     )
 
 

@@ -2,7 +2,7 @@
 
     python tests/gpu/run_jobs.py claims --at-once 12 --seconds 300 --logs FOLDER
 
-The list is claims.jobs in this folder, with a line `name|seconds|command` for each job. Jobs start
+The list is claims.jobs in this folder, with a line `name|time limit in seconds|command` for each job. Jobs start
 in the list's order, so the most important ones come first. A command finds pytest, with its
 options, in $PYTEST.
 
@@ -28,7 +28,7 @@ import psutil
 FOLDER = Path(__file__).resolve().parent
 PYTEST = f"{sys.executable} -m pytest -p no:cacheprovider -W ignore -m gpu -q -s"
 """Warnings are ignored: a deprecation in another version of torch or vLLM refutes no claim."""
-MEASURED = "measured: "
+MEASUREMENT_PREFIX = "measured: "
 """A line that begins so reports a number of a claim, which the table repeats."""
 LOOK_SECONDS = 0.5
 STOP_SECONDS = 10
@@ -63,8 +63,8 @@ class Job:
             )
         self.start = time.monotonic()
 
-    def has_ended(self) -> bool:
-        """Whether it has ended, by itself or because its time was over."""
+    def update_outcome(self) -> bool:
+        """Note how it ended, and kill it if its time is over; returns whether it has ended."""
         assert self.process is not None
         self.seconds = time.monotonic() - self.start
         code = self.process.poll()
@@ -75,7 +75,7 @@ class Job:
         return self.outcome != "not started"
 
     def stop(self) -> None:
-        """Kill the job and what it started; runs are sessions of their own, so no group has all."""
+        """Kill the job and what it started; a run has its own session, so its process group is not enough."""
         assert self.process is not None
         self.outcome = "cut off"
         job = psutil.Process(self.process.pid)
@@ -91,7 +91,7 @@ class Job:
     def describe(self) -> dict[str, object]:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        measured = [line.removeprefix(MEASURED) for line in lines if line.startswith(MEASURED)]
+        measured = [line.removeprefix(MEASUREMENT_PREFIX) for line in lines if line.startswith(MEASUREMENT_PREFIX)]
         return {
             "job": self.name,
             "seconds": round(self.seconds),
@@ -132,7 +132,7 @@ def run_jobs(jobs: list[Job], at_once: int, seconds: float, summary: Path) -> No
                 job.launch(environment)
                 running.append(job)
             time.sleep(LOOK_SECONDS)
-            still_running = [job for job in running if not job.has_ended()]
+            still_running = [job for job in running if not job.update_outcome()]
             if len(still_running) < len(running):
                 write_summary(jobs, summary)
             running = still_running
@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300, help="time for all jobs together")
     parser.add_argument("--logs", type=Path, required=True, help="folder for logs and the summary")
     parser.add_argument("--only", help="comma-separated names of jobs; the others are left out")
-    parser.add_argument("--limit-factor", type=float, default=1, help="of each job's time limit")
+    parser.add_argument("--limit-factor", type=float, default=1, help="multiplies each job's time limit")
     options = parser.parse_args()
     # a scheduler's SIGTERM stops the jobs too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -39,13 +39,13 @@ def load_samples(folder, index):
     return load_run(folder).astype(str).set_index(index)
 
 
-def differences(ours, theirs, columns):
-    """How many values of each column differ between our samples and the same ones of a frame."""
-    assert ours.index.is_unique and ours.index.isin(theirs.index).all(), "the same prompts"
-    theirs = theirs.loc[ours.index]
+def count_differences(samples, reference, columns):
+    """The number of values of each column that differ between samples and their reference."""
+    assert samples.index.is_unique and samples.index.isin(reference.index).all(), "the same prompts"
+    reference = reference.loc[samples.index]
     counts = {}
     for column in columns:
-        counts[column] = int((ours[column].to_numpy() != theirs[column].to_numpy()).sum())
+        counts[column] = int((samples[column].to_numpy() != reference[column].to_numpy()).sum())
     return counts
 
 
@@ -59,7 +59,7 @@ def test_products_have_the_verdicts_of_the_committed_run(kernels, smollm2, tmp_p
     subprocess.run(command("mless", "run", config, *options), check=True, timeout=PATIENCE)
     index = ["condition", "prompt_token_sha256"]
     ours, theirs = load_samples(tmp_path, index), load_samples(EXAMPLE, index)
-    counts = differences(ours, theirs, ["verdict", "completion"])
+    counts = count_differences(ours, theirs, ["verdict", "completion"])
     (session,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
     facts = session["engine"]
     report(
@@ -101,7 +101,7 @@ def test_stock_lm_eval_gives_the_prompts_and_verdicts_of_mless_run(tmp_path):
     # stock lm-eval does not record why a completion ended
     run["verdict"] = run["verdict"].replace("truncated", "no_box")
     assert len(run) == len(stock) == 2 * limit
-    counts = differences(stock, run, ["prompt_sha256", "verdict", "completion"])
+    counts = count_differences(stock, run, ["prompt_sha256", "verdict", "completion"])
     right = int((run["verdict"] == "correct").sum())
     report(
         f"of {len(run)} samples ({right} correct) {counts['prompt_sha256']} prompts, "
@@ -136,8 +136,8 @@ def answer(engine, requests):
 
 
 @pytest.mark.parametrize("kernels", ["plain", "invariant"])
-def test_bfloat16_answers_in_another_order_of_requests(kernels, smollm2):
-    """The batch that a request is computed in changes its sums, unless kernels are invariant."""
+def test_report_bfloat16_completions_that_differ_in_another_order_of_requests(kernels, smollm2):
+    """Report how many completions differ in another order of requests, which changes batches."""
     is_invariant = kernels == "invariant"
     if is_invariant and not has_invariant_kernels():
         pytest.skip("vLLM's batch-invariant kernels need a GPU of compute capability 9.0 or more")
