@@ -248,6 +248,7 @@ def check_ended_start(folder, step, number, engines=1):
     assert line.endswith("is in the journal: run the same command again to continue."), line
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_start_at_once_and_is_named_with_the_step(tmp_path):
     check_ended_start(tmp_path / "run", "starting vLLM", signal.SIGTERM)
 
