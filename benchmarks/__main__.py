@@ -69,9 +69,10 @@ def run(name: str, path: Path, *, small: bool, shapes: Sequence[str] = ()) -> No
     measured.unlink(missing_ok=True)
     facts = report.facts(" ".join(["python -m", f"benchmarks.{name}", *flags]))
     done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *flags, "--json", str(measured)], cwd=ROOT)
+    if measured.exists():
+        write_json(path, {**json.loads(measured.read_text(encoding="utf-8")), "facts": facts})
     if done.returncode:
         raise SystemExit(f"benchmark {name} failed")
-    write_json(path, {**json.loads(measured.read_text(encoding="utf-8")), "facts": facts})
 
 
 if __name__ == "__main__":

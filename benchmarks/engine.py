@@ -4,11 +4,11 @@ The model has the shape of one of the study's models, dummy weights, and SmolLM2
 an end of text, so that every completion has all its tokens. Prompts are those of MATH-500 with 55
 slashes (MATH500_PATH names the file; without it they are the tests' problems). Sampling is on.
 
-Two engines are started for each shape. All are loaded in parallel and then measured one at a time.
-The engine `plain` serves raw vLLM and `mless run` in turn. The engine `hooks` has the hooks of
-interventions and recording, which change the CUDA graphs. The prefix cache is emptied before each
-side. Seconds run from the first request to the last completion. The client's CPU time is that of
-its process, without the engine's and the graders' processes, until the last completion is graded.
+Two engines are started for each shape. The engine `plain` serves raw vLLM and `mless run` in turn.
+The engine `hooks` has the hooks of interventions and recording, which change the CUDA graphs; its
+sides have no journal and no grading. The prefix cache is emptied before each side. Seconds run from
+the first request to the last completion. The client's CPU time is that of its process, without the
+engine's and the graders' processes, until the last completion is graded.
 
     python -m benchmarks.engine [--small] [--shape NAME ...]
 """
@@ -18,8 +18,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -27,7 +25,7 @@ from typing import Any
 import yaml
 
 from benchmarks.report import Figures, Row, row
-from benchmarks.runs import SHAPES, read_json, run_benchmark, run_logged, say, wait_for, write_json
+from benchmarks.runs import SHAPES, read_json, run_benchmark, run_logged, say, write_json
 from harness.errors import EngineError
 from harness.models import resolve_model
 
@@ -38,71 +36,34 @@ ENGINES = ("plain", "hooks")
 REQUESTS, TOKENS = 256, 512
 """Requests of each side, which all run at once, and the tokens of each completion."""
 SMALL_REQUESTS, SMALL_TOKENS = 8, 32
-AVERAGE_PROMPT_TOKENS = 400
-"""Rounded up: for the size of the cache."""
-GPU_SHARE = 0.2
-"""Share of the GPU's memory that has to be free as each of several engines starts."""
 MAX_RELATIVE_TIME = {"mless": 1.03, "hooks": 1.03, "recording": 1.15, "intervention": 1.25}
 """Targets on a GPU: seconds relative to raw vLLM, by the kind of a side."""
 MAX_CLIENT_US = 5.0
 """Target: the client's CPU time for a token of `mless run`, in microseconds."""
 
 
-@dataclass(frozen=True)
-class SessionProcess:
-    """A process that starts one engine of a shape and measures its sides."""
-
-    shape: str
-    engine: str
-    folder: Path
-
-    def run(self, requests: int) -> str:
-        """Run it to its end; returns why it failed, empty if it did not."""
-        command = [sys.executable, "-m", "benchmarks.engine_session", self.engine]
-        command += [str(self.folder), str(requests)]
-        try:
-            run_logged(command, self.folder / f"{self.engine}.log")
-        except EngineError as error:
-            say(str(error))
-            return f"{self.shape}, {self.engine}: failed. {str(error).splitlines()[-1]}"
-        finally:
-            (self.folder / f"{self.engine}.ended").touch()
-        return ""
-
-    def read_figures(self) -> dict[str, Any] | None:
-        """What has been measured so far; None if nothing has."""
-        path = self.folder / f"{self.engine}.json"
-        return read_json(path) if path.exists() else None
-
-
 def measure(folder: Path, small: bool, shapes: Sequence[str] = ("tiny",), engines: Sequence[str] = ENGINES) -> Figures:
     """All figures, JSON-ready."""
     requests, tokens = (SMALL_REQUESTS, SMALL_TOKENS) if small else (REQUESTS, TOKENS)
-    processes = []
+    sessions, errors = [], []
     for shape in shapes:
-        make_model(SHAPES[shape], folder / shape / "model")
-        settings = run_settings(SHAPES[shape], folder / shape / "model", tokens)
-        config = folder / shape / "config.yaml"
-        config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        processes += [SessionProcess(shape, engine, folder / shape) for engine in engines]
-    with ThreadPoolExecutor(len(processes)) as pool:
-        results = [pool.submit(process.run, requests) for process in processes]
-        take_turns(processes)
-        errors = [result.result() for result in results]
-    return describe(processes, [error for error in errors if error])
-
-
-def take_turns(processes: Sequence[SessionProcess]) -> None:
-    """Let one process after another measure, as soon as all have loaded.
-
-    Loading and compiling keep many cores busy, so nothing is measured meanwhile.
-    """
-    for process in processes:
-        loaded, ended = (process.folder / f"{process.engine}.{end}" for end in ("loaded", "ended"))
-        wait_for(loaded, ended)
-    for process in processes:
-        (process.folder / f"{process.engine}.go").touch()
-        wait_for(process.folder / f"{process.engine}.ended")
+        shape_folder = folder / shape
+        make_model(SHAPES[shape], shape_folder / "model")
+        settings = run_settings(shape_folder / "model", tokens)
+        (shape_folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+        for engine in engines:
+            command = [sys.executable, "-m", "benchmarks.engine_session", engine]
+            command += [str(shape_folder), str(requests)]
+            log = shape_folder / f"{engine}.log"
+            try:
+                run_logged(command, log)
+            except EngineError as error:
+                say(str(error))
+                errors.append(f"{shape}, {engine}: failed, {log.name} says why.")
+            path = shape_folder / f"{engine}.json"
+            if path.exists():
+                sessions.append({"shape": shape, "engine": engine, **read_json(path)})
+    return describe(sessions, errors)
 
 
 def make_model(values: Mapping[str, Any], folder: Path) -> None:
@@ -115,7 +76,7 @@ def make_model(values: Mapping[str, Any], folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", {**tokenizer, "eos_token": None})
 
 
-def run_settings(values: Mapping[str, Any], model: Path, tokens: int) -> dict[str, Any]:
+def run_settings(model: Path, tokens: int) -> dict[str, Any]:
     """The run config of all sides."""
     import torch
 
@@ -124,32 +85,16 @@ def run_settings(values: Mapping[str, Any], model: Path, tokens: int) -> dict[st
     arguments = settings["model"]["arguments"]
     arguments["pretrained"] = str(model)
     if torch.cuda.is_available():
-        # vLLM cannot measure what memory is free while another engine starts
-        size = cache_bytes(values)
-        arguments |= {"kv_cache_memory_bytes": size, "gpu_memory_utilization": GPU_SHARE}
         arguments |= {"dtype": "bfloat16", "enforce_eager": False}
     return settings
 
 
-def cache_bytes(values: Mapping[str, Any]) -> int:
-    """The size of the cache in bfloat16 that all requests of a side need at once."""
-    head_size = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
-    # keys and values, two bytes each
-    per_token = 2 * 2 * values["num_hidden_layers"] * values["num_key_value_heads"] * head_size
-    return int(REQUESTS * (AVERAGE_PROMPT_TOKENS + TOKENS) * per_token)
-
-
-def describe(processes: Sequence[SessionProcess], errors: Sequence[str]) -> Figures:
-    """The figures of all sides that were measured; a process that failed is named in a note.
+def describe(sessions: Sequence[Mapping[str, Any]], errors: Sequence[str]) -> Figures:
+    """The figures of all sides that were measured.
 
     Raises:
         EngineError: raw vLLM was measured with no shape.
     """
-    sessions = []
-    for process in processes:
-        figures = process.read_figures()
-        if figures:
-            sessions.append({"shape": process.shape, "engine": process.engine, **figures})
     rows: list[Row] = []
     for shape in dict.fromkeys(session["shape"] for session in sessions):
         sides: dict[str, list[Side]] = {}
@@ -161,15 +106,18 @@ def describe(processes: Sequence[SessionProcess], errors: Sequence[str]) -> Figu
     if not rows:
         raise EngineError(f"Raw vLLM was not measured. {' '.join(errors)}")
     loads = [f"{session['shape']}, {session['engine']}: {session['load_seconds']:.0f} s" for session in sessions]
-    facts, side = sessions[0]["facts"], sessions[0]["sides"][0]
+    first = sessions[0]
+    facts, side = first["facts"], first["sides"][0]
     machine = "On a CPU" if facts["device"] == "cpu" else "On a GPU"
     return {
         "title": f"{machine}: `mless run` and its hooks relative to raw vLLM",
-        "what": f"Each side: {side['requests']} requests at once, {side['tokens']:,} tokens, "
+        "what": f"Each side: {side['requests']} requests at once, prompts of {first['dataset']} "
+        f"({first['prompt_tokens']:.0f} tokens on average), {side['tokens']:,} tokens generated, "
         f"sampled; dummy weights in {facts['dtype']} on {facts['device']}. Ratios: seconds "
         "relative to raw vLLM in the engine without hooks.",
         "rows": rows,
-        "notes": [f"Loading, all at the same time: {'; '.join(loads)}.", *errors],
+        "notes": [f"Loading: {'; '.join(loads)}.", *errors],
+        "errors": list(errors),
         "sessions": sessions,
     }
 

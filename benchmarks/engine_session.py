@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
-from benchmarks.runs import say, wait_for, write_json
+from benchmarks.runs import say, write_json
 from harness.constants import QUERY_SETS
 from harness.engines.interventions.checks import opened_layers, refuse_to_open
 from harness.engines.vllm import VLLMEngine, engine_arguments, sampling_parameters
+from harness.errors import EngineError
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests
 
@@ -31,7 +33,8 @@ ARMS = {
     "mless-layer-1": "slashes visible to Layer 1 alone",
     "redistributed": "activations of Layer 1 redistributed",
 }
-"""One condition for each way in which an intervention is carried out, and what it does."""
+"""One condition for each way in which an intervention is carried out, and what it does. Interventions of
+kind `function` are carried out as those of kind `redistribute`."""
 
 
 class Step(NamedTuple):
@@ -141,14 +144,17 @@ class Session:
             arguments["interventions"] = {"layers": layers}
         started = time.monotonic()
         self.engine = VLLMEngine(arguments)
+        prompts = self.requests("mless")
         self._figures: dict[str, Any] = {
             "load_seconds": time.monotonic() - started,
             "facts": self.engine.facts(),
+            "dataset": self._plan.whole.name,
+            "prompt_tokens": mean(len(request.prompt_token_ids or ()) for request in prompts),
             "sides": [],
         }
 
     def requests(self, condition: str) -> list[Request]:
-        """The requests of a condition."""
+        """The requests of a condition, which every side of the benchmark answers."""
         requests = make_requests(self._plan, self.config.resolve_sampling(None))
         arms = self._plan.arms
         return [request for request in requests if arms[request.task].condition.name == condition]
@@ -157,7 +163,8 @@ class Session:
         """Measure one side: the engine answers all requests."""
         say(f"{self.name}: {name}")
         vllm_engine = self.engine._engine
-        assert vllm_engine.reset_prefix_cache(), "requests are still running"
+        if not vllm_engine.reset_prefix_cache():
+            raise EngineError("Requests of the side before are still running.")
         times = StepTimes(vllm_engine, self.request_count)
         with times.recorded():
             serve(times)
@@ -277,12 +284,10 @@ MEASURES = {"plain": measure_plain, "hooks": measure_hooks}
 
 
 def run_session() -> None:
-    """Load the engine, wait for this session's turn, and measure."""
+    """Load the engine, and measure."""
     name, folder, request_count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for `record_layers`, a function
     session = Session(name, folder, request_count)
-    (folder / f"{name}.loaded").touch()
-    wait_for(folder / f"{name}.go")
     with closing(session.engine):
         MEASURES[name](session)
 

@@ -33,8 +33,6 @@ os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # unless it names MATH-500'
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
-LOOK_SECONDS = 0.2
-"""Seconds between two looks whether a file is there."""
 STOP_SECONDS = 20
 """A command that is told to end may take this long; then it is killed."""
 
@@ -51,7 +49,7 @@ def run_benchmark(description: str | None, measure: Callable[..., Figures], shap
     parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
     parser.add_argument("--json", type=Path, help="write the figures here")
     if shapes:
-        help_text = "sizes of the model; several are loaded at the same time"
+        help_text = "sizes of the model"
         parser.add_argument("--shape", nargs="+", choices=shapes, default=shapes[:1], help=help_text)
     arguments = parser.parse_args()
     folder = work_folder(arguments.small) / Path(sys.argv[0]).stem
@@ -61,6 +59,8 @@ def run_benchmark(description: str | None, measure: Callable[..., Figures], shap
     figures = measure(folder, arguments.small, **options)
     write_json(arguments.json, figures)
     print(section(figures))
+    if errors := figures.get("errors"):
+        raise SystemExit("\n".join(errors))
 
 
 def work_folder(small: bool) -> Path:
@@ -132,9 +132,3 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
         end = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
         raise EngineError(f"`{' '.join(command[1:5])} ...` failed with exit code {failed}. {log} ends: {end}")
     return time.monotonic() - started
-
-
-def wait_for(*paths: Path) -> None:
-    """Wait until one of the files is there."""
-    while not any(path.exists() for path in paths):
-        time.sleep(LOOK_SECONDS)

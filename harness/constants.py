@@ -69,9 +69,11 @@ its progress again. On a GPU a step takes about a tenth of this."""
 CLOSE_SECONDS = {False: 2.0, True: 10.0}
 """An engine may take this long to end by itself, the second on several GPUs, whose workers must leave each other; then
 it is killed. Nothing in it is wanted any more."""
-READY_SECONDS = 5
+READY_SECONDS = 60
 """Seconds that vLLM waits for the last message of a start, which the engine sends before it reports that
-it has started; and seconds that we wait for vLLM's own error after a process of a start has died."""
+it has started."""
+DEAD_START_SECONDS = 5
+"""Seconds that we wait for vLLM's own error after a process of a start has died."""
 INTERRUPTED_TURNS = 60
 """Turns after which an interrupted start is abandoned: vLLM reads the model's files before it starts
 processes that can be ended."""

@@ -87,8 +87,8 @@ def columns_page() -> str:
     """docs/columns.md. What a column means as in an earlier table is not said again."""
     parts, said = [COLUMNS_INTRODUCTION], set[tuple[str, str]]()
     for title, columns in TABLES.items():
-        visible = [pair for pair in columns.items() if pair not in said and pair[1] != "upper end"]
-        lines = [f"- `{name}`: {meaning}" for name, meaning in visible]
+        visible = [pair for pair in columns.items() if pair not in said and "upper end" not in pair]
+        lines = ["- `{}`: {}".format(*pair) for pair in visible]
         said.update(columns.items())
         parts.append("\n".join([f"## {title}", "", *lines, ""]))
     return "\n".join(parts)

@@ -32,7 +32,7 @@ from harness.constants import (
     ENGINE_TURN_SECONDS,
     INTERRUPTED_TURNS,
     QUOTED_CHARACTERS,
-    READY_SECONDS,
+    DEAD_START_SECONDS,
     STALL_FACTOR,
 )
 from harness.errors import EngineError
@@ -225,7 +225,7 @@ class WatchedCalls:
         try:
             while not wait([answer], timeout=ENGINE_TURN_SECONDS).done:
                 turns_since_death += self._has_dead_process()
-                if turns_since_death * ENGINE_TURN_SECONDS > READY_SECONDS:
+                if turns_since_death * ENGINE_TURN_SECONDS > DEAD_START_SECONDS:
                     message = "its process ended just after it had loaded the model."
                     raise RuntimeError(f"Engine core initialization failed: {message}")
             return answer.result()

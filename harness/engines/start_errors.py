@@ -154,7 +154,7 @@ def make_start_error(
     process = "worker process of the engine" if _WORKER_END.search(log) else "engine process"
     message = f"vLLM did not start. The {process} got {signal_name} while it was {load_step(log)}."
     if signal_name not in SIGNAL_SENDERS:
-        return ModelError(message)
+        return ModelError(f"{message} Its last error: {_last_error(log) or 'none'}")
     return StartEndedError(f"{message} {SIGNAL_SENDERS[signal_name]} {CONTINUE}")
 
 
@@ -163,6 +163,8 @@ def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
     worker_end = _WORKER_END.search(log)
     if worker_end:
         exit_codes = [int(worker_end["exit_code"] or 0)]
+    if any(code and code > 0 for code in exit_codes):
+        return ""  # a process failed by itself, and vLLM ended the others
     signal_numbers = [-code for code in exit_codes if code and code < 0]
     if signal_numbers:
         return signal.Signals(signal_numbers[0]).name

@@ -249,11 +249,6 @@ def check_ended_start(folder, step, number, engines=1):
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_start_at_once_and_is_named_with_the_step(tmp_path):
-    check_ended_start(tmp_path / "run", "starting vLLM", signal.SIGTERM)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("engines", [1, 2])

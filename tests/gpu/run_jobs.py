@@ -169,7 +169,11 @@ def main() -> int:
     options.logs.mkdir(parents=True, exist_ok=True)
     jobs = read_jobs(options.list, options.logs, options.limit_factor)
     if options.only:
-        jobs = [job for job in jobs if job.name in options.only.split(",")]
+        names = options.only.split(",")
+        unknown = set(names) - {job.name for job in jobs}
+        if unknown:
+            parser.error(f"no job {unknown.pop()!r}; expected any of {', '.join(j.name for j in jobs)}")
+        jobs = [job for job in jobs if job.name in names]
     begin = time.monotonic()
     run_jobs(jobs, options.at_once, options.seconds, options.logs / f"{options.list}.json")
     print_table(jobs)

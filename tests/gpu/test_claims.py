@@ -135,7 +135,13 @@ def answer(engine, requests):
     }
 
 
-@pytest.mark.parametrize("kernels", ["plain", "invariant"])
+BROKEN = "on an H200, with vLLM 0.32 and torch 2.11, 43 of 300 completions differed"
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    ["plain", pytest.param("invariant", marks=pytest.mark.xfail(reason=BROKEN, strict=False))],
+)
 def test_report_bfloat16_completions_that_differ_in_another_order_of_requests(kernels, smollm2):
     """Report how many completions differ in another order of requests, which changes batches."""
     is_invariant = kernels == "invariant"
@@ -164,6 +170,8 @@ def test_report_bfloat16_completions_that_differ_in_another_order_of_requests(ke
         f"at most {facts['max_num_seqs']} in a batch)"
     )
     assert facts["batch_invariant"] == is_invariant
+    if is_invariant:
+        assert count == 0
 
 
 def has_invariant_kernels():

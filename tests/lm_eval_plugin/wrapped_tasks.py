@@ -2,7 +2,7 @@
 
 Their documents are written here, in the schemas of the real ones: no hub is needed. The prompts of the condition `wo`
 must be lm-eval's own, by its own prompt hash. Those of `mless` have the filler before the question, and nothing else.
-`python -m tests.lm_eval_plugin.wrapped_tasks` prints the table that docs/lm_eval_tasks.md sums up.
+`python -m tests.lm_eval_plugin.wrapped_tasks` prints the table of docs/lm_eval_tasks.md.
 """
 
 import json
