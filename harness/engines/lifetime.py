@@ -29,10 +29,10 @@ from types import FrameType
 from typing import Any
 
 from harness.constants import (
+    DEAD_START_SECONDS,
     ENGINE_TURN_SECONDS,
     INTERRUPTED_TURNS,
     QUOTED_CHARACTERS,
-    DEAD_START_SECONDS,
     STALL_FACTOR,
 )
 from harness.errors import EngineError
