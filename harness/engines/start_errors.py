@@ -154,7 +154,8 @@ def make_start_error(
     process = "worker process of the engine" if _WORKER_END.search(log) else "engine process"
     message = f"vLLM did not start. The {process} got {signal_name} while it was {load_step(log)}."
     if signal_name not in SIGNAL_SENDERS:
-        return ModelError(f"{message} Its last error: {_last_error(log) or 'none'}")
+        last_error = _last_error(log)
+        return ModelError(f"{message} Its last error: {last_error}" if last_error else message)
     return StartEndedError(f"{message} {SIGNAL_SENDERS[signal_name]} {CONTINUE}")
 
 

@@ -245,9 +245,20 @@ def test_a_process_that_vllm_ended_after_an_error_is_no_cause(nvidia_smi):
 
 
 def test_a_crash_is_named_by_its_signal_and_is_not_taken_for_an_order_to_end():
-    error = make_start_error("some/model", SEE_ABOVE, WARMING_UP, [-signal.SIGSEGV])
+    log = f"{WARMING_UP}{LOGGED}ValueError: head size 33\n"
+    error = make_start_error("some/model", SEE_ABOVE, log, [-signal.SIGSEGV])
     assert type(error) is ModelError
-    assert str(error) == ("vLLM did not start. The engine process got SIGSEGV while it was warming up.")
+    assert str(error) == (
+        "vLLM did not start. The engine process got SIGSEGV while it was warming up. "
+        "Its last error: ValueError: head size 33"
+    )
+
+
+def test_a_process_that_vllm_ends_after_an_error_of_another_is_no_cause():
+    log = f"{WARMING_UP}{LOGGED}ValueError: head size 33\n"
+    error = make_start_error("some/model", SEE_ABOVE, log, [1, -signal.SIGTERM])
+    assert type(error) is ModelError
+    assert str(error) == "vLLM did not start. Its last error: ValueError: head size 33"
 
 
 def test_a_warning_is_no_cause(nvidia_smi):
