@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,7 +59,7 @@ def copy_to(device: torch.device, integers: Any) -> Tensor:
 
     A copy from pinned memory is queued. Any other would wait until the device has no work left.
     """
-    tensor = torch.as_tensor(integers)
+    tensor = torch.from_numpy(np.asarray(integers))  # a third of torch's time for a list
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
