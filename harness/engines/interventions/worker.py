@@ -179,9 +179,9 @@ class Arms:
         config = worker.vllm_config.model_config.hf_text_config
         self._prepare = self._runner._prepare_inputs
         self._runner._prepare_inputs = self.prepare
-        every = config.num_hidden_layers
+        layer_count = config.num_hidden_layers
         self._changed, recorded = {*layers["attention"]}, layers.get("recorded", ())
-        self._recorded = {*(range(every) if recorded == "all" else recorded)}
+        self._recorded = {*(range(layer_count) if recorded == "all" else recorded)}
         self.recording_bytes = self._most_bytes(worker.vllm_config) if self._recorded else 0
         for layer in sorted(self._changed | self._recorded):
             self._open(layer)
@@ -189,16 +189,17 @@ class Arms:
             mlp = self._decoder.layers[layer].mlp
             mlp.act_fn = _Activation(mlp.act_fn, layer)
         self._activation = _activation_of(config)
-        available = worker.determine_available_memory
+        determine_memory = worker.determine_available_memory
 
-        def left() -> int:
-            there, most = available(), self.recording_bytes
-            if most and there <= most:
-                sizes = f"{most / 2**30:.2f} GiB of {there / 2**30:.2f} GiB"
+        def memory_for_cache() -> int:
+            available, recording = determine_memory(), self.recording_bytes
+            if recording and available <= recording:
+                sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
                 raise RuntimeError(f"attention recorded in {len(self._recorded)} layers takes up to {sizes}")
-            return int((there - most) * every / (every + len(self._changed)))
+            stored_layers = layer_count + len(self._changed)
+            return int((available - recording) * layer_count / stored_layers)
 
-        worker.determine_available_memory = left
+        worker.determine_available_memory = memory_for_cache
 
     def prepare(self, scheduled: Any, counts: np.ndarray) -> Any:
         """Note what the next step changes and records, and move the positions behind gaps."""
@@ -263,17 +264,22 @@ class Arms:
             positions = self._runner.positions[: len(start)]
             positions.copy_(add_gap(positions, start, size))
 
-    def _recording(self, asked: Mapping[str, Any] | None, at: int, count: int) -> tuple[Recording | None, int]:
-        """Where attention is added up if queries of a prompt come that did not come before, and the first of them."""
-        if not asked or at >= len(asked["sets"][0]):
+    def _recording(
+        self,
+        options: Mapping[str, Any] | None,
+        index: int,
+        count: int,
+    ) -> tuple[Recording | None, int]:
+        """The recording of a prompt, if queries come that are new to it, and the first of them."""
+        if not options or index >= len(options["sets"][0]):
             return None, 0
-        mine = self._recordings.setdefault(asked["name"], Recording(asked["sets"]))
-        first, stop = mine.done, min(at + count, len(mine))
-        if at > first:
-            raise RuntimeError(f"the attention of {at - first} tokens was not recorded, they came out of a cache")
-        mine.done = max(first, stop)
-        self.expected += (mine.done - first) * len(self._recorded)
-        return (mine if stop > first else None), first
+        recording = self._recordings.setdefault(options["name"], Recording(options["sets"]))
+        first, stop = recording.done, min(index + count, len(recording))
+        if index > first:
+            raise RuntimeError(f"the attention of {index - first} tokens was not recorded, they came out of a cache")
+        recording.done = max(first, stop)
+        self.expected += (recording.done - first) * len(self._recorded)
+        return (recording if stop > first else None), first
 
     def _most_bytes(self, config: Any) -> int:
         """What recording may take: sums of the prompts of a step, keys of two that are cut, weights in the making."""
@@ -288,7 +294,7 @@ class Arms:
     @property
     def kept_bytes(self) -> int:
         """What the opened layers' keys and values take beside vLLM's cache."""
-        return sum(one.nbytes for pair in self._kept.values() for one in pair)
+        return sum(states.nbytes for pair in self._kept.values() for states in pair)
 
     def check(self) -> None:
         """Raise RuntimeError if rows were passed over that should have been changed or recorded."""
