@@ -1,4 +1,4 @@
-"""Requests of one step that are computed together give what each of them gives in a step of its own."""
+"""Requests that are computed together give what each of them gives in steps of its own."""
 
 from types import SimpleNamespace
 
@@ -90,8 +90,8 @@ def make_arms(requests):
     """`worker.Arms` in a worker whose cache holds what was computed of these requests before.
 
     Args:
-        requests: By number, which decides on the blocks of its keys and values, the request's `extra_args`, the number
-            of tokens that were computed before, and that of this step.
+        requests: By number, which decides on the blocks of its keys and values: the request's
+            `extra_args`, the number of tokens that were computed before, and that of this step.
     """
     runner = SimpleNamespace(
         device=torch.device("cpu"),
@@ -127,7 +127,7 @@ def schedule(runner, requests):
 
 
 def fill_cache(arms, requests):
-    """Keys and values of the tokens that were computed before, which depend on the request's number."""
+    """Keys and values of the tokens that were computed before, drawn from the request's number."""
     for layer in range(LAYERS):
         pair = torch.zeros(2, arms._runner.kv_cache_config.num_blocks * BLOCK, KEY_HEADS, UNITS)
         for number, (_, before, _) in requests.items():
@@ -138,7 +138,7 @@ def fill_cache(arms, requests):
 
 
 def compute_step(arms, tensors):
-    """The positions [row] of a step, the attention [row, layer, ...] and activations of all layers."""
+    """The positions [row] of a step, its attention and activations [row, layer, ...]."""
     runner = arms._runner
     arms.prepare(None, tensors["counts"])
     attention, activations = [], []
