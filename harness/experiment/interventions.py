@@ -96,7 +96,8 @@ class FunctionIntervention(_Layered):
     kind: Literal["function"]
     """`function`"""
     file: Path
-    """The file. Its function gets [token, unit] and [token], and returns the first changed."""
+    """The file. Its function gets [token, unit] and [token], perhaps of several prompts, and
+    returns the first changed."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """What else the function gets."""
 

@@ -14,7 +14,14 @@ from harness import load_run
 from harness.display.table_pages import make_table
 from harness.engines.backends import check_backend
 from harness.engines.interventions import checks, worker
-from harness.engines.interventions.arithmetic import add_gap, attend, change_activations, draw, redistribute
+from harness.engines.interventions.arithmetic import (
+    add_gap,
+    attend,
+    change_activations,
+    draw,
+    redistribute,
+    tabulate_fillers,
+)
 from harness.engines.interventions.checks import (
     ask_reference,
     describe_agreement,
@@ -50,9 +57,13 @@ def plain(query, key, value):
     return made.transpose(1, 2)
 
 
+def fillers(*arms):
+    return tabulate_fillers(arms, torch.device("cpu"))
+
+
 def switched(query, key, value, at=None, **switches):
     at = torch.arange(query.shape[1])[None] if at is None else at
-    return attend(query, key, value, FACTOR, at, [{**ON, **switches}])
+    return attend(query, key, value, FACTOR, at, fillers({**ON, **switches}))
 
 
 def test_with_all_switches_on_it_is_plain_attention_for_a_prompt_and_for_one_token():
@@ -81,12 +92,13 @@ def test_a_phantom_is_the_filler_for_all_later_tokens_in_one_batch_with_others()
     absent = [torch.cat([one[:, :3], one[:, 8:]], 1) for one in (query, key, value)]
     phantoms = [torch.cat([one, whole[:, 3:8]], 1) for one, whole in zip(absent[1:], (key, value), strict=True)]
     arm = {**ON, "phantom": [7] * 5}
-    made = attend(absent[0], *phantoms, FACTOR, torch.arange(7)[None], [arm], 5)
+    made = attend(absent[0], *phantoms, FACTOR, torch.arange(7)[None], fillers(arm))
     torch.testing.assert_close(made[:, 3:], switched(query, key, value)[:, 8:], atol=1e-6, rtol=0)
     torch.testing.assert_close(made[:, :3], switched(query, key, value)[:, :3], atol=1e-6, rtol=0)
     other = [torch.cat([one, torch.zeros(1, 5, *one.shape[2:])], 1) for one in absent[1:]]
     both = [torch.cat(pair) for pair in zip((absent[0], *phantoms), (absent[0], *other), strict=True)]
-    mixed = attend(*both, FACTOR, torch.arange(7).repeat(2, 1), [arm, {**ON, "start": 99, "phantom": []}], 5)
+    pair = fillers(arm, {**ON, "start": 99, "phantom": []})
+    mixed = attend(*both, FACTOR, torch.arange(7).repeat(2, 1), pair)
     torch.testing.assert_close(mixed[:1], made)
     torch.testing.assert_close(mixed[1:], plain(*absent), atol=1e-6, rtol=0)
 
@@ -113,8 +125,8 @@ def test_redistribution_moves_the_smallest_outward_and_its_shams_as_many_as_far(
 
 
 def test_positions_behind_an_absent_filler_are_moved():
-    assert add_gap(torch.arange(5), {**ON, "phantom": []}).tolist() == [0, 1, 2, 8, 9]
-    assert add_gap(torch.arange(5), ON).tolist() == [0, 1, 2, 3, 4]
+    assert add_gap(torch.arange(5), 3, 5).tolist() == [0, 1, 2, 8, 9]
+    assert add_gap(torch.arange(5), torch.tensor([9, 0, 3, 3, 9]), 5).tolist() == [0, 6, 2, 8, 4]
 
 
 def config(conditions, **more):

@@ -7,13 +7,62 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from harness.constants import OUTWARD_QUANTILE
+
+Arm = Mapping[str, Any]
+"""The intervention on a request, as `experiment.interventions.resolve` gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fillers:
+    """The fillers of several sequences, as tensors [sequence, 1, 1] on the device.
+
+    Attributes:
+        start: The index of the filler's first token.
+        end: The index of the first token after it in the prompt, which is `start` for a phantom.
+        phantom_sizes: How many phantom keys it has.
+        scale: Whether original tokens have less weight because of the filler.
+        bias: Whether the filler's values are added.
+        padded_size: The most phantom keys of a sequence. All sequences are padded to it.
+    """
+
+    start: Tensor
+    end: Tensor
+    phantom_sizes: Tensor
+    scale: Tensor
+    bias: Tensor
+    padded_size: int
+
+
+def tabulate_fillers(arms: Sequence[Arm], device: torch.device) -> Fillers:
+    """The fillers of arms, each of which has one."""
+    rows = []
+    for arm in arms:
+        phantom_size = len(arm.get("phantom", ()))
+        end = arm["start"] + (0 if phantom_size else arm["size"])
+        rows.append((arm["start"], end, phantom_size, arm["scale"], arm["bias"]))
+    start, end, phantom_sizes, scale, bias = copy_to(device, rows).T[:, :, None, None]
+    padded_size = max(row[2] for row in rows)
+    return Fillers(start, end, phantom_sizes, scale.bool(), bias.bool(), padded_size)
+
+
+def copy_to(device: torch.device, integers: Any) -> Tensor:
+    """Integers of lists or of an array, on the device.
+
+    A copy from pinned memory is queued. Any other would wait until the device has no work left.
+    """
+    tensor = torch.from_numpy(np.asarray(integers))  # a third of torch's time for a list
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def attend(
@@ -21,31 +70,27 @@ def attend(
     key: Tensor,
     value: Tensor,
     factor: float,
-    at: Tensor,
-    arms: Sequence[Mapping[str, Any]],
-    phantoms: int = 0,
+    indices: Tensor,
+    fillers: Fillers,
 ) -> Tensor:
-    """The output of causal attention, with the parts that a filler has in it switched: `scale x original + bias`.
+    """The output of causal attention, with a filler's parts switched: `scale x original + bias`.
 
     Args:
         query: [sequence, token, head, unit], of any dtype; computed with in float32.
         key: [sequence, position, head for keys, unit].
         value: As `key`.
         factor: What scores are multiplied with.
-        at: The index of each query in its sequence.
-        arms: Of each sequence.
-        phantoms: How many there are at most.
+        indices: [sequence, token] The index of each query in its sequence.
+        fillers: Of each sequence.
 
     Returns:
         [sequence, token, head, unit] in float32.
     """
-    weights = weigh(query, key, factor, at, arms, phantoms)
-    return torch.einsum("bhgtl,blhd->bthgd", weights, value.float()).flatten(2, 3)
+    weights = weigh(query, key, factor, indices, fillers)
+    return torch.einsum("bhgtl,bhld->bthgd", weights, _heads_first(value)).flatten(2, 3)
 
 
-def weigh(
-    query: Tensor, key: Tensor, factor: float, at: Tensor, arms: Sequence[Mapping[str, Any]], phantoms: int = 0
-) -> Tensor:
+def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: Fillers) -> Tensor:
     """The weights of that attention.
 
     Where `scale` is off, original tokens have the weights that they would have without the filler; where `bias` is
@@ -53,44 +98,47 @@ def weigh(
 
     Args:
         query: [sequence, token, head, unit], of any dtype; computed with in float32.
-        key: [sequence, position, head for keys, unit]; the last `phantoms` are of fillers that are not in the prompt,
-            `phantom` of the arm of each sequence says how many it has.
+        key: [sequence, position, head for keys, unit]; the last `fillers.padded_size` are
+            of fillers that are not in the prompt.
         factor: What scores are multiplied with.
-        at: [sequence, token] The index of each query in its sequence.
-        arms: Of each sequence, as `experiment.interventions.resolve` gives them.
-        phantoms: How many there are at most.
+        indices: [sequence, token] The index of each query in its sequence.
+        fillers: Of each sequence.
 
     Returns:
         [sequence, head for keys, head of these, token, position] in float32.
     """
-
-    def column(name: str) -> Tensor:
-        return torch.tensor([arm[name] for arm in arms], device=query.device).view(-1, 1, 1)
-
-    there = key.shape[1] - phantoms
-    places, extra = torch.arange(there, device=query.device), torch.arange(phantoms, device=query.device)
-    sizes = torch.tensor([len(arm.get("phantom", ())) for arm in arms], device=query.device).view(-1, 1, 1)
-    start, at = column("start"), at[:, :, None]
-    end = torch.where(sizes > 0, start, start + column("size"))
-    behind = at >= end
-    phantom = (extra < sizes) & behind
-    seen = torch.cat([places <= at, phantom], -1)[:, None, None]
-    filler = torch.cat([(places >= start) & (places < end) & behind, phantom], -1)[:, None, None]
-    weights = plain_weights(query, key, factor, seen)
-    original, added = weights.masked_fill(filler, 0), weights.masked_fill(~filler, 0)
-    scale, bias = column("scale")[:, :, None, None], column("bias")[:, :, None, None]
-    original = torch.where(scale, original, original / original.sum(-1, keepdim=True))
-    return original + torch.where(bias, added, 0)
+    indices = indices[:, :, None]
+    positions = torch.arange(key.shape[1] - fillers.padded_size, device=query.device)
+    phantoms = torch.arange(fillers.padded_size, device=query.device)
+    is_after = indices >= fillers.end
+    is_phantom = (phantoms < fillers.phantom_sizes) & is_after
+    is_inside = (positions >= fillers.start) & (positions < fillers.end) & is_after
+    is_visible = torch.cat([positions <= indices, is_phantom], -1)[:, None, None]
+    is_filler = torch.cat([is_inside, is_phantom], -1)
+    is_dropped = (is_filler & ~fillers.bias)[:, None, None]
+    is_filler = is_filler[:, None, None]
+    weights = plain_weights(query, key, factor, is_visible).masked_fill_(is_dropped, 0)
+    original_sum = weights.masked_fill(is_filler, 0).sum(-1, keepdim=True)
+    divisor = torch.where(fillers.scale[:, None, None], 1, original_sum)
+    return torch.where(is_filler, weights, weights / divisor)
 
 
-def plain_weights(query: Tensor, key: Tensor, factor: float, seen: Tensor) -> Tensor:
-    """The weights of attention as it is, shaped as those of `weigh`; which keys are `seen` broadcasts to them."""
+def plain_weights(query: Tensor, key: Tensor, factor: float, is_visible: Tensor) -> Tensor:
+    """The weights of attention as it is, shaped as those of `weigh`.
+
+    `is_visible` says which keys each query sees, and broadcasts to this shape.
+    """
     queries = query.float().view(*query.shape[:2], key.shape[2], -1, query.shape[3])
-    scores = torch.einsum("bthgd,blhd->bhgtl", queries, key.float()).mul_(factor)
-    return scores.masked_fill_(~seen, -torch.inf).softmax(-1)
+    scores = torch.einsum("bthgd,bhld->bhgtl", queries, _heads_first(key)).mul_(factor)
+    return scores.masked_fill_(~is_visible, -torch.inf).softmax(-1)
 
 
-def change_activations(activations: Tensor, positions: Tensor, arm: Mapping[str, Any]) -> Tensor:
+def _heads_first(states: Tensor) -> Tensor:
+    """[sequence, head, position, unit] in float32, in this order in memory, as einsum needs it."""
+    return states.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def change_activations(activations: Tensor, positions: Tensor, arm: Arm) -> Tensor:
     """Activations [token, unit] of an MLP, changed as an arm says; positions [token]."""
     kind = arm["kind"]
     if kind == "function":
@@ -133,9 +181,9 @@ def draw(positions: Tensor, units: int, seed: int) -> Tensor:
     return (mixed & 0xFFFFFF).float() / 2**24
 
 
-def add_gap(positions: Tensor, arm: Mapping[str, Any]) -> Tensor:
-    """Positions of a prompt without its filler, moved from where it would stand as if it were there."""
-    return positions + torch.where(positions >= arm["start"], arm["size"], 0) if "phantom" in arm else positions
+def add_gap(positions: Tensor, start: Tensor | int, size: Tensor | int) -> Tensor:
+    """Positions of prompts without a filler, moved as if it were there, at `start`."""
+    return positions + torch.where(positions >= start, size, 0)
 
 
 @cache
@@ -144,5 +192,5 @@ def _function(file: str) -> Callable[..., Tensor]:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Callable[..., Tensor] = module.change
-    return found
+    change: Callable[..., Tensor] = module.change
+    return change

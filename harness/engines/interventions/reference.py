@@ -21,7 +21,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.masking_utils import eager_mask
 
 from harness.constants import ARM_TOKENS, NEAR_ZERO_QUANTILE
-from harness.engines.interventions.arithmetic import add_gap, attend, change_activations
+from harness.engines.interventions.arithmetic import (
+    add_gap,
+    attend,
+    change_activations,
+    tabulate_fillers,
+)
 
 NAME = "mless_interventions"
 
@@ -64,7 +69,9 @@ class Reference:
         found: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(ARM_TOKENS):
-            self._positions = add_gap(start + torch.arange(ids.shape[1], device=ids.device), self._arm)
+            self._positions = start + torch.arange(ids.shape[1], device=ids.device)
+            if "phantom" in self._arm:
+                self._positions = add_gap(self._positions, self._arm["start"], self._arm["size"])
             made = self.model(
                 ids, position_ids=self._positions[None], past_key_values=cache, use_cache=True, logits_to_keep=1
             )
@@ -93,12 +100,13 @@ class Reference:
         if self._capture is not None:
             self._capture.append((key.transpose(1, 2), value.transpose(1, 2)))
         elif self._arm.get("kind") == "filler" and layer in self._arm["layers"]:
-            at = key.shape[2] - query.shape[2] + torch.arange(query.shape[2], device=query.device)[None]
-            query, key, value = (one.transpose(1, 2) for one in (query, key, value))
-            count = self._phantom[0].shape[1] if self._phantom else 0
+            tokens = torch.arange(query.shape[2], device=query.device)
+            indices = key.shape[2] - query.shape[2] + tokens[None]
+            query, key, value = (states.transpose(1, 2) for states in (query, key, value))
             if self._phantom:
                 key, value = (torch.cat(pair, 1) for pair in zip((key, value), self._phantom, strict=True))
-            return attend(query, key, value, scaling, at, [self._arm], count).to(query.dtype), None
+            fillers = tabulate_fillers([self._arm], query.device)
+            return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
         causal = query.shape[2] > 1
         made = scaled_dot_product_attention(query, key, value, scale=scaling, is_causal=causal, enable_gqa=True)
         return made.transpose(1, 2), None

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.constants import QUERY_SETS, WEIGHTS_AT_ONCE
-from harness.engines.interventions.arithmetic import add_gap, attend, change_activations, plain_weights, weigh
+from harness.engines.interventions.arithmetic import (
+    Arm,
+    Fillers,
+    add_gap,
+    attend,
+    change_activations,
+    copy_to,
+    plain_weights,
+    tabulate_fillers,
+    weigh,
+)
 from harness.engines.interventions.checks import OPERATION
 from harness.engines.lifetime import INTERVENTIONS, PLUGIN, RECORD
 
@@ -76,27 +87,75 @@ class Recording:
         return torch.stack([one.cpu() for _, one in sorted(self._sums.items())]).transpose(1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The rows of a step that belong to one request with an intervention, or that is recorded.
+@dataclass(slots=True)  # frozen takes three times as long to make, and each step makes hundreds
+class Chunk:
+    """The tokens of a step that belong to one request with an intervention, or that is recorded.
 
     Attributes:
-        rows: Where its tokens are in the batch.
-        at: The index of the first of them in its sequence.
-        place: The request's place in the batch.
+        row: The row of the first of them in the batch.
+        count: How many they are.
+        index: The index of the first of them in its sequence.
+        request: The request's index in the batch.
         recording: If any of them are queries that have not come before; `first` is then the first such index.
     """
 
-    rows: slice
-    at: int
-    place: int
-    arm: Mapping[str, Any]
-    recording: Recording | None = None
-    first: int = 0
+    row: int
+    count: int
+    index: int
+    request: int
+    arm: Arm
+    recording: Recording | None
+    first: int
 
-    def switches(self, layer: int) -> bool:
-        """Whether attention is changed in this layer."""
-        return self.arm.get("kind") == "filler" and layer in self.arm["layers"]
+    @property
+    def changes_attention(self) -> bool:
+        """Whether the arm changes attention, and not activations."""
+        return self.arm.get("kind") == "filler"
+
+
+class Group:
+    """Requests whose attention or activations are changed together, with equally many tokens.
+
+    While the same requests decode, only their rows and indices change.
+
+    Attributes:
+        layers: The layers that are changed, equal for all.
+        phantoms: Keys and values [request, token, head, unit], as soon as a layer has needed them.
+        rows: [request, token] The rows of the tokens in the batch.
+        indices: [request, token] The index of each token in its sequence.
+    """
+
+    rows: Tensor
+    indices: Tensor
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.arms = [chunk.arm for chunk in chunks]
+        self.layers = self.arms[0]["layers"]
+        self.changes_attention = chunks[0].changes_attention
+        self.phantoms: Sequence[Tensor] = ()
+
+    @cached_property
+    def fillers(self) -> Fillers:
+        """The fillers of arms that change attention."""
+        return tabulate_fillers(self.arms, self.rows.device)
+
+    def start_step(self, chunks: Sequence[Chunk], device: torch.device) -> None:
+        """Take the tokens of a step; all layers use the same tensors."""
+        columns = [(chunk.row, chunk.index, chunk.request) for chunk in chunks]
+        first_rows, first_indices, self._requests = copy_to(device, columns).T
+        tokens = torch.arange(chunks[0].count, device=device)
+        self.rows = first_rows[:, None] + tokens
+        self.indices = first_indices[:, None] + tokens
+        self._length = max(chunk.index for chunk in chunks) + chunks[0].count
+        self._slots: Tensor | None = None
+
+    def slots(self, block_table: Tensor, block_size: int) -> Tensor:
+        """[request, position] Where the keys of all positions are stored, equal in all layers."""
+        if self._slots is None:
+            positions = torch.arange(self._length, device=block_table.device)
+            blocks = block_table[self._requests].long()[:, positions // block_size]
+            self._slots = blocks * block_size + positions % block_size
+        return self._slots
 
 
 class Arms:
@@ -109,8 +168,8 @@ class Arms:
 
     def __init__(self, worker: Any, layers: Mapping[str, Any]) -> None:
         self.expected = self.applied = 0
-        self._rows: list[Row] = []
-        self._count = 0
+        self._chunks: list[Chunk] = []
+        self._groups: dict[Any, Group] = {}
         self._runner = worker.model_runner
         self._decoder = self._runner.get_model().model
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
@@ -120,9 +179,9 @@ class Arms:
         config = worker.vllm_config.model_config.hf_text_config
         self._prepare = self._runner._prepare_inputs
         self._runner._prepare_inputs = self.prepare
-        every = config.num_hidden_layers
+        layer_count = config.num_hidden_layers
         self._changed, recorded = {*layers["attention"]}, layers.get("recorded", ())
-        self._recorded = {*(range(every) if recorded == "all" else recorded)}
+        self._recorded = {*(range(layer_count) if recorded == "all" else recorded)}
         self.recording_bytes = self._most_bytes(worker.vllm_config) if self._recorded else 0
         for layer in sorted(self._changed | self._recorded):
             self._open(layer)
@@ -130,52 +189,97 @@ class Arms:
             mlp = self._decoder.layers[layer].mlp
             mlp.act_fn = _Activation(mlp.act_fn, layer)
         self._activation = _activation_of(config)
-        available = worker.determine_available_memory
+        determine_memory = worker.determine_available_memory
 
-        def left() -> int:
-            there, most = available(), self.recording_bytes
-            if most and there <= most:
-                sizes = f"{most / 2**30:.2f} GiB of {there / 2**30:.2f} GiB"
+        def memory_for_cache() -> int:
+            available, recording = determine_memory(), self.recording_bytes
+            if recording and available <= recording:
+                sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
                 raise RuntimeError(f"attention recorded in {len(self._recorded)} layers takes up to {sizes}")
-            return int((there - most) * every / (every + len(self._changed)))
+            stored_layers = layer_count + len(self._changed)
+            return int((available - recording) * layer_count / stored_layers)
 
-        worker.determine_available_memory = left
+        worker.determine_available_memory = memory_for_cache
 
     def prepare(self, scheduled: Any, counts: np.ndarray) -> Any:
-        """Note the rows of the next step that ask for something, and move the positions of those with a gap."""
+        """Note what the next step changes and records, and move the positions behind gaps."""
         self.check()
-        for row in self._rows:
-            if row.recording:
-                row.recording.rest()
-        made = self._prepare(scheduled, counts)
-        batch, start, self._rows = self._runner.input_batch, 0, []
-        for place, (name, count) in enumerate(zip(batch.req_ids, counts.tolist(), strict=True)):
-            parameters = self._runner.requests[name].sampling_params
-            asked = (parameters.extra_args or {}) if parameters else {}
-            if PLUGIN in asked or RECORD in asked:
-                arm, rows = asked.get(PLUGIN, {}), slice(start, start + count)
-                at = int(batch.num_computed_tokens_cpu[place])
-                self._rows.append(Row(rows, at, place, arm, *self._recording(asked.get(RECORD), at, count)))
-                self.expected += count * (len(arm.get("layers", ())) + ("phantom" in arm))
-                if "phantom" in arm:
-                    positions = self._runner.positions[rows]
-                    positions.copy_(add_gap(positions, arm))
-                    self.applied += count
-            start += count
-        self._count = start
-        return made
+        for chunk in self._chunks:
+            if chunk.recording:
+                chunk.recording.rest()
+        inputs = self._prepare(scheduled, counts)
+        self._list_chunks(counts)
+        self._group_chunks()
+        self._move_positions(counts)
+        return inputs
 
-    def _recording(self, asked: Mapping[str, Any] | None, at: int, count: int) -> tuple[Recording | None, int]:
-        """Where attention is added up if queries of a prompt come that did not come before, and the first of them."""
-        if not asked or at >= len(asked["sets"][0]):
+    def _list_chunks(self, counts: np.ndarray) -> None:
+        self._chunks, stop = [], 0
+        batch, requests = self._runner.input_batch, self._runner.requests
+        indices = batch.num_computed_tokens_cpu[: len(counts)].tolist()
+        columns = zip(batch.req_ids, counts.tolist(), indices, strict=True)
+        for request, (name, count, index) in enumerate(columns):
+            row, stop = stop, stop + count
+            parameters = requests[name].sampling_params
+            extra = parameters.extra_args if parameters else None
+            if not extra:
+                continue
+            arm = extra.get(PLUGIN, {})
+            recording, first = self._recording(extra.get(RECORD), index, count)
+            if arm or recording:
+                self._chunks.append(Chunk(row, count, index, request, arm, recording, first))
+                self.expected += count * len(arm.get("layers", ()))
+
+    def _group_chunks(self) -> None:
+        """Group the requests with one token whose arms can be computed together.
+
+        These are equal arms, or those that change attention in the same layers. A longer chunk is a
+        group of its own, so that memory is that of one prompt.
+        """
+        distinct: list[Any] = []  # mappings have no hash
+        chunks_by_key: dict[Any, list[Chunk]] = {}
+        for chunk in self._chunks:
+            if chunk.arm.get("layers"):
+                together = chunk.arm["layers"] if chunk.changes_attention else chunk.arm
+                if together not in distinct:
+                    distinct.append(together)
+                key = distinct.index(together), None if chunk.count == 1 else chunk.row
+                chunks_by_key.setdefault(key, []).append(chunk)
+        last_groups, self._groups = self._groups, {}
+        for key, chunks in chunks_by_key.items():
+            group = last_groups.get(key)
+            if not group or group.arms != [chunk.arm for chunk in chunks]:
+                group = Group(chunks)
+            group.start_step(chunks, self._runner.device)
+            self._groups[key] = group
+
+    def _move_positions(self, counts: np.ndarray) -> None:
+        gaps = [(0, 0)] * len(counts)
+        for chunk in self._chunks:
+            if "phantom" in chunk.arm:
+                gaps[chunk.request] = chunk.arm["start"], chunk.arm["size"]
+        if any(size for _, size in gaps):
+            start, size = copy_to(self._runner.device, np.repeat(gaps, counts, axis=0)).T
+            # In place: CUDA graphs read the positions at this address.
+            positions = self._runner.positions[: len(start)]
+            positions.copy_(add_gap(positions, start, size))
+
+    def _recording(
+        self,
+        options: Mapping[str, Any] | None,
+        index: int,
+        count: int,
+    ) -> tuple[Recording | None, int]:
+        """The recording of a prompt, if queries come that are new to it, and the first of them."""
+        if not options or index >= len(options["sets"][0]):
             return None, 0
-        mine = self._recordings.setdefault(asked["name"], Recording(asked["sets"]))
-        first, stop = mine.done, min(at + count, len(mine))
-        if at > first:
-            raise RuntimeError(f"the attention of {at - first} tokens was not recorded, they came out of a cache")
-        mine.done = max(first, stop)
-        self.expected += (mine.done - first) * len(self._recorded)
-        return (mine if stop > first else None), first
+        recording = self._recordings.setdefault(options["name"], Recording(options["sets"]))
+        first, stop = recording.done, min(index + count, len(recording))
+        if index > first:
+            raise RuntimeError(f"the attention of {index - first} tokens was not recorded, they came out of a cache")
+        recording.done = max(first, stop)
+        self.expected += (recording.done - first) * len(self._recorded)
+        return (recording if stop > first else None), first
 
     def _most_bytes(self, config: Any) -> int:
         """What recording may take: sums of the prompts of a step, keys of two that are cut, weights in the making."""
@@ -190,7 +294,7 @@ class Arms:
     @property
     def kept_bytes(self) -> int:
         """What the opened layers' keys and values take beside vLLM's cache."""
-        return sum(one.nbytes for pair in self._kept.values() for one in pair)
+        return sum(states.nbytes for pair in self._kept.values() for states in pair)
 
     def check(self) -> None:
         """Raise RuntimeError if rows were passed over that should have been changed or recorded."""
@@ -202,15 +306,15 @@ class Arms:
     def _open(self, layer: int) -> None:
         """Have a layer's attention computed again for the rows that ask for it."""
         implementation = self._decoder.layers[layer].self_attn.attn.impl
-        own = implementation.forward
+        original = implementation.forward
 
-        def forward(
-            one: Any, query: Tensor, key: Tensor, value: Tensor, cache: Any, about: Any, *rest: Any, **more: Any
-        ) -> Any:
-            made = own(one, query, key, value, cache, about, *rest, **more)
-            if about is not None:
-                self._attend(layer, implementation.scale, query, key, value, about, more["output"])
-            return made
+        def forward(*arguments: Any, **options: Any) -> Any:
+            result = original(*arguments, **options)
+            _, query, key, value, _, metadata, *_ = arguments
+            if self._chunks and metadata is not None:
+                states, output = (query, key, value), options["output"]
+                self._attend(layer, implementation.scale, states, metadata, output)
+            return result
 
         implementation.forward = forward
 
@@ -218,101 +322,122 @@ class Arms:
         self,
         layer: int,
         factor: float,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        about: Any,
+        states: Sequence[Tensor],
+        metadata: Any,
         output: Tensor,
     ) -> None:
+        query, *new_states = states
         if layer in self._recorded:
-            for row in self._rows:
-                if row.recording:
-                    self._record(layer, factor, query, key, row, row.recording)
-        if layer not in self._changed:
+            for chunk in self._chunks:
+                if chunk.recording:
+                    self._record(layer, factor, query, new_states[0], chunk, chunk.recording)
+        groups = self._groups_of(layer, changes_attention=True)
+        if not groups:
             return
         if layer not in self._kept:
             slots = self._runner.kv_cache_config.num_blocks * self._block
-            self._kept[layer] = key.new_zeros(slots, *key.shape[1:]), value.new_zeros(slots, *value.shape[1:])
-        keys, values = self._kept[layer]
-        written = about.slot_mapping[: self._count]
-        keys[written], values[written] = key[: self._count], value[: self._count]
-        mine = [row for row in self._rows if row.switches(layer)]
-        deciding = [row for row in mine if row.rows.stop - row.rows.start == 1]
-        for group in ([row] for row in mine if row not in deciding):
-            self._attend_group(layer, factor, query, about, output, group)
-        if deciding:  # one token each: all in one
-            self._attend_group(layer, factor, query, about, output, deciding)
+            key, value = (tensor.new_zeros(slots, *tensor.shape[1:]) for tensor in new_states)
+            self._kept[layer] = key, value
+        # Other requests need not be stored, as an arm's salt keeps it from their cached blocks. All
+        # are stored before any is read: a request may share blocks with another of this step.
+        for group in groups:
+            rows = group.rows.flatten()
+            for stored, tensor in zip(self._kept[layer], new_states, strict=True):
+                stored[metadata.slot_mapping[rows]] = tensor[rows]
+        for group in groups:
+            slots = group.slots(metadata.block_table, self._block)
+            key, value = (stored[slots] for stored in self._kept[layer])
+            if group.fillers.padded_size:
+                group.phantoms = group.phantoms or self._phantoms_of(layer, group.arms, key)
+                pairs = zip((key, value), group.phantoms, strict=True)
+                key, value = (torch.cat(pair, 1) for pair in pairs)
+            attended = attend(query[group.rows], key, value, factor, group.indices, group.fillers)
+            shape = *group.rows.shape, *output.shape[1:]
+            output[group.rows] = attended.view(shape).to(output.dtype)
+            self.applied += group.rows.numel()
 
-    def _attend_group(
-        self, layer: int, factor: float, query: Tensor, about: Any, output: Tensor, group: Sequence[Row]
+    def _record(
+        self,
+        layer: int,
+        factor: float,
+        query: Tensor,
+        key: Tensor,
+        chunk: Chunk,
+        recording: Recording,
     ) -> None:
-        """Attention of requests with the same number of tokens in this step."""
-        device, count = query.device, group[0].rows.stop - group[0].rows.start
-        rows = torch.tensor([[*range(row.rows.start, row.rows.stop)] for row in group], device=device)
-        at = torch.tensor([[row.at + token for token in range(count)] for row in group], device=device)
-        places = torch.arange(max(row.at for row in group) + count, device=device)
-        blocks = about.block_table[torch.tensor([row.place for row in group], device=device)].long()
-        slots = blocks[:, places // self._block] * self._block + places % self._block
-        key, value = (one[slots] for one in self._kept[layer])
-        arms = [row.arm for row in group]
-        if most := max(len(arm.get("phantom", ())) for arm in arms):
-            ghosts = [self._phantom(layer, arm, key) for arm in arms]
-            padded = [pad_sequence(list(several), batch_first=True) for several in zip(*ghosts, strict=True)]
-            key, value = (torch.cat(pair, 1) for pair in zip((key, value), padded, strict=True))
-        made = attend(query[rows], key, value, factor, at, arms, most)
-        output[rows] = made.view(output[rows].shape).to(output.dtype)
-        self.applied += rows.numel()
-
-    def _record(self, layer: int, factor: float, query: Tensor, key: Tensor, row: Row, mine: Recording) -> None:
         """Add the attention of the queries of this step, as an intervention has left it."""
-        stop = min(row.at + row.rows.stop - row.rows.start, len(mine))
-        shift = row.rows.start - row.at
-        keys = mine.keys(layer, key[row.rows.start : stop + shift], row.at)[None]
-        places = torch.arange(stop, device=key.device)
-        if row.switches(layer):
-            keys = torch.cat([keys, self._phantom(layer, row.arm, keys)[0][None]], 1)
+        stop = min(chunk.index + chunk.count, len(recording))
+        shift = chunk.row - chunk.index
+        keys = recording.keys(layer, key[chunk.row : stop + shift], chunk.index)[None]
+        positions = torch.arange(stop, device=key.device)
+        fillers = None
+        if chunk.changes_attention and layer in chunk.arm["layers"]:
+            keys = torch.cat([keys, self._phantoms_of(layer, [chunk.arm], keys)[0]], 1)
+            fillers = tabulate_fillers([chunk.arm], key.device)
         at_once = max(1, WEIGHTS_AT_ONCE // (query.shape[1] * keys.shape[1]))
-        for first in range(row.first, stop, at_once):
-            at = places[first : first + at_once]
-            queries = query[first + shift : first + shift + len(at)][None]
-            if row.switches(layer):
-                made = weigh(queries, keys, factor, at[None], [row.arm], keys.shape[1] - stop)[..., :stop]
+        for first in range(chunk.first, stop, at_once):
+            indices = positions[first : first + at_once]
+            queries = query[first + shift : first + shift + len(indices)][None]
+            if fillers:
+                weights = weigh(queries, keys, factor, indices[None], fillers)[..., :stop]
             else:
-                made = plain_weights(queries, keys, factor, places <= at[:, None])
-            mine.add(layer, made[0].flatten(0, 1), first)
-            self.applied += len(at)
+                weights = plain_weights(queries, keys, factor, positions <= indices[:, None])
+            recording.add(layer, weights[0].flatten(0, 1), first)
+            self.applied += len(indices)
 
     def take_attention(self, name: str) -> tuple[tuple[int, ...], bytes]:
         """The sums [layer, set, head, key] of a recorded prompt in float32, and their shape; forgotten here."""
         made = self._recordings.pop(name).sums
         return tuple(made.shape), made.numpy().tobytes()
 
-    def _phantom(self, layer: int, arm: Mapping[str, Any], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [token, head, unit] of a filler that is not in the prompt, computed once: see `resolve`."""
-        tokens = tuple(arm.get("phantom", ()))
+    def _phantoms_of(self, layer: int, arms: Sequence[Arm], like: Tensor) -> Sequence[Tensor]:
+        """Phantom keys and values [arm, token, head, unit], padded to the longest filler."""
+        fillers = [(arm["start"], tuple(arm.get("phantom", ()))) for arm in arms]
+        distinct = [*dict.fromkeys(fillers)]  # few, and padding takes a copy for each
+        indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
+        pairs = [self._phantom(layer, *filler, like) for filler in distinct]
+        columns = map(list, zip(*pairs, strict=True))
+        return [pad_sequence(column, batch_first=True)[indices] for column in columns]
+
+    def _phantom(
+        self,
+        layer: int,
+        start: int,
+        tokens: tuple[int, ...],
+        like: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [token, head, unit] of a filler that is not in the prompt: see `resolve`.
+
+        They are computed once.
+        """
         if not tokens:
             empty = like.new_empty(0, *like.shape[2:])
             return empty, empty
-        if (arm["start"], tokens) not in self._phantoms:
+        if (start, tokens) not in self._phantoms:
             block = self._decoder.layers[layer]
             attention = block.self_attn
-            states = block.input_layernorm(self._decoder.embed_tokens(torch.tensor(tokens, device=like.device)))
+            token_ids = copy_to(like.device, tokens)
+            states = block.input_layernorm(self._decoder.embed_tokens(token_ids))
             sizes = [attention.q_size, attention.kv_size, attention.kv_size]
             query, key, value = attention.qkv_proj(states)[0].split(sizes, -1)
-            where = arm["start"] + torch.arange(len(tokens), device=like.device)
-            key = attention.rotary_emb(where, query.contiguous(), key.contiguous())[1]
+            positions = start + torch.arange(len(tokens), device=like.device)
+            key = attention.rotary_emb(positions, query.contiguous(), key.contiguous())[1]
             shape = (len(tokens), *like.shape[2:])
-            self._phantoms[arm["start"], tokens] = key.reshape(shape), value.reshape(shape)
-        return self._phantoms[arm["start"], tokens]
+            self._phantoms[start, tokens] = key.reshape(shape), value.reshape(shape)
+        return self._phantoms[start, tokens]
 
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
         """Write the changed activations of one layer, times `up`, over the rows that ask for it."""
-        for row in self._rows:
-            if row.arm.get("kind") != "filler" and layer in row.arm.get("layers", ()):
-                gate, up = gate_up[row.rows].chunk(2, -1)
-                changed = change_activations(self._activation(gate), self._runner.positions[row.rows], row.arm)
-                out[row.rows] = changed * up
-                self.applied += row.rows.stop - row.rows.start
+        for group in self._groups_of(layer, changes_attention=False):
+            rows = group.rows.flatten()
+            gate, up = gate_up[rows].chunk(2, -1)
+            activations, positions = self._activation(gate), self._runner.positions[rows]
+            out[rows] = change_activations(activations, positions, group.arms[0]) * up
+            self.applied += len(rows)
+
+    def _groups_of(self, layer: int, changes_attention: bool) -> list[Group]:
+        groups = [group for group in self._groups.values() if layer in group.layers]
+        return [group for group in groups if group.changes_attention == changes_attention]
 
 
 _installed: list[Arms] = []

@@ -1,0 +1,203 @@
+"""Requests that are computed together give what each of them gives in steps of its own."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import nn
+
+from harness.engines.interventions import worker
+from harness.engines.lifetime import PLUGIN
+
+HEADS, KEY_HEADS, UNITS, WIDTH, MLP_UNITS = 6, 2, 8, 16, 40
+BLOCK, BLOCKS, LAYERS = 4, 12, 3
+
+FILLER = {"kind": "filler", "layers": [0], "start": 3, "size": 5, "scale": False, "bias": False}
+LATER = {**FILLER, "layers": [1, 2], "bias": True}
+SCALE = {**FILLER, "start": 2, "size": 3, "scale": True, "phantom": [7, 8, 9]}
+BIAS = {**FILLER, "start": 4, "size": 2, "bias": True, "phantom": [5, 6]}
+GAP = {**FILLER, "layers": [], "phantom": []}
+OUTWARD = {"kind": "redistribute", "layers": [1], "share": 0.1, "sham": None, "seed": 0}
+SHAM = {**OUTWARD, "layers": [0, 1], "sham": "random"}
+# an arm, the tokens that were computed before this step, and the tokens of this step
+REQUESTS = [
+    (FILLER, 20, 1),
+    (SCALE, 0, 9),
+    (None, 3, 1),
+    (BIAS, 11, 1),
+    (OUTWARD, 6, 1),
+    (FILLER, 4, 7),
+    (SCALE, 30, 1),
+    (LATER, 9, 1),
+    (GAP, 13, 1),
+    (SHAM, 0, 5),
+    (OUTWARD, 0, 12),
+    (LATER, 0, 14),
+    (FILLER, 8, 1),
+    (GAP, 0, 6),
+    (BIAS, 0, 4),
+    (SHAM, 17, 1),
+    (OUTWARD, 25, 1),
+    (None, 0, 8),
+]
+
+
+class Projection(nn.Linear):
+    """A linear layer that returns a pair, as those of vLLM do."""
+
+    def forward(self, states):
+        return super().forward(states), None
+
+
+class Implementation:
+    scale = 0.3
+
+    def forward(self, layer, query, key, value, cache, metadata, output):
+        return output
+
+
+class Model(nn.Module):
+    """What `worker.Arms` reads of a decoder."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed_tokens = nn.Embedding(20, WIDTH)
+        self.layers = nn.ModuleList(self._block() for _ in range(LAYERS))
+        self.requires_grad_(False)
+
+    @property
+    def model(self):
+        return self
+
+    @staticmethod
+    def _block():
+        block = nn.Module()
+        block.input_layernorm, block.self_attn, block.mlp = nn.Identity(), nn.Module(), nn.Module()
+        attention = block.self_attn
+        attention.q_size, attention.kv_size = HEADS * UNITS, KEY_HEADS * UNITS
+        attention.qkv_proj = Projection(WIDTH, attention.q_size + 2 * attention.kv_size)
+        attention.rotary_emb = lambda positions, query, key: (
+            query,
+            key * (1 + positions[:, None] / 10),
+        )
+        attention.attn = SimpleNamespace(impl=Implementation())
+        block.mlp.act_fn = nn.Identity()
+        return block
+
+
+def make_arms(requests):
+    """`worker.Arms` in a worker whose cache holds what was computed of these requests before.
+
+    Args:
+        requests: By number, which decides on the blocks of its keys and values: the request's
+            `extra_args`, the number of tokens that were computed before, and that of this step.
+    """
+    runner = SimpleNamespace(
+        device=torch.device("cpu"),
+        get_model=Model,
+        kv_cache_config=SimpleNamespace(num_blocks=BLOCKS * (max(requests) + 1)),
+        _prepare_inputs=lambda scheduled, counts: None,
+    )
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=BLOCK),
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu")),
+    )
+    vllm_worker = SimpleNamespace(model_runner=runner, vllm_config=config, determine_available_memory=int)
+    arms = worker.Arms(vllm_worker, {"attention": [*range(LAYERS)], "activations": [0, 1]})
+    fill_cache(arms, requests)
+    schedule(runner, requests)
+    return arms
+
+
+def schedule(runner, requests):
+    """Make these requests the batch of the next step."""
+    table = torch.tensor([[number * BLOCKS + block for block in range(BLOCKS)] for number in requests])
+    indices = [torch.arange(before, before + count) for _, before, count in requests.values()]
+    slots = [blocks[index // BLOCK] * BLOCK + index % BLOCK for blocks, index in zip(table, indices, strict=True)]
+    parameters = {number: SimpleNamespace(extra_args=extra) for number, (extra, *_) in requests.items()}
+    runner.positions = torch.cat(indices)
+    runner.metadata = SimpleNamespace(block_table=table.int(), slot_mapping=torch.cat(slots))
+    runner.requests = {number: SimpleNamespace(sampling_params=parameters[number]) for number in requests}
+    runner.input_batch = SimpleNamespace(
+        req_ids=[*requests],
+        num_reqs=len(requests),
+        num_computed_tokens_cpu=np.array([before for _, before, _ in requests.values()]),
+    )
+
+
+def fill_cache(arms, requests):
+    """Keys and values of the tokens that were computed before, drawn from the request's number."""
+    for layer in range(LAYERS):
+        pair = torch.zeros(2, arms._runner.kv_cache_config.num_blocks * BLOCK, KEY_HEADS, UNITS)
+        for number, (_, before, _) in requests.items():
+            generator = torch.Generator().manual_seed(100 * number + layer)
+            first = number * BLOCKS * BLOCK
+            pair[:, first : first + before] = torch.randn(2, before, KEY_HEADS, UNITS, generator=generator)
+        arms._kept[layer] = pair[0], pair[1]
+
+
+def compute_step(arms, tensors):
+    """The positions [row] of a step, its attention and activations [row, layer, ...]."""
+    runner = arms._runner
+    arms.prepare(None, tensors["counts"])
+    attention, activations = [], []
+    for layer in range(LAYERS):
+        attention.append(tensors["output"].clone())
+        arms._decoder.layers[layer].self_attn.attn.impl.forward(
+            None,
+            *(tensors[name] for name in ("query", "key", "value")),
+            None,
+            runner.metadata,
+            output=attention[layer],
+        )
+        activations.append(tensors["out"].clone())
+        arms.change_rows(tensors["gate_up"], activations[layer], layer)
+    arms.check()  # each row was reached as often as its arm says
+    return runner.positions, torch.stack(attention, 1), torch.stack(activations, 1)
+
+
+def draw_tensors(counts, seed=0, dtype=torch.float32):
+    generator, rows = torch.Generator().manual_seed(seed), int(sum(counts))
+    shapes = {
+        "query": (HEADS, UNITS),
+        "key": (KEY_HEADS, UNITS),
+        "value": (KEY_HEADS, UNITS),
+        "output": (HEADS, UNITS),
+        "gate_up": (2 * MLP_UNITS,),
+        "out": (MLP_UNITS,),
+    }
+    tensors = {name: torch.randn(rows, *shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+    return {**tensors, "counts": np.array(counts)}
+
+
+def next_step(requests):
+    """All requests decode, but those that have ended; one has come, as the second of the batch."""
+    decoding = {number: (extra, before + count, 1) for number, (extra, before, count) in requests.items() if number % 5}
+    (number, first), *others = decoding.items()
+    return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(others)}
+
+
+def test_requests_of_one_step_are_computed_as_each_of_them_alone():
+    requests = {
+        number: ({PLUGIN: arm} if arm else None, before, count) for number, (arm, before, count) in enumerate(REQUESTS)
+    }
+    steps = [requests, next_step(requests)]
+    steps.append({number: (extra, before + count, 1) for number, (extra, before, count) in steps[1].items()})
+    everything = steps[1] | requests
+    together = make_arms(everything)
+    alone = {number: make_arms({number: request}) for number, request in everything.items()}
+    for index, step in enumerate(steps):
+        counts = [count for *_, count in step.values()]
+        tensors = draw_tensors(counts, seed=index)
+        schedule(together._runner, step)
+        computed = compute_step(together, tensors)
+        stops = np.cumsum(counts)
+        for (number, request), stop in zip(step.items(), stops, strict=True):
+            rows = slice(stop - request[2], stop)
+            schedule(alone[number]._runner, {number: request})
+            tensors_of_request = {name: tensor[rows] for name, tensor in tensors.items() if name != "counts"}
+            expected = compute_step(alone[number], {**tensors_of_request, "counts": np.array([request[2]])})
+            for ours, theirs in zip(computed, expected, strict=True):
+                torch.testing.assert_close(ours[rows], theirs, atol=1e-6, rtol=0, msg=f"step {index}, {number}")
+    assert len(together._groups) == 4, "two choices of layers, two arms that change activations"
