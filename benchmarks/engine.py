@@ -33,8 +33,8 @@ Side = Mapping[str, Any]
 """The figures of one side, as `engine_session` writes them."""
 ENGINES = ("plain", "hooks")
 """The engines of each shape."""
-REQUESTS, TOKENS = 256, 512
-"""Requests of each side, which all run at once, and the tokens of each completion."""
+REQUESTS, TOKENS, CPU_TOKENS = 256, 512, 64
+"""Requests of each side, which all run at once, and the tokens of each completion on a GPU and a CPU."""
 SMALL_REQUESTS, SMALL_TOKENS = 8, 32
 MAX_RELATIVE_TIME = {"mless": 1.03, "hooks": 1.03, "recording": 1.15, "intervention": 1.25}
 """Targets on a GPU: seconds relative to raw vLLM, by the kind of a side."""
@@ -44,12 +44,17 @@ MAX_CLIENT_US = 5.0
 
 def measure(folder: Path, small: bool, shapes: Sequence[str] = ("tiny",), engines: Sequence[str] = ENGINES) -> Figures:
     """All figures, JSON-ready."""
-    requests, tokens = (SMALL_REQUESTS, SMALL_TOKENS) if small else (REQUESTS, TOKENS)
+    import torch
+
+    is_gpu = torch.cuda.is_available()
+    requests, tokens = REQUESTS, TOKENS if is_gpu else CPU_TOKENS
+    if small:
+        requests, tokens = SMALL_REQUESTS, SMALL_TOKENS
     sessions, errors = [], []
     for shape in shapes:
         shape_folder = folder / shape
         make_model(SHAPES[shape], shape_folder / "model")
-        settings = run_settings(shape_folder / "model", tokens)
+        settings = run_settings(shape_folder / "model", tokens, is_gpu=is_gpu)
         (shape_folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
         for engine in engines:
             command = [sys.executable, "-m", "benchmarks.engine_session", engine]
@@ -76,15 +81,13 @@ def make_model(values: Mapping[str, Any], folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", {**tokenizer, "eos_token": None})
 
 
-def run_settings(model: Path, tokens: int) -> dict[str, Any]:
+def run_settings(model: Path, tokens: int, *, is_gpu: bool) -> dict[str, Any]:
     """The run config of all sides."""
-    import torch
-
     settings: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
     settings["max_gen_toks"] = tokens
     arguments = settings["model"]["arguments"]
     arguments["pretrained"] = str(model)
-    if torch.cuda.is_available():
+    if is_gpu:
         arguments |= {"dtype": "bfloat16", "enforce_eager": False}
     return settings
 
