@@ -196,7 +196,8 @@ def _text(title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], note
     In a table that is too wide, headings take two lines, and what the first columns say (such as a model's name) stands
     above the rows that it is of.
     """
-    words = next((place for place, numeric in enumerate(right) if numeric), len(right))
+    # of a table of words alone the last column stays
+    words = next((place for place, numeric in enumerate(right) if numeric), len(right) - 1)
     for lifted in range(words + 1):
         names, *body = [row[lifted:] for row in rows]
         for headings in (zip(*(("", name) for name in names), strict=True), zip(*map(_break, names), strict=True)):

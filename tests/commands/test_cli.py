@@ -204,7 +204,10 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
     assert done.returncode == 0
     assert "requests  20" in done.stdout and "tokens    " in done.stdout
     assert "mless raw 55 + 3 23-78" in " ".join(done.stdout.split())
-    assert done.stdout.count("«/ / ... /»") == 1 and max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.count("«/ / ... /»") == 1
+    # a path cannot be broken, and that of the problems' file may be long
+    lines = [line for line in done.stdout.splitlines() if TOY_DATA["path"] not in line]
+    assert max(map(len, lines)) <= 80
 
 
 BASE = {"model": {"backend": "hf", "arguments": {"pretrained": TOY_MODEL}}}

@@ -389,3 +389,9 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2, "lm-eval's logs have the first replicate"
     assert (run / "journal.jsonl").read_text().count("no such answer") == 6
     assert not any("no such answer" in line for line in logged), "and nothing of the second"
+
+
+def test_a_table_of_words_with_a_long_path_keeps_its_last_column():
+    path = "/a" * 60
+    page = render([made(("word", "word"), ("model", path))])
+    assert path in page and "model" in page
