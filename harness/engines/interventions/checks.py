@@ -27,8 +27,8 @@ from harness.experiment.plan import Plan, Request, hash_json
 OPERATION = "mless::change_rows"
 """The op that changes activations."""
 CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
-"""By default vLLM also splits graphs at these; a list of ours replaces its default, so it repeats them.
-They name their layer, so a graph that has one would be compiled again for every layer."""
+"""Operations at which vLLM splits graphs unless `splitting_ops` is given. As we give it, they are listed here.
+They name their layer: a graph that contains one would be compiled again for every layer."""
 REFERENCE = "reference.json"
 """In a run's folder: what Hugging Face answers under each intervention."""
 _UNSUPPORTED = {
