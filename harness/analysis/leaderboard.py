@@ -145,7 +145,7 @@ def make_leaderboard(
 
 
 def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """`Condition.factors` of every condition and other filler in the run folders. Logs do not record them."""
+    """`Condition.factors` of every condition in the run folders. Logs do not record them."""
     configs = [one.receipt["config"] for one in runs if one.about.get("source") == "run"]
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 

@@ -12,9 +12,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH, STUDIED
+from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
 from harness.errors import RunError
-from harness.experiment.conditions import as_condition, find_yardsticks, other_fillers
+from harness.experiment.conditions import as_condition, find_yardsticks
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
@@ -67,8 +67,8 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
     Args:
         path: The run's folder.
         replicates: Whether to include second runs (A/A), those with `replicate` above 0.
-        yardsticks: Whether to include what the conditions are held against: harmless rewordings (in `condition` as
-            `edit-01`, `edit-02`, ...), other fillers (`filler-01`, ...) and the positive control (`control`).
+        yardsticks: Whether to include reference conditions: those under other instructions (`mless-w01`), and the
+            positive control (`control`).
 
     Raises:
         RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing or
@@ -84,11 +84,8 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
 
 
 def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a sweep can vary of a run's conditions and other fillers, by name (`Condition.factors`)."""
-    conditions = list(map(as_condition, config["conditions"]))
-    about = str(config.get("primary") or STUDIED).partition(" - ")[0]
-    fillers = other_fillers(config.get("filler_null") or 0, sorted(conditions, key=lambda one: one.name != about))
-    return {condition.name: condition.factors() for condition in (*conditions, *fillers)}
+    """What a sweep can vary of a run's conditions, by name (`Condition.factors`)."""
+    return {condition.name: condition.factors() for condition in map(as_condition, config["conditions"])}
 
 
 def read_frame(
