@@ -368,5 +368,4 @@ class Kind(StrEnum):
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
     WORDINGS = "wordings"
-    BUDGETS = "budgets"
     CAUSES = "causes"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import causes, comparison, controls, other_prompts, outcomes, pooled, sweeps
+from harness.analysis import causes, comparison, controls, other_prompts, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.table import Column
 from harness.display.wording import (
@@ -126,14 +126,6 @@ CAUSES = _meant(
     ("effect", "effect", str),
     ("difference low high", f"on less off [{LEVEL}]", difference),
     ("p_adjusted", "p adj.", p_value),
-)
-BUDGETS = _meant(
-    outcomes.CAPS,
-    ("cap", "tokens", count),
-    ("accuracy accuracy_low accuracy_high", f"acc. % [{LEVEL}]", accuracy),
-    ("boxed", "answer %", number),
-    ("stated", "stated", number),
-    ("neither", "neither", number),
 )
 MEDIATORS = _meant(
     controls.MEDIATORS,

@@ -266,18 +266,6 @@ def show_near_zero(board: Leaderboard) -> Table | None:
     return Table("Activations near zero, percent", rows, [word("condition"), *columns], [remark]) if rows else None
 
 
-def show_budgets(table: pandas.DataFrame) -> Table:
-    """Each condition, had its completions been cut after so many tokens.
-
-    Args:
-        table: As of `outcomes.cap_table`.
-    """
-    rows = records(table)
-    _, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    return Table("Completions cut after so many tokens", rows, [*words, *declared.BUDGETS])
-
-
 def show_mediators(board: Leaderboard) -> Table:
     """What else a condition changes."""
     title = "What else changed: percent of the samples"

@@ -161,7 +161,7 @@ FIXED = {
     ("table", "--format"): "text markdown csv latex json",
     ("table", "--by"): "subject level",
     ("leaderboard", "--format"): "text markdown csv latex json",
-    ("plot", "--kind"): "accuracy forest completion-lengths dose wordings budgets causes",
+    ("plot", "--kind"): "accuracy forest completion-lengths dose wordings causes",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--repeats"): "share first majority any",
     ("probe", "--queries"): "prompt completion",
