@@ -158,7 +158,6 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                         "looping": verdict == "truncated",
                         **dict.fromkeys(GRADERS, correct),
                         "boxes_after_first": 0,
-                        "gold_outside": 0,
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))

@@ -135,7 +135,6 @@ MEDIATORS = _meant(
     ("timed_out", "late", number),
     ("completion_tokens", "tokens", partial(number, digits=0)),
     ("looping", "loops", number),
-    ("anywhere", "anywhere", number),
 )
 GRADERS = tuple(
     Column(f"{name} {name}_difference", heading, _by_grader, legend)
@@ -144,7 +143,6 @@ GRADERS = tuple(
         ("exact_match_boxed", "boxed", "lm-eval's exact_match on the last box"),
         ("authors_rule", "authors'", "the study's rule: the answer may be a substring of the gold"),
         ("authors_rule_strict", "strict", "the same without substrings"),
-        ("first_box", "first box", ""),
     )
 )
 REFERENCE = _meant(

@@ -1,7 +1,7 @@
 """Right or wrong: from a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
 from harness.grading.compare import describe_gold, grade
-from harness.grading.extract import Grade, GradeJob, Verdict, count_outside
+from harness.grading.extract import Grade, GradeJob, Verdict
 from harness.grading.other_graders import (
     COLUMNS,
     UNGRADED,
@@ -27,7 +27,6 @@ __all__ = [
     "as_record",
     "as_text",
     "column",
-    "count_outside",
     "describe_gold",
     "grade",
 ]
