@@ -184,8 +184,6 @@ GARBAGE_OBJECTS = 100_000
 """So many new objects before Python looks for cycles: at its usual 700 a leaderboard takes a sixth longer."""
 LOOP_LENGTH, LOOP_COUNT = 100, 4
 """A completion loops if its last so many characters occur so many times in it."""
-REMEMBERED_BYTES = 64 * 2**20
-"""Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
 
 # Statistics
 ALPHA = 0.05

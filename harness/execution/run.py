@@ -44,7 +44,6 @@ from harness.runs.folder import (
     RunFolder,
     changes,
     has_sample,
-    next_free_folder,
     read_identity,
     read_prompts,
     read_receipt,
@@ -62,13 +61,12 @@ LOG = "libraries.log"
 """What vLLM, torch and others print while a run is made."""
 
 
-def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False, engines: str | None = None) -> Path:
+def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | None = None) -> Path:
     """Run the plan, or what of it is not done yet, and return the run folder.
 
     Args:
         plan: What to do.
         output: The run folder.
-        fork: Where the folder holds a run with other settings, use a new one beside it.
         quiet: Lines for a log instead of a live table.
         engines: How many engines generate: a number, `auto` for as many as the GPUs allow, or None for what the config
             says, which is one unless it has `data_parallel_size`. It may be another when the run is continued.
@@ -80,29 +78,27 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
     _quieten()
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    beside = fork and has_sample(output) and changes(output, identity, plan.prompts)
-    path = next_free_folder(output, identity, plan.prompts) if beside else output
-    with RunFolder(path, identity, plan.prompts) as folder:
+    with RunFolder(output, identity, plan.prompts) as folder:
         for text in filter(None, (folder.journal.mended, folder.scores.mended)):
             print(f"mless: {text}", file=sys.stderr)
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet, engines=engines)
-            if worked or not _is_finished(path):
-                finish(path)
+            if worked or not _is_finished(output):
+                finish(output)
             else:
-                print(f"mless: {path} is finished, nothing was left to do", file=sys.stderr)
+                print(f"mless: {output} is finished, nothing was left to do", file=sys.stderr)
         except KeyboardInterrupt:
-            safe = f"{len(folder.sample_keys)} of {plan.size} samples are safe in {path}"
+            safe = f"{len(folder.sample_keys)} of {plan.size} samples are safe in {output}"
             told = f"interrupted: {safe}. Run the same command again to continue."
             raise RunInterrupted(told) from None
         finally:
             signal.signal(signal.SIGTERM, before)
-    return path
+    return output
 
 
-def settle(config: RunConfig, output: Path, *, fork: bool = False) -> RunConfig:
+def settle(config: RunConfig, output: Path) -> RunConfig:
     """The config with what the user left open: as the run in the folder has it, else as suits this processor.
 
     Left open are the layouts, which the plan then settles, and the type that vLLM computes in (`dtype`).
@@ -110,7 +106,7 @@ def settle(config: RunConfig, output: Path, *, fork: bool = False) -> RunConfig:
     Raises:
         RunError: the folder's journal cannot be read.
     """
-    begun = read_identity(output).config if has_sample(output) and not fork else None
+    begun = read_identity(output).config if has_sample(output) else None
     dtype, model, layouts = None, config.model, config.layouts
     if begun and begun["model"]["backend"] == model.backend:
         dtype, layouts = begun["model"]["arguments"].get("dtype"), layouts or tuple(map(Layout, begun["layouts"]))
@@ -132,7 +128,7 @@ def describe_folder(plan: Plan, output: Path) -> str:
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
     if not changes(output, identity, plan.prompts):
         return f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
-    return f"{output}, which holds a run with other settings: --fork starts a new folder beside it"
+    return f"{output}, which holds a run with other settings: choose another --output"
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:

@@ -293,7 +293,6 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
             "Head 9 is not in these traces: counted from 1",
         ),
         (("heads", "t.traces", "--condition", ""), "Expected a contrast of different conditions, got none against"),
-        (("fetch", "t.yaml", "--pin", "file/x"), "file/x cannot be written: File exists."),
     ],
     ids=lambda one: " ".join(one[-2:]) if isinstance(one, tuple) else "",
 )
