@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
-from importlib.metadata import entry_points
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -315,10 +315,10 @@ def _generate_and_grade(
 
 
 def _open_recorder(plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Any:
-    """What keeps attention that the engine records: the probe's, which this package must not import."""
-    (entry,) = entry_points(group="mless.trace_recorders")
+    """What keeps attention that the engine records: the probe's, which this package must not import, only name."""
+    recorder = import_module("attention_probe.record_run").RunRecorder
     with clear_messages(folder / RECORDED):
-        return entry.load()(plan, folder / RECORDED, facts["dtype"])
+        return recorder(plan, folder / RECORDED, facts["dtype"])
 
 
 def _session(plan: Plan) -> dict[str, Any]:

@@ -46,13 +46,13 @@ def refused(done, message):
 
 
 def test_every_command_stands_in_a_group_with_an_example_of_itself(built, capsys):
-    from harness.cli import GROUPS
+    from harness.cli import COMMANDS
 
     with pytest.raises(SystemExit):
         built.main(["-h"])
     listed = capsys.readouterr().out
-    assert all(f"\n{group}:\n" in listed for group in GROUPS) and "..." not in listed.partition("\nRun:")[2]
-    examples = {name: example for group in GROUPS.values() for name, example in group.items()}
+    assert all(f"\n{command.group}:\n" in listed for command in COMMANDS) and "..." not in listed.partition("\nRun:")[2]
+    examples = {command.name: command.example for command in COMMANDS}
     assert set(examples) == set(built.commands)
     for name, example in examples.items():
         with pytest.raises(SystemExit):
@@ -176,7 +176,6 @@ FIXED = {
 def built():
     from harness import cli
 
-    cli.add_commands()
     return typer.main.get_command(cli.app)
 
 
