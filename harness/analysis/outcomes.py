@@ -13,9 +13,8 @@ import pandas
 
 from harness.analysis.tests import Integers, by_cluster, cluster_terms, score_interval
 from harness.errors import ComparisonError, list_first
+from harness.grading import GRADED
 
-GRADED = ("correct", "incorrect")
-"""Verdicts of samples with a graded answer."""
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by, beginning with model and layout."""
 

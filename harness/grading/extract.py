@@ -9,6 +9,8 @@ from typing import Literal
 from harness.constants import LONGEST_ANSWER
 
 Verdict = Literal["correct", "incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
+GRADED = ("correct", "incorrect")
+"""The verdicts of an answer that was compared with the gold answer."""
 
 TOO_LONG = f"longer than {LONGEST_ANSWER} characters"
 _BRACE = re.compile(

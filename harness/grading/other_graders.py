@@ -23,9 +23,6 @@ from msgspec import Meta, Struct, structs
 from harness.constants import LONGEST_ANSWER
 from harness.grading.extract import Grade, read_boxes
 
-UNGRADED = ("refused", "timeout", "crashed")
-"""The verdicts that say nothing about the answer."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditJob:
