@@ -148,7 +148,7 @@ def test_lm_evals_table_has_three_metrics_and_its_logs_the_other_graders():
     assert means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25} and result["sample_len"] == 4
     table = make_table(found)
     assert "accuracy" in table and "0.75" in table and "math_verify" not in table
-    (text,) = found["samples"]["math500_mless"][0]["filtered_resps"]
+    ((text,),) = found["samples"]["math500_mless"][0]["filtered_resps"]
     assert json.loads(text)["math_verify"]
 
 
