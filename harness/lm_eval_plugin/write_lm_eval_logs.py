@@ -86,7 +86,7 @@ def export(
         everything: Its samples, replicates included; none is missing.
         scores: The score of every sample, by its key.
 
-    While lm-eval evaluates, about a second, the whole process has another `sys.stderr`. What another thread writes to it
+    While lm-eval evaluates, about a second, the whole process has another `sys.stderr`. What another thread writes
     meanwhile is lost, and two threads may not export at once. lm-eval draws a few numbers from `random`, and seeds
     nothing.
 
