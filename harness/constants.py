@@ -314,8 +314,6 @@ TIE = 1e-9
 # Interventions
 OUTWARD_QUANTILE = 0.995
 """How far activations are moved outward at most: the p1 of the study's ARM for Qwen2.5-Math-1.5B and Qwen2.5-7B."""
-NEAR_ZERO_QUANTILE = 0.05
-"""Near zero is what 5 percent of activations are without a filler: a share that a filler can lower or raise."""
 ARM_PROMPTS, ARM_TOKENS = 8, 8
 """Prompts of each arm that Hugging Face answers too, and tokens of each answer: a minute for 12 arms of SmolLM2."""
 QUERY_SETS = 3

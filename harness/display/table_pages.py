@@ -69,7 +69,6 @@ def make_table(
         shown.show_texts(board),
         shown.show_sweeps(board),
         shown.show_causes(board),
-        shown.show_near_zero(board),
         shown.show_rewordings(board),
     ]
     frame, further = board.comparison, dict[str, Any]()

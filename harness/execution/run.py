@@ -277,8 +277,8 @@ def _generate_and_grade(
                 if plan.config.record:
                     recorder = opened.enter_context(closing(_open_recorder(plan, folder.path, facts)))
                     asked = [recorder.ask(request) for request in missing]
-                for line in describe_agreement(facts.get("interventions")):
-                    print(f"mless: {line}", file=sys.stderr, flush=True)
+                if "interventions" in facts:
+                    print(f"mless: {describe_agreement(facts['interventions'])}", file=sys.stderr, flush=True)
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
                 folder.note(SESSION, {**session, "engine": facts})
                 # only vLLM's engines tell what they have so far

@@ -161,7 +161,7 @@ def _fill(parts: Mapping[str, Any]) -> str:
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
     found = [shown.show_mediators(board), shown.show_audit(board)]
-    names = ("pooled", "wordings", "texts", "sweeps", "causes", "near_zero", "rewordings")
+    names = ("pooled", "wordings", "texts", "sweeps", "causes", "rewordings")
     found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
     frame = over_wordings(join(runs))  # as the verdicts are
     frame = frame[~frame["condition"].isin(board.yardsticks)]
