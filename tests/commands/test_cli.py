@@ -130,7 +130,7 @@ def test_a_terminal_hears_within_two_seconds_that_something_is_done():
 NOISY = """
 import os, subprocess, sys, warnings
 from pathlib import Path
-from harness.execution.run import library_log
+from harness.execution.generate import library_log
 with library_log(Path(sys.argv[1])):
     os.write(2, b"from a library ")
     subprocess.run(["sh", "-c", "echo from a process >&2"])

@@ -23,8 +23,9 @@ from harness import load_run, resources
 from harness.constants import GRADER_VERSION
 from harness.display.table_pages import make_table
 from harness.errors import JournalError, RunError
+from harness.execution.generate import session_facts
 from harness.execution.regrade import regrade
-from harness.execution.run import _generation_config, _session, execute, finish, run_identity
+from harness.execution.run import _generation_config, execute, finish, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
@@ -100,7 +101,7 @@ def filled(plan, folder):
     setting = identity.hash_setting()
     recorded = {(s.task, s.problem_id): s for s in read_samples(GREEDY_RUN)}
     with RunFolder(folder, identity, plan.prompts) as opened:
-        opened.note(SESSION, _session(plan))
+        opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             sample = recorded[request.task, request.problem_id]
             assert sample.key == sample_key(request, setting), "the example was made with these very settings"
@@ -223,7 +224,7 @@ def test_a_continued_run_has_the_config_of_its_last_session(own_run):
 def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
     typo = replace(identity, config={**identity.config, "max_gen_toks": 9})
     with RunFolder(tmp_path / "run", typo, plan.prompts) as folder:
-        folder.note(SESSION, _session(plan))
+        folder.note(SESSION, session_facts(plan))
     with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
         assert not folder.journal.keys
         folder.journal.append({"key": "k", "task": "t"})
