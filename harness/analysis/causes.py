@@ -1,4 +1,4 @@
-"""What of a filler changes accuracy: interventions that show the model a part of it, and what they do to activations.
+"""What of a filler changes accuracy: interventions that show the model a part of it, against the position gap.
 
 The cells of a filler differ in three switches: whether other layers see it, and its scale and bias in some layers. Each
 cell is compared with the position gap, where only the positions after the filler are moved. So an effect belongs to one
@@ -78,25 +78,3 @@ def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:
     refuse_unpaired(gap, cell)
     effect = pool_changes([(cell.right - gap.right, gap.k)], gap.clusters)
     return {name: effect[name] for name in ("n", "difference", "low", "high", "p")}
-
-
-def near_zero_table(receipts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """The share of activations near zero under each condition, percent, in the first layer of each intervention.
-
-    Near zero is what 5 percent are under the baseline, over the tokens behind the filler of the prompts that Hugging
-    Face answered when the run checked itself.
-
-    Args:
-        receipts: Of run folders.
-    """
-    engines = [(one["model"]["name"], each["engine"]) for one in receipts for each in one["sessions"] if each["engine"]]
-    rows = [
-        {
-            "model": model,
-            "condition": name,
-            **{f"layer_{int(layer) + 1}": 100 * share for layer, share in shares.items()},
-        }
-        for model, engine in engines
-        for name, shares in (engine.get("interventions") or {}).get("near_zero", {}).items()
-    ]
-    return pandas.DataFrame(rows).drop_duplicates()
