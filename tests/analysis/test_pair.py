@@ -77,7 +77,7 @@ HALF = [1, 0] * 200
         ([0] * 40 + HALF[40:], ("--not-worse-by", "2"), 1, "new.jsonl is worse: -5.0 points"),
         ([0] * 40 + HALF[40:], ("--not-worse-by", "20"), 0, "new.jsonl loses less than 20 points"),
         ([0] * 40 + HALF[40:], ("--not-worse-by", "2", "--filter", "loose"), 0, "new.jsonl loses less than 2 points"),
-        ([0] * 6 + HALF[6:], ("--not-worse-by", "1"), 3, "Not shown: the interval's lower end is -1.7. If both are"),
+        ([0] * 6 + HALF[6:], ("--not-worse-by", "1"), 3, "Not shown: the interval's lower end is -2.2. If both are"),
         (HALF, ("--not-worse-by", "0"), 2, "--not-worse-by: expected points above 0 and below 100, got 0."),
         ([0] * 40 + HALF[40:], (), 0, ""),
     ],
