@@ -22,7 +22,6 @@ from harness import models
 from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
 from harness.constants import BASELINE, GAP, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, STUDIED, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_first
-from harness.experiment.conditions import yardstick
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
@@ -67,7 +66,7 @@ class ProbeSettings:
             ConfigError: a condition or the baseline is not in the source, or the source does not record where its
                 filler stands.
         """
-        usual = [name for name in source.conditions if not yardstick(name) and name not in source.changed]
+        usual = [name for name in source.conditions if name not in source.changed]
         usual += [f"{STUDIED}{GAP}"] if STUDIED in usual and not self.record.completion else []
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
         made_of = {name: without_gap(name, source.conditions) for name in conditions}

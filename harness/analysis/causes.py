@@ -17,9 +17,10 @@ import pandas
 from harness.analysis.outcomes import Outcomes, Setting
 from harness.analysis.pooled import pool_changes
 from harness.analysis.tests import holm
+from harness.experiment.conditions import Condition
 
 SWITCHES = ("elsewhere", "scale", "bias")
-"""The switches of a cell, in the order of `Condition.factors`. `elsewhere`: other layers see the filler."""
+"""The switches of a cell, in the order of `Condition.cell`. `elsewhere`: other layers see the filler."""
 
 COLUMNS = {
     "model": "the model's label",
@@ -38,21 +39,21 @@ COLUMNS = {
 
 
 def factorial_table(
-    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], factors: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], conditions: Mapping[str, Condition]
 ) -> pandas.DataFrame:
     """Main effects and interactions of every filler all of whose cells were run; of later layers those that see it.
 
     Args:
         settings: As of `outcomes.by_setting`, split by model and layout alone.
-        factors: Of each condition, as of `Condition.factors`.
+        conditions: The config's, by name.
     """
     fillers: dict[tuple[Any, ...], str] = {}
     cells: dict[tuple[Any, ...], dict[tuple[bool, ...], str]] = {}
-    for name, of in factors.items():
-        key = (of["filler"], of["filler_tokens"], of["placement"])
-        if of["cell"]:
-            cells.setdefault((key, of["cell"]["layers"]), {})[tuple(of["cell"]["on"])] = name
-        elif of["filler"] and not of["words"]:
+    for name, condition in conditions.items():
+        key = (condition.filler_content, condition.filler_tokens, condition.placement)
+        if condition.cell:
+            cells.setdefault((key, condition.cell["layers"]), {})[tuple(condition.cell["on"])] = name
+        elif condition.filler and not condition.words:
             fillers[key] = name
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():

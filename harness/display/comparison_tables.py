@@ -15,7 +15,6 @@ from harness.display.columns import word
 from harness.display.table import Column, Row, Table
 from harness.display.wording import LEVEL, define_flips, difference, label, number, p_value, plural, signed
 from harness.errors import list_first
-from harness.experiment.conditions import CONTROLS
 
 if TYPE_CHECKING:
     import pandas
@@ -68,8 +67,8 @@ def show_leaderboard(board: Leaderboard) -> Table:
 
 
 def shown_rows(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
-    """The rows of a table of the leaderboard, without those of the yardsticks, which have a table of their own."""
-    return [row for row in records(table) if row["condition"] not in board.yardsticks]
+    """The rows of a table of the leaderboard, without those of reference conditions."""
+    return [row for row in records(table) if row["condition"] not in board.reference_conditions]
 
 
 def heading(board: Leaderboard) -> tuple[str, list[Column]]:
@@ -117,10 +116,10 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     family = f"the {tests} registered beforehand ({names})"
     if board.contrasts is None:
         family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
-    wordings = {name[-3:] for name, kind in board.yardsticks.items() if kind == "other wording"}
+    instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
     facts = {
         "baseline": label(board.baseline),
-        "prompts": f"{len(wordings) + 1} instructions together" if wordings else "this prompt",
+        "prompts": f"{len(instructions)} instructions together" if len(instructions) > 1 else "this prompt",
         "zero": f" that holds 0 exactly where adjusted p is not below {ALPHA:g}" if judged else "",
         "test": " or ".join(_TESTS[name] for name in dict.fromkeys(row["test"] for row in compared)),
         "family": family,
@@ -205,7 +204,7 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
                 else "NOT SEEN: this run has not shown that it could see any effect"
             )
             change = f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
-            yield f"Positive control, {where} ({CONTROLS[row['condition']]}): {change}: {seen}."
+            yield f"Positive control, {where} ({row['condition']}): {change}: {seen}."
     if apart := [f"{row['condition']} ({row['model']})" for row in rows if row["verdict"] == APART]:
         yield f"Set apart, as they change how many samples have a gradable answer: {', '.join(apart)}."
 
