@@ -177,7 +177,7 @@ def finish(path: Path) -> None:
     from harness.analysis.outcomes import accuracy_table
     from harness.display.figures.dots import draw_accuracies
     from harness.display.figures.style import save_figure
-    from harness.experiment.conditions import read_conditions
+    from harness.experiment.expand_conditions import read_conditions
     from harness.lm_eval_plugin.write_lm_eval_logs import export
 
     samples = list(read_samples(path))

@@ -14,12 +14,9 @@ Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, se
 from __future__ import annotations
 
 import random
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -35,8 +32,6 @@ from harness.yaml_settings import Strict, explain
 _HERE = Path(__file__).parent
 SENTENCES: tuple[str, ...] = tuple(yaml.safe_load((_HERE / "sentences.yaml").read_text(encoding="utf-8")))
 """Unrelated sentences. The filler of the condition `random` is cut from one of them."""
-INSTRUCTIONS: tuple[str, ...] = tuple(yaml.safe_load((_HERE / "instructions.yaml").read_text(encoding="utf-8")))
-"""The standard instruction in other words. `across: {instructions: 10}` in a config takes the first 10."""
 COUNTED = ("unit", "token_ids", "sentence")
 """The fillers whose number of tokens `count` says. A `text` may have one too, and is then repeated and cut."""
 SEPARATED = ("unit", "token_ids")
@@ -307,10 +302,6 @@ def usual_separator(unit: str | None) -> str:
 
 SENTENCE_TOKENS = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
 """Tokens that every sentence has at least."""
-ANSWER_AT_ONCE = Condition(name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL)
-"""The positive control: the model must answer without any working."""
-NO_EXAMPLES = Condition(name="no-examples", kind=POSITIVE_CONTROL)
-"""The positive control where every condition is answered at once after examples: the question without them."""
 
 
 @cache
@@ -350,99 +341,6 @@ def as_condition(value: Any) -> Condition:
     if condition.name in study:
         raise ConfigError(f"{where} has the name of one of the study's own conditions.")
     return condition
-
-
-def add_reference_conditions(
-    conditions: Sequence[Condition], *, instructions: Iterable[str] = (), control: Condition | None = None
-) -> tuple[Condition, ...]:
-    """The conditions of a config, each of them under every other instruction, and the positive control.
-
-    Args:
-        conditions: The config's.
-        instructions: The other instructions.
-        control: `ANSWER_AT_ONCE` or `NO_EXAMPLES`.
-    """
-    every = list(conditions)
-    taken = {condition.name for condition in conditions}
-    for number, instruction in enumerate(instructions, start=1):
-        for condition in conditions:
-            name = find_free_name(f"{condition.name}-w{number:02}", taken)
-            fields = {"kind": OTHER_INSTRUCTION, "of": condition.name, "number": number}
-            every.append(condition.model_copy(update={"name": name, "instruction": instruction, **fields}))
-    if control is not None:
-        every.append(control.model_copy(update={"name": find_free_name(control.name, taken)}))
-    return tuple(every)
-
-
-def find_free_name(name: str, taken: set[str]) -> str:
-    """The name, with underscores behind it if another condition has it; it is taken from now on."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
-
-
-def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
-    """All conditions of a recorded config, by name; see `RunConfig.all_conditions`."""
-    across = config.get("across") or {}
-    control = choose_control(config.get("answer")) if config.get("positive_control") else None
-    conditions = add_reference_conditions(
-        [as_condition(entry) for entry in config["conditions"]],
-        instructions=across.get("instructions", ()),
-        control=control,
-    )
-    return {condition.name: condition for condition in conditions}
-
-
-def choose_control(answer: str | None) -> Condition:
-    """The positive control of a run that reads its answers so: see `RunConfig.answer`."""
-    return NO_EXAMPLES if answer == "line" else ANSWER_AT_ONCE
-
-
-SIGN_NAMES = {"/": "slash", "\\": "backslash", ".": "dot", "?": "question", " ": "blank", "\n": "break", "-": "dash"}
-"""Words for signs in the names of swept conditions; other signs have the name that Unicode gives them."""
-
-
-def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
-    """A condition for each combination of the values that a sweep lists, named after them: `slash-25-end`.
-
-    A count of 0 is the combination without its filler: the baseline, or a condition with the same words otherwise.
-
-    Args:
-        sweep: Keys of a condition, each with a value or a list of them. The first key varies slowest.
-
-    Raises:
-        ConfigError: it is no mapping.
-    """
-    if not isinstance(sweep, Mapping):
-        raise ConfigError(f"sweep: expected lists by a condition's keys, got {sweep!r}.")
-    lists = {key: value if isinstance(value, list) else [value] for key, value in sweep.items()}
-    entries: list[str | dict[str, Any]] = []
-    for values in product(*lists.values()):
-        combination = dict(zip(lists, values, strict=True))
-        without_filler = type(combination.get("count")) is int and combination["count"] == 0
-        if without_filler or all(value in ("", None) for value in values):
-            combination = {key: combination[key] for key in WORDS if combination.get(key)}
-        name = "-".join(filter(None, (_spell(key, value) for key, value in combination.items())))
-        entry = {"name": name, **combination} if combination else BASELINE
-        if entry not in entries or not without_filler:
-            entries.append(entry)
-    return entries
-
-
-def _spell(key: str, value: Any) -> str:
-    """A value in letters, digits and hyphens; a number with its key, unless that is the count."""
-    if isinstance(value, int) and key != "count":
-        return f"{key.replace('_', '-')}-{value}"
-    if key == "placement":
-        return str(value).replace("_", "-")
-    letters = [
-        sign
-        if sign.isascii() and sign.isalnum()
-        else f"-{SIGN_NAMES.get(sign) or unicodedata.name(sign, 'sign').lower()}-"
-        for sign in str(value)
-    ]
-    return re.sub(r"[^A-Za-z0-9]+", "-", "".join(letters)).strip("-")[:40]
 
 
 def find_baseline(names: Sequence[str], configured: str | None = None) -> str:

@@ -14,20 +14,22 @@ from harness import models, resources
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, SMOLLM2_LABEL, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
-    INSTRUCTIONS,
     Condition,
     Placement,
-    add_reference_conditions,
     as_condition,
-    choose_control,
     contrast_name,
-    expand_sweep,
     find_baseline,
-    named_conditions,
     read_contrast,
 )
 from harness.experiment.demonstrations import Demonstrations
-from harness.experiment.interventions import Layers, expand_causes
+from harness.experiment.expand_conditions import (
+    INSTRUCTIONS,
+    add_reference_conditions,
+    choose_control,
+    expand_causes,
+    expand_sweep,
+)
+from harness.experiment.interventions import Layers
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
@@ -201,11 +203,7 @@ class RunConfig(Strict):
         if not isinstance(values, dict):
             return values
         if isinstance(entries := values.get("conditions"), (list, tuple)):
-            named = {
-                name: one.model_dump(exclude_none=True, exclude={"separator", "placement"})
-                for name, one in named_conditions().items()
-            }
-            values = {**values, "conditions": expand_causes(entries, named)}
+            values = {**values, "conditions": expand_causes(entries)}
         if values.get("sweep") is None:
             return values
         own, swept = values.get("conditions", [BASELINE]), expand_sweep(values["sweep"])

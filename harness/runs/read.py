@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, RunError
-from harness.experiment.conditions import Condition, contrast_name, find_baseline, read_conditions
+from harness.experiment.conditions import Condition, contrast_name, find_baseline
 from harness.experiment.config import fixed_arguments
+from harness.experiment.expand_conditions import read_conditions
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
 from harness.runs.folder import (
