@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def lines(self) -> dict[str, str]:
-        """The line that shows each task while it runs: one for reference conditions of a kind, and one for all draws."""
+        """The line that shows each task while it runs: one for reference conditions of a kind, one for all draws."""
         lines = {}
         for task, arm in self.arms.items():
             name = self.config.task_name(self.dataset.name, arm.condition.name, arm.layout)
