@@ -31,7 +31,7 @@ def plot(
     from harness.analysis.sweeps import find_sweeps
     from harness.display.figures.dots import draw_accuracies, draw_causes, draw_forest, draw_wordings
     from harness.display.figures.lines import draw_budgets, draw_completion_lengths, draw_dose, length_shares
-    from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
+    from harness.display.figures.style import without_contrasts, without_reference_conditions, write_figure
     from harness.errors import ComparisonError
     from harness.execution.regrade import grade_at_caps
     from harness.runs.read import Run, locate
@@ -40,7 +40,7 @@ def plot(
     read = [Run.load(run, metric=metric) for run in locate(runs)]
     whole = make_leaderboard(read, baseline=baseline, margin=margin)
     table, conditions = whole.comparison, join_conditions(read)
-    plain = without_yardsticks(table)
+    plain = without_reference_conditions(table)
     if plain["difference"].isna().all():
         raise ComparisonError(f"{' '.join(runs)}: there is nothing to compare with {whole.baseline}.")
     receipt = {

@@ -23,7 +23,6 @@ from harness.experiment.conditions import (
 )
 from harness.experiment.demonstrations import Demonstrations
 from harness.experiment.expand_conditions import (
-    INSTRUCTIONS,
     add_reference_conditions,
     choose_control,
     expand_causes,
@@ -104,9 +103,7 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_instructions(value: Any) -> Any:
-    """Texts as they are; those of a file, one a line; or so many of `INSTRUCTIONS`."""
-    if isinstance(value, int) and 0 < value <= len(INSTRUCTIONS):
-        return INSTRUCTIONS[:value]
+    """Texts as they are, or those of a file, one a line."""
     if isinstance(value, (str, Path)):
         try:
             lines = map(str.strip, Path(value).read_text(encoding="utf-8").splitlines())
@@ -120,7 +117,7 @@ class AcrossConfig(Strict):
     """Other instructions, under which every condition is asked too."""
 
     instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(min_length=1, max_length=99)
-    """Texts, a file with one a line, or how many of `harness/experiment/instructions.yaml`."""
+    """Texts, or a file with one a line."""
 
 
 class RecordConfig(Strict):

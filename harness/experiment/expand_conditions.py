@@ -10,10 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from harness.constants import BASELINE
 from harness.errors import ConfigError
@@ -27,10 +24,6 @@ from harness.experiment.conditions import (
 )
 from harness.layers_and_heads import parse_numbers
 
-INSTRUCTIONS: tuple[str, ...] = tuple(
-    yaml.safe_load((Path(__file__).parent / "instructions.yaml").read_text(encoding="utf-8"))
-)
-"""The standard instruction in other words. `across: {instructions: 10}` in a config takes the first 10."""
 ANSWER_AT_ONCE = Condition(name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL)
 """The positive control: the model must answer without any working."""
 NO_EXAMPLES = Condition(name="no-examples", kind=POSITIVE_CONTROL)

@@ -7,6 +7,7 @@ from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ _FACTS: Columns = {
     "completion_tokens": (np.float64, attrgetter("completion_tokens")),
     # a log of a task without completions has none
     "characters": (np.int32, lambda sample: len(sample.completion or "")),
+    "completion_checksum": (np.int64, lambda sample: crc32((sample.completion or "").encode("utf-8", "surrogatepass"))),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
 }
 _JUDGED: Columns = {
@@ -99,7 +101,8 @@ def read_frame(
         prompts: `folder.read_prompts` of it.
         texts: Whether to hold all that is known of each sample, the columns of `load_run`. Otherwise: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer, target,
-            completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first, gold_outside.
+            completion_tokens, characters, looping, completion_checksum, the graders' of `harness.grading`,
+            boxes_after_first, gold_outside.
             Words are then categorical, and a completion is measured and let go.
         read: The folder's samples and scores, where they have been read.
 
@@ -162,7 +165,7 @@ def read_frame(
         found["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]
     codes = (found[name].codes for name in ("condition", "layout"))
     order = np.lexsort((found["sample_index"], found["replicate"], place, *codes))
-    names = COLUMNS if texts else [*COLUMNS, "characters", "looping"]
+    names = COLUMNS if texts else [*COLUMNS, "characters", "looping", "completion_checksum"]
     frame = pandas.DataFrame({name: found[name][order] for name in names if name in found})
     plain = ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer") if texts else ()
     frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame})
