@@ -130,6 +130,10 @@ def right(request: Request, target: str) -> tuple[str, str]:
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
 
 
+CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}
+"""What a run says of its positive control, by name."""
+
+
 def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Run:
     """Made of verdicts [condition][problem][sample]; `wo again` is the second replicate of wo."""
     rows = []
