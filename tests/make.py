@@ -23,7 +23,6 @@ from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.execution.generate import session_facts
 from harness.execution.run import _generation_config, execute, run_identity
-from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
@@ -132,6 +131,10 @@ def right(request: Request, target: str) -> tuple[str, str]:
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
 
 
+CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}
+"""What a run says of its positive control, by name."""
+
+
 def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Run:
     """Made of verdicts [condition][problem][sample]; `wo again` is the second replicate of wo."""
     rows = []
@@ -162,12 +165,7 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
-    known = {
-        "model": model,
-        "primary": None,
-        "greedy": True,
-        "yardsticks": find_yardsticks(frame["condition"].unique()),
-    }
+    known = {"model": model, "primary": None, "greedy": True}
     return Run(
         name=f"results/{model}" if layout == "raw" else f"results/{model}-{layout}",
         about={**known, **facts},
