@@ -244,7 +244,7 @@ def make_header(
         queries="completion" if settings.record.completion else "prompt",
         dtype=settings.dtype,
         options=options | {"model_type": config.model_type},
-        on_outcome=selection.on_outcome,
+        flip=selection.criterion.flip,
     )
 
 
@@ -268,6 +268,5 @@ def make_receipt(
             "n": len(selection.problems),
         },
         "self_check": checks,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
+        **receipts.software(),
     }

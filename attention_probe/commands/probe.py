@@ -15,7 +15,6 @@ from harness.commands.options import (
     LayoutName,
     Level,
     Metric,
-    RightBy,
     Subject,
 )
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
@@ -40,7 +39,6 @@ def probe(
     ] = None,
     baseline: Baseline = BASELINE,
     condition: Condition = STUDIED,
-    repeats: RightBy = "share",
     controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
     subject: Subject = None,
     level: Level = None,
@@ -78,7 +76,6 @@ def probe(
         flip=flip,
         baseline=baseline,
         condition=condition,
-        repeats=repeats,
         controls=controls,
         subject=subject,
         level=level,

@@ -198,8 +198,7 @@ def finish(path: Path) -> None:
             "seed": config["seed"],
             "tasks": [],
             "sessions": sessions,
-            "versions": receipts.versions(),
-            "git_revision": receipts.git_revision(),
+            **receipts.software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         frame = read_frame(path, receipt, prompts, read=(samples, scores.values()))  # which misses no sample
@@ -334,8 +333,7 @@ def _session(plan: Plan) -> dict[str, Any]:
         "config": plan.config.as_written(),
         "engine": None,
         "dataset_source": plan.whole.source,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
+        **receipts.software(),
     }
 
 
