@@ -18,7 +18,7 @@ import numpy as np
 import pandas
 import yaml
 
-from attention_probe.analysis.curves import average_curves
+from attention_probe.analysis.curves import average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.execution.run import _generation_config, _session, execute, run_identity
@@ -308,7 +308,9 @@ def same(one, other):
 
 def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
-    table = average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)
+    problems = {"problem_ids": chosen_problems(traces, [condition, baseline] if baseline else [condition])}
+    given = {"conditions": [condition], "heads": [head], "view": view, "baseline": baseline}
+    table = average_curves(traces, **given, **problems | options)
     return SimpleNamespace(**{name: table[name].to_numpy() for name in table})
 
 

@@ -1,4 +1,4 @@
-"""From traces to curves: the average attention weight of every token, of one prompt or the mean over prompts.
+"""From traces to curves: the average attention weight of every token, a mean over prompts.
 
 There are two views. *Aligned*: inserted tokens are left out, and an original token stands at the same x in every
 condition. *Full*: the prompt as it was, with the filler's region. Values are shares of a query's attention. They are
