@@ -27,6 +27,7 @@ from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
 from harness.runs.prompts_of_run import Source
+from harness.runs.records import as_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -150,7 +151,8 @@ def run_probe(
     exact = None if settings.dtype == "float32" else settings.load_model("float32")
     checks = self_check(loaded, prompts, settings.record, exact)
     receipt = make_receipt(source, selection, settings, tokenizer, checks)
-    header = make_header(loaded.config, loaded.fingerprint, source, selection, settings)
+    fingerprint = as_json(receipts.model_fingerprint(loaded.name, loaded.revision))
+    header = make_header(loaded.config, fingerprint, source, selection, settings)
     with AttentionTraces.create(path, header, receipt=receipt) as traces:
         for prompt in every:
             if traces.has(prompt.problem_id, prompt.condition):

@@ -276,8 +276,6 @@ CHECKED_TOKENS = 2048
 """The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
 BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """How large a block of weights may get before it takes fewer queries."""
-FINGERPRINT_VALUES = 4096
-"""Values of each first-layer tensor that are hashed into the fingerprint."""
 ABSENT = -1
 """In `original_pos` of a token: the baseline has no such token."""
 GAP = "-gap"

@@ -248,8 +248,8 @@ FILLED = ("mless", "random")
 
 def make_header(**changes):
     facts = {"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED), "baseline": "wo"}
-    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "fingerprint": {}, "options": {}}
-    return TraceHeader(**facts | {"flip": None} | changes)
+    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "options": {}, "flip": None} | changes
+    return TraceHeader(**{"fingerprint": {"name": facts["model"]}} | facts)
 
 
 def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes):

@@ -96,7 +96,7 @@ def read_attention(
         config, curves = read_layer(traces, layer, heads or (), definition)
         return AttentionFile(
             name=path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
-            model=str(header.fingerprint.get("name", header.model)),
+            model=str(header.fingerprint["name"]),
             figure=draw_figure(config, curves, note=False),
             notes=tuple(explain_figure(config, curves)),
             prompts=tuple((one.problem_id, one.condition, one.prompt_sha256) for one in traces.entries()),

@@ -83,7 +83,7 @@ def test_continuing_knows_what_is_there_and_keeps_the_first_receipt(tmp_path):
 
 def test_a_trace_of_another_kind_is_refused_naming_what_differs(tmp_path, written):
     path = copied(written, tmp_path)
-    change = {"layers": (0, 1), "fingerprint": {"revision": "b"}, "flip": "changed"}
+    change = {"layers": (0, 1), "fingerprint": {"name": "tiny", "revision": "b"}, "flip": "changed"}
     told = 'Changed: fingerprint.revision: null -> "b"; flip: null -> "changed"; layers: [0, 2] -> [0, 1].'
     with pytest.raises(JournalError) as error:
         AttentionTraces.create(path, make_header(**change), receipt={})
