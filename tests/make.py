@@ -18,7 +18,7 @@ import numpy as np
 import pandas
 import yaml
 
-from attention_probe.analysis.curves import average_curves
+from attention_probe.analysis.curves import average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.execution.generate import session_facts
@@ -246,8 +246,8 @@ FILLED = ("mless", "random")
 
 def make_header(**changes):
     facts = {"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED), "baseline": "wo"}
-    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "fingerprint": {}, "options": {}}
-    return TraceHeader(**facts | {"on_outcome": False} | changes)
+    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "options": {}, "flip": None} | changes
+    return TraceHeader(**{"fingerprint": {"name": facts["model"]}} | facts)
 
 
 def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes):
@@ -306,7 +306,9 @@ def same(one, other):
 
 def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
-    table = average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)
+    problems = {"problem_ids": chosen_problems(traces, [condition, baseline] if baseline else [condition])}
+    given = {"conditions": [condition], "heads": [head], "view": view, "baseline": baseline}
+    table = average_curves(traces, **given, **problems | options)
     return SimpleNamespace(**{name: table[name].to_numpy() for name in table})
 
 

@@ -179,8 +179,7 @@ def finish(path: Path) -> None:
             "seed": config["seed"],
             "tasks": [],
             "sessions": sessions,
-            "versions": receipts.versions(),
-            "git_revision": receipts.git_revision(),
+            **receipts.software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         frame = read_frame(path, receipt, prompts, read=(samples, scores.values()))  # which misses no sample

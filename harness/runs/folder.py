@@ -134,11 +134,14 @@ def lock(path: Path) -> FileLock:
     return held
 
 
-def refuse_foreign(path: Path) -> None:
-    """Raise JournalError if a run cannot go here: a folder with other files. Of a file the system says so."""
-    begun = (LOCK, PROMPTS, f"{PROMPTS}.part")
-    if path.exists() and not is_stored(path / JOURNAL) and any(file.name not in begun for file in path.iterdir()):
-        raise JournalError(f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output.")
+def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
+    """Raise JournalError if nothing can be stored here: a folder with other files, and without the file that begins it.
+
+    Of a file the system says so.
+    """
+    begun = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
+    if path.exists() and not is_stored(path / name) and any(file.name not in begun for file in path.iterdir()):
+        raise JournalError(f"{path} already holds files, and none is {name}. Choose another --output.")
 
 
 def has_sample(path: Path) -> bool:

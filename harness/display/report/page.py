@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -32,36 +32,16 @@ from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
 from harness.display.wording import define_flips, difference, label, p_value, plural, points, verdict, visible
 from harness.errors import ConfigError, RunError, list_first
+from harness.runs.attention_file import AttentionFile
 from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
-from harness.runs.receipts import git_revision, receipt_line, versions
+from harness.runs.receipts import receipt_line, software
 from harness.runs.same_settings import join
 
 PALETTE = tuple(look.colour for look in style.looks([*style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
 CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionFile:
-    """The mean curves of one folder of traces, which the attention probe makes.
-
-    Attributes:
-        name: The file's name.
-        model: The model's name, as in the run's receipt.
-        figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
-        notes: Sentences that a reader must know about all its curves.
-        prompts: The problem, the condition and the hash of each prompt that was traced.
-        receipt: How the file was made.
-    """
-
-    name: str
-    model: str
-    figure: Figure
-    notes: tuple[str, ...]
-    prompts: tuple[tuple[str, str, str], ...]
-    receipt: Mapping[str, Any]
 
 
 def write_report(
@@ -134,7 +114,7 @@ def _parts(
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
         "receipts": [(line, json.dumps(all_, indent=1, ensure_ascii=False, default=str)) for line, all_ in receipts],
-        "made_by": {"git_revision": git_revision(), "versions": versions()},
+        "made_by": software(),
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
         "index": index,
