@@ -68,7 +68,8 @@ def _groups(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     """The prompts of each condition and layout; yardsticks of a kind are together, and so are draws."""
     together: dict[tuple[str, str], list[ConditionPrompts]] = {}
     for arm in plan.arms.values():
-        together.setdefault((group_name(arm.condition.name), str(arm.layout)), []).append(arm)
+        if arm.prompts:  # none, if a limit leaves a draw of examples no problem
+            together.setdefault((group_name(arm.condition.name), str(arm.layout)), []).append(arm)
     return together
 
 
@@ -76,7 +77,8 @@ def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
     """The filler's tokens, from the fewest to the most, and those around it where no more differs from `wo`."""
     fillers = sorted({prompt.filler_tokens for arm in arms for prompt in arm.prompts})
     said, one = "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))), arms[0]
-    without = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.layout == one.layout]
+    plain = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.layout == one.layout]
+    without = [arm for arm in plain if arm.draw == one.draw]
     if not (without and one.condition.filler and one.lengths) or one.condition.factors()["words"]:
         return said
     return f"{said} + {one.lengths[0] - without[0].lengths[0] - one.prompts[0].filler_tokens}"

@@ -48,8 +48,8 @@ class Plan:
     @property
     def size(self) -> int:
         """Completions to generate."""
-        each = len(self.dataset.problems) * self.config.samples_each
-        return each * sum(map(self.replicates, self.arms.values()))
+        prompts = sum(self.replicates(arm) * len(arm.prompts) for arm in self.arms.values())
+        return prompts * self.config.samples_each
 
     def replicates(self, arm: ConditionPrompts) -> int:
         """How often a condition is run."""
@@ -90,10 +90,16 @@ class Plan:
     @property
     def rows(self) -> list[tuple[str, ConditionPrompts, Problem, BuiltPrompt]]:
         """Every prompt with its task, arm and problem: problems outside, arms inside."""
-        return [
-            (task, arm, problem, arm.prompts[place])
-            for place, problem in enumerate(self.dataset.problems)
+        prompts = {
+            (task, problem.id): prompt
             for task, arm in self.arms.items()
+            for problem, prompt in zip(arm.problems, arm.prompts, strict=True)
+        }
+        return [
+            (task, arm, problem, prompts[task, problem.id])
+            for problem in self.dataset.problems
+            for task, arm in self.arms.items()
+            if (task, problem.id) in prompts
         ]
 
 
@@ -107,7 +113,10 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     shown = config.demonstrations
     # without examples too an answer's line is begun by the prompt: else a model's line break would be the whole answer
     begun = Draw(number=0, examples=(), frame=Demonstrations().frame) if config.answer == "line" else None
-    asked, draws = shown.split(whole.problems) if shown else (whole.problems, [begun])
+    asked: Sequence[Problem] = whole.problems
+    draws: Sequence[Draw | None] = [begun]
+    if shown:
+        asked, draws = shown.split(whole.problems, draws_per_problem=config.draws_per_problem)
     seen = [*asked, *(one for draw in draws if draw for one in draw.examples)]
     if config.answer == "line" and (longer := [one.id for one in seen if "\n" in one.answer.strip()]):
         raise DataError(
@@ -130,7 +139,7 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         for conditions, examples in ((others, draw), (unshown, draw and replace(draw, examples=())))
         if conditions
         for built in build_checked_prompts(
-            dataset.problems,
+            draw.select(dataset.problems) if draw else dataset.problems,
             conditions,
             layout,
             model,
