@@ -30,7 +30,7 @@ class RunRecorder:
     """Says of which requests attention is recorded, and adds what comes back to a folder of traces.
 
     Recorded is the first sample of each prompt of the first layout, but of those yardsticks whose tokens are not the
-    baseline's (rewordings, the positive control), and of fillers in the answer.
+    baseline's (other instructions, the positive control), and of fillers in the answer.
 
     Args:
         plan: The run's.
@@ -47,7 +47,7 @@ class RunRecorder:
         assert config.record and model  # as the plan found
         self._plan, layout = plan, config.layouts[0]
         hidden = filled_answers(config.all_conditions)
-        aligned = [one.name for one in config.all_conditions if yardstick(one.name) in (None, "other filler")]
+        aligned = [one.name for one in config.all_conditions if not yardstick(one.name)]
         names = tuple(name for name in aligned if name not in hidden)
         asked = [row for row in plan.prompts if row["condition"] in names and row["layout"] == str(layout)]
         rows = [{**row, "where": config.name} for row in asked]
