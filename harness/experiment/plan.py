@@ -194,12 +194,13 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     """All requests in the order in which they are scheduled.
 
     The first sample of every problem comes before the second of any, and the conditions of a problem stand
-    together: a run that is stopped early has the whole comparison, with fewer samples or problems. Replicates
-    come last, each in an order of its own, so that they share batches with other prompts than the first time.
+    together: a run that is stopped early has the whole comparison, with fewer samples or problems. One draw of
+    examples comes after the other, so that an engine still has the beginning of its prompts. Replicates come last,
+    each in an order of its own, so that they share batches with other prompts than the first time.
     """
     seeded = not sampling.greedy and plan.config.model.takes_seeds
     for replicate in range(plan.config.replicates):
-        rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
+        rows = sorted((row for row in plan.rows if plan.replicates(row[1]) > replicate), key=lambda row: row[1].draw)
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
         asked: Counter[tuple[int, str, object, str]] = Counter()
