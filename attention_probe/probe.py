@@ -22,7 +22,6 @@ from harness import models
 from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
 from harness.constants import BASELINE, GAP, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, STUDIED, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_first
-from harness.experiment.conditions import yardstick
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
@@ -39,8 +38,8 @@ class ProbeSettings:
     Attributes:
         model: Folder, hub name or `smollm2`; None for the model that was run.
         layers: Decoder layers, as indices from 0.
-        conditions: Names of conditions; `mless-gap` is the position gap of `mless`. Empty for all that the source has
-            but yardsticks, and the gap of `mless`. The baseline is always recorded.
+        conditions: Names of conditions; `mless-gap` is the position gap of `mless`. Empty for all that the source
+            has and the gap of `mless`. The baseline is always recorded.
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
         device: `cpu`, `cuda`, ...
@@ -67,7 +66,7 @@ class ProbeSettings:
             ConfigError: a condition or the baseline is not in the source, or the source does not record where its
                 filler stands.
         """
-        usual = [name for name in source.conditions if not yardstick(name) and name not in source.changed]
+        usual = [name for name in source.conditions if name not in source.changed]
         usual += [f"{STUDIED}{GAP}"] if STUDIED in usual and not self.record.completion else []
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
         made_of = {name: without_gap(name, source.conditions) for name in conditions}

@@ -13,7 +13,7 @@ from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outco
 from harness.analysis.tests import count_flips, estimate_difference, fewest_problems, holm, verdict
 from harness.constants import ALPHA, BASELINE, FEWEST_GRADED, MARGIN, PASSED
 from harness.errors import ComparisonError
-from harness.experiment.conditions import contrast_name, read_contrast
+from harness.experiment.conditions import POSITIVE_CONTROL, contrast_name, read_contrast
 
 COLUMNS = {
     "model": "the model's label",
@@ -67,7 +67,7 @@ def compare(
     contrasts: Collection[str] | None = None,
     primary: str | None = None,
     left_out: Collection[tuple[str, str]] = (),
-    yardsticks: Mapping[str, str] = MappingProxyType({}),
+    reference_conditions: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     counted: Sequence[Outcomes] | None = None,
 ) -> pandas.DataFrame:
     """Compare every condition with the baseline: one row for each model, layout and condition.
@@ -87,8 +87,7 @@ def compare(
         primary: The contrast that the run is about. It is tested first, at full alpha; the others can only be found
             behind it.
         left_out: Models with contrasts that were not named before their runs: exploratory there.
-        yardsticks: Reference conditions, with the kind of each, as `harness.experiment.conditions.find_yardsticks`
-            finds them. They are not tested.
+        reference_conditions: Conditions that are not tested, by name, as of `Run.reference_conditions`.
         counted: `outcomes.count_outcomes` of the frame, where there is one already.
 
     Returns:
@@ -124,13 +123,13 @@ def compare(
                 row |= _measure_again(arms[against], arms[condition], changed_completions)
                 is_registered = (str(row["model"]), name) not in unnamed
                 row["primary"] = name == about and is_registered
-                if name in yardsticks:
+                if name in reference_conditions:
                     row["role"] = "reference"
                 elif not is_registered or (contrasts is not None and name not in pairs):
                     row["role"] = "exploratory"
             table.append(row)
         for row in table:
-            row["unmeasured"] = _why_unmeasured(row, table, yardsticks)
+            row["unmeasured"] = _why_unmeasured(row, table, reference_conditions)
         rows += table
     judge(rows, primary=about)
     model_column, layout_column, *others = COLUMNS
@@ -268,7 +267,9 @@ def _measure_again(
     return row
 
 
-def _why_unmeasured(row: Row, table: Sequence[Row], yardsticks: Mapping[str, str]) -> str | None:
+def _why_unmeasured(
+    row: Row, table: Sequence[Row], reference_conditions: Mapping[str, Mapping[str, Any]]
+) -> str | None:
     """The reason why a row could not have shown equivalence; None without one. `table` has all rows of its setting."""
     by_name = {one["condition"]: one for one in table}
     if "difference" not in row or row["baseline"] not in by_name:
@@ -278,7 +279,8 @@ def _why_unmeasured(row: Row, table: Sequence[Row], yardsticks: Mapping[str, str
         return "fewer than half of the samples of one side have a graded answer"
     if all(one["accuracy_low"] <= 0 or one["accuracy_high"] >= 100 for one in sides):
         return "both accuracies are at the end of the scale"
-    controls = [one for name, one in by_name.items() if yardsticks.get(name) == "positive control"]
+    kinds = {name: fields["kind"] for name, fields in reference_conditions.items()}
+    controls = [row for name, row in by_name.items() if kinds.get(name) == POSITIVE_CONTROL]
     if any(one["p"] >= ALPHA or one["difference"] > 0 for one in controls):
         return "the positive control was not seen"
     return None

@@ -197,13 +197,13 @@ def grade_at_caps(runs: Sequence[str], caps: Sequence[int]) -> pandas.DataFrame:
 
 def _grade_run(path: Path, caps: Sequence[int]) -> pandas.DataFrame:
     run, prompts, scores = Run.load(path), read_prompts(path), read_scores(path)
-    places, yardsticks = PromptPlaces(prompts), run.about["yardsticks"]
+    places = PromptPlaces(prompts)
     model = ModelTokenizer.from_arguments(read_receipt(path)["config"]["model"]["arguments"])
     rows: list[dict[str, Any]] = []
     with GraderPool() as pool, progress_bar("grade") as advance:
         for number, sample in enumerate(read_records(path / JOURNAL, Generated), start=1):
             prompt = prompts[places.find(sample)]
-            if sample.replicate or prompt["condition"] in yardsticks:
+            if sample.replicate or prompt["condition"] in run.reference_conditions:
                 continue
             if sample.token_ids is None or model is None:
                 raise RunError(f"{path}: the tokens of its completions are not known, so none can be cut.")

@@ -14,20 +14,21 @@ from harness import models, resources
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, SMOLLM2_LABEL, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
-    CONTROL,
-    UNSHOWN,
     Condition,
     Placement,
     as_condition,
     contrast_name,
-    expand_sweep,
     find_baseline,
-    named_conditions,
     read_contrast,
-    under_wording,
 )
 from harness.experiment.demonstrations import Demonstrations
-from harness.experiment.interventions import Layers, expand_causes
+from harness.experiment.expand_conditions import (
+    add_reference_conditions,
+    choose_control,
+    expand_causes,
+    expand_sweep,
+)
+from harness.experiment.interventions import Layers
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
@@ -101,15 +102,15 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in free}
 
 
-def _read_instructions(given: Any) -> Any:
+def _read_instructions(value: Any) -> Any:
     """Texts as they are, or those of a file, one a line."""
-    if isinstance(given, (str, Path)):
+    if isinstance(value, (str, Path)):
         try:
-            lines = map(str.strip, Path(given).read_text(encoding="utf-8").splitlines())
+            lines = map(str.strip, Path(value).read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{given}: {error}") from None
+            raise ValueError(f"{value}: {error}") from None
         return tuple(line for line in lines if line)
-    return given
+    return value
 
 
 class AcrossConfig(Strict):
@@ -200,11 +201,7 @@ class RunConfig(Strict):
         if not isinstance(values, dict):
             return values
         if isinstance(entries := values.get("conditions"), (list, tuple)):
-            named = {
-                name: one.model_dump(exclude_none=True, exclude={"separator", "placement"})
-                for name, one in named_conditions().items()
-            }
-            values = {**values, "conditions": expand_causes(entries, named)}
+            values = {**values, "conditions": expand_causes(entries)}
         if values.get("sweep") is None:
             return values
         own, swept = values.get("conditions", [BASELINE]), expand_sweep(values["sweep"])
@@ -296,20 +293,7 @@ class RunConfig(Strict):
     def repeated(self) -> tuple[str, ...]:
         """The conditions that are run again, if any are: see `replicates`. Under other instructions they are too."""
         sides = self.primary_contrast or next(iter(self.tested), ())
-        numbers = range(1, 1 + len(self.across.instructions)) if self.across else ()
-        return (*sides, *(under_wording(name, number) for number in numbers for name in sides))
-
-    @property
-    def yardsticks(self) -> tuple[Condition, ...]:
-        """What the conditions are held against: other instructions, the positive control."""
-        control = [UNSHOWN if self.answer == "line" else CONTROL] if self.positive_control else []
-        others = enumerate(self.across.instructions if self.across else (), start=1)
-        wordings = [
-            one.model_copy(update={"name": under_wording(one.name, number), "instruction": text})
-            for number, text in others
-            for one in self.conditions
-        ]
-        return (*wordings, *control)
+        return (*sides, *(condition.name for condition in self.all_conditions if condition.of in sides))
 
     @property
     def sampling_words(self) -> str:
@@ -372,8 +356,12 @@ class RunConfig(Strict):
 
     @property
     def all_conditions(self) -> tuple[Condition, ...]:
-        """The conditions and the yardsticks."""
-        return (*self.conditions, *self.yardsticks)
+        """The conditions and the reference conditions."""
+        return add_reference_conditions(
+            self.conditions,
+            instructions=self.across.instructions if self.across else (),
+            control=choose_control(self.answer) if self.positive_control else None,
+        )
 
     @staticmethod
     def task_name(dataset: str, condition: str, layout: Layout, draw: int = 0) -> str:

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from harness.errors import ConfigError, DataError
-from harness.experiment.conditions import UNSHOWN, yardstick
+from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.config import RunConfig
 from harness.experiment.demonstrations import Demonstrations, Draw
 from harness.experiment.problems import Dataset, Problem, open_dataset
@@ -57,9 +57,12 @@ class Plan:
 
     @property
     def lines(self) -> dict[str, str]:
-        """Under what name each task is shown while it runs: yardsticks of one kind are one line, so are all draws."""
-        names = {task: (arm.condition.name, task.removesuffix(f"_draw-{arm.draw}")) for task, arm in self.arms.items()}
-        return {task: group_name(name) if yardstick(name) else shown for task, (name, shown) in names.items()}
+        """The line that shows each task while it runs: one for reference conditions of a kind, one for all draws."""
+        lines = {}
+        for task, arm in self.arms.items():
+            name = self.config.task_name(self.dataset.name, arm.condition.name, arm.layout)
+            lines[task] = group_name(arm.condition.kind, name)
+        return lines
 
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
@@ -130,13 +133,13 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         named, got = ", ".join(switches), ", ".join(layouts)
         raise ConfigError(f"model.arguments sets {named} of the chat template, and the layout is {got}.")
     config = config.model_copy(update={"layouts": layouts})
-    unshown = [one for one in config.all_conditions if one == UNSHOWN]
-    others = [one for one in config.all_conditions if one != UNSHOWN]
+    with_examples = [condition for condition in config.all_conditions if condition.has_examples]
+    without_examples = [condition for condition in config.all_conditions if not condition.has_examples]
     arms = {
         config.task_name(dataset.name, built.condition.name, layout, built.draw): built
         for layout in layouts
         for draw in draws
-        for conditions, examples in ((others, draw), (unshown, draw and replace(draw, examples=())))
+        for conditions, examples in ((with_examples, draw), (without_examples, draw and replace(draw, examples=())))
         if conditions
         for built in build_checked_prompts(
             draw.select(dataset.problems) if draw else dataset.problems,
@@ -270,7 +273,8 @@ def hash_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def group_name(name: str) -> str:
-    """What a condition is shown under while there is one line for all yardsticks of a kind: its name, or the kind."""
-    kind = yardstick(name)
-    return name if kind is None else kind if kind == "positive control" else f"{kind}s"
+def group_name(kind: str | None, name: str) -> str:
+    """What a condition is shown under where the reference conditions of a kind share a line: the kind, or its name."""
+    if kind is None:
+        return name
+    return f"{kind}s" if kind == OTHER_INSTRUCTION else kind

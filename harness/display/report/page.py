@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard, task_name
-from harness.analysis.other_prompts import over_wordings
+from harness.analysis.other_prompts import merge_instructions
 from harness.constants import CARD_ROWS
 from harness.display import comparison_tables as shown
 from harness.display.comparison_tables import remark_noise, remark_ungraded, shown_rows
@@ -148,7 +148,7 @@ def _parts(
         "receipts": [(line, json.dumps(all_, indent=1, ensure_ascii=False, default=str)) for line, all_ in receipts],
         "made_by": {"git_revision": git_revision(), "versions": versions()},
         "samples": len(samples),
-        "yardsticks": len(board.yardsticks),
+        "reference_conditions": len(board.reference_conditions),
         "index": index,
         "blocks": blocks,
     }
@@ -175,14 +175,16 @@ def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     found = [shown.show_mediators(board), shown.show_audit(board)]
     names = ("pooled", "wordings", "texts", "sweeps", "causes", "near_zero")
     found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
-    frame = over_wordings(join(runs))  # as the verdicts are
-    frame = frame[~frame["condition"].isin(board.yardsticks)]
+    frame = merge_instructions(join(runs), board.reference_conditions)  # as the verdicts are
+    frame = frame[~frame["condition"].isin(board.reference_conditions)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
             ordered = frame.sort_values(column, kind="stable", ignore_index=True)
             margin = float(board.comparison["margin"].iloc[0])
             table = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
-            split = replace(board, comparison=table, by=(column,), contrasts=None, primary=None, yardsticks={})
+            split = replace(
+                board, comparison=table, by=(column,), contrasts=None, primary=None, reference_conditions={}
+            )
             found.append(replace(shown.show_comparison(split), title=f"By {column}"))
     return found
 
