@@ -23,6 +23,7 @@ COLUMNS = {
     "baseline": "the condition that it is compared with",
     "n": "problems",
     "k": "samples per problem",
+    "draws": "draws of examples; from 4 on, intervals and p are for new draws too, else for these examples",
     "accuracy": "percent right (avg@k)",
     "standard_error": "of the accuracy, in points, clustered by problem or cluster of problems",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
@@ -53,7 +54,7 @@ COLUMNS = {
     "unmeasured": "why the run could not have shown equivalence",
 }
 """Meaning of each column of `compare`."""
-_COUNTS = ("n", "k", "tests", "aa_samples", "aa_changed")
+_COUNTS = ("n", "k", "draws", "tests", "aa_samples", "aa_changed")
 
 Row = dict[str, Any]
 """A row of `compare`. A row without a difference is a baseline."""
@@ -239,6 +240,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     equivalence_low, equivalence_high = change.interval(1 - 2 * ALPHA)
     share = margin / 100
     return {
+        "draws": len(np.unique(old.draws)),
         "difference": 100 * change.difference,
         "low": 100 * low,
         "high": 100 * high,
