@@ -22,7 +22,6 @@ from attention_probe.analysis.curves import average_curves
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.execution.run import _generation_config, _session, execute, run_identity
-from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
@@ -162,12 +161,7 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
-    known = {
-        "model": model,
-        "primary": None,
-        "greedy": True,
-        "yardsticks": find_yardsticks(frame["condition"].unique()),
-    }
+    known = {"model": model, "primary": None, "greedy": True}
     return Run(
         name=f"results/{model}" if layout == "raw" else f"results/{model}-{layout}",
         about={**known, **facts},

@@ -56,11 +56,10 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     with style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
         for panel, rows in zip(axes, settings.values(), strict=True):
             panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-            found = (
-                style.without_reference_conditions(rows).fillna({"difference": 0.0}).set_index("condition")
-            )  # the baseline's
+            differences = style.without_reference_conditions(rows).set_index("condition")
+            differences = differences.fillna({"difference": 0.0})  # the baseline has none
             for number, (filler, lengths) in enumerate(doses.items()):
-                mine = found.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="role")
+                mine = differences.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="role")
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
                 words = (filler.filler, filler.placement, filler.words) if several else (filler.filler,)
