@@ -17,7 +17,7 @@ from typing import Any
 import pandas
 
 from harness.analysis.outcomes import Outcomes, Setting, refuse_unpaired
-from harness.analysis.pooled import pool_changes
+from harness.analysis.pooled import estimate_over_draws
 from harness.analysis.tests import holm
 from harness.experiment.conditions import Condition
 
@@ -77,5 +77,8 @@ def causes_table(
 
 def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:
     refuse_unpaired(gap, cell)
-    effect = pool_changes([(cell.right - gap.right, gap.k)], gap.clusters)
-    return {name: effect[name] for name in ("n", "difference", "low", "high", "p")}
+    changes = gap.by_draw(cell.right_by_prompt - gap.right_by_prompt)
+    effect = estimate_over_draws(changes, gap.by_draw(gap.samples_by_prompt), gap.clusters)
+    low, high = effect.interval()
+    points = {"difference": effect.difference, "low": low, "high": high}
+    return {"n": len(gap.clusters), "p": effect.p, **{name: 100 * share for name, share in points.items()}}

@@ -90,7 +90,7 @@ def text_table(settings: Mapping[Setting, Arms], conditions: Mapping[str, Condit
 def merge_instructions(
     frame: pandas.DataFrame, reference_conditions: Mapping[str, Mapping[str, Any]]
 ) -> pandas.DataFrame:
-    """The samples under other instructions as further samples of their condition, as if instructions were draws.
+    """The samples under other instructions as further samples of their condition, with a column `instruction`.
 
     Args:
         frame: One row per sample, as `frame.read_frame` gives it. Without other instructions it is returned as it is.
@@ -103,11 +103,10 @@ def merge_instructions(
     names = frame["condition"].astype(str)
     numbers = names.map({name: others[name]["number"] if name in others else 0 for name in conditions})
     merged = names.map({name: others[name]["of"] if name in others else name for name in conditions})
-    draws = frame.get("draw", pandas.Series(0, frame.index))
     return frame.assign(
         condition=pandas.Categorical(merged, [name for name in conditions if name not in others], ordered=True),
         sample_index=frame["sample_index"] + numbers * (1 + frame["sample_index"].max()),
-        draw=draws + numbers * (1 + draws.max()),
+        instruction=numbers,
     ).sort_values("condition", kind="stable", ignore_index=True)
 
 
@@ -133,9 +132,11 @@ def wording_table(
             effects = [pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in both]
             found = [one["difference"] for one in effects if one["p"] < ALPHA]
             draws = [
-                100 * float(changes.mean()) * len(old.right_by_draw) / old.k
+                100 * float(changes.sum() / samples.sum())
                 for old, new in both
-                for changes in new.right_by_draw - old.right_by_draw
+                for changes, samples in zip(
+                    new.right_by_prompt - old.right_by_prompt, old.samples_by_prompt, strict=True
+                )
             ]
             row = {**dict(setting), "condition": name, "wordings": len(both), **_over_prompts(both)}
             row |= {"least": min(draws), "most": max(draws)}

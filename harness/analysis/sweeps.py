@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas
 
 from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.tests import Integers, PairedDifference, estimate_difference, holm
+from harness.analysis.pooled import CrossedDifference, estimate_over_draws
+from harness.analysis.tests import Integers, PairedDifference, holm
 from harness.experiment.conditions import Condition
 
 FEWEST_LENGTHS = 3
@@ -55,8 +55,9 @@ def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition]
             if baseline not in arms or len(there) < FEWEST_LENGTHS:
                 continue
             old = arms[baseline][0]
-            changes = np.column_stack([arms[by_length[length]][0].right - old.right for length in there])
-            mean, extremes = estimate_trend(changes, old.k, old.clusters)
+            swept = [arms[by_length[length]][0] for length in there]
+            changes = np.array([old.by_draw(new.right_by_prompt - old.right_by_prompt) for new in swept])
+            mean, extremes = estimate_trend(changes, old.by_draw(old.samples_by_prompt), old.clusters)
             row = {
                 **dict(setting),
                 "filler": group.filler,
@@ -65,7 +66,7 @@ def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition]
                 "lengths": " ".join(map(str, there)),
                 "n": len(old.clusters),
                 "p": min(1.0, 2 * min(mean.p, extremes.p)),
-                "best": there[int(changes.sum(axis=0).argmax())],
+                "best": there[int(changes.sum(axis=(1, 2)).argmax())],
             }
             for difference, names in (
                 (mean, ("difference", "low", "high")),
@@ -122,18 +123,17 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[i
 
 
 def estimate_trend(
-    changes: npt.ArrayLike, k: int, clusters: Integers | None = None
-) -> tuple[PairedDifference, PairedDifference]:
+    changes: Integers, samples: Integers, clusters: Integers
+) -> tuple[PairedDifference | CrossedDifference, PairedDifference | CrossedDifference]:
     """The mean difference over all lengths from the baseline, and that of the longest length from the shortest.
 
     Two tests in place of one for each length: the smaller of the two p-values, doubled (Bonferroni), is the p-value of
     no change at any length. They see little of a curve that falls and rises again by as much.
 
     Args:
-        changes: [problem, length] Right samples less the baseline's, the lengths in order.
-        k: Samples a problem.
-        clusters: As of `tests.by_cluster`; by default each problem is one.
+        changes: [length, draw, problem] Right samples less the baseline's, the lengths in order.
+        samples: [draw, problem] Samples under either.
+        clusters: As of `tests.by_cluster`.
     """
-    values = np.asarray(changes, dtype=np.int64)
-    mean = estimate_difference(values.sum(axis=1), k * values.shape[1], clusters=clusters)
-    return mean, estimate_difference(values[:, -1] - values[:, 0], k, clusters=clusters)
+    mean = estimate_over_draws(changes.sum(axis=0), samples * len(changes), clusters)
+    return mean, estimate_over_draws(changes[-1] - changes[0], samples, clusters)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.leaderboard import Leaderboard, records
+from harness.analysis.pooled import FEWEST_DRAWS
 from harness.analysis.tests import fewest_problems
 from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
 from harness.display import columns as declared
@@ -119,9 +120,17 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     if board.contrasts is None:
         family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
     instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
+    has_examples = any((run.get("settings") or {}).get("demonstrations") for run in board.receipt)
+    fewest_draws = min(row["draws"] for row in compared)
+    examples = ""
+    if fewest_draws >= FEWEST_DRAWS:
+        examples = " with new draws of examples"
+    elif has_examples or fewest_draws > 1:
+        examples = " with these examples"
+    prompts = f"{len(instructions)} instructions together" if len(instructions) > 1 else "this prompt"
     facts = {
         "baseline": label(board.baseline),
-        "prompts": f"{len(instructions)} instructions together" if len(instructions) > 1 else "this prompt",
+        "prompts": prompts + examples,
         "family": family,
         "margin": compared[0]["margin"],
         "fewest": f"{fewest_problems(compared[0]['margin'] / 100)} {'clusters' if board.clusters else 'problems'}",
@@ -130,8 +139,16 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     }
     # what changes how verdicts must be read comes first
     remarks = [*remark_ungraded(board), *_remark_tests(board, compared, judged)]
-    if board.draws:
-        remarks.append("Intervals and p are for these draws of examples: others can move the differences further.")
+    if fewest_draws >= FEWEST_DRAWS:
+        remarks.append(
+            f"{fewest_draws} draws of examples: intervals and p are for new draws from the same pool, as draws and "
+            "problems are crossed random effects."
+        )
+    elif examples:
+        remarks.append(
+            f"Verdicts, intervals and p are for these examples: with others a difference can be another one. From "
+            f"{FEWEST_DRAWS} draws on they are for new examples."
+        )
     return facts, remarks if board.by else [*remarks, *remark_noise(board), *_remark_draws(board)]
 
 

@@ -68,8 +68,9 @@ def _groups(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     """The prompts of each condition and layout; reference conditions of a kind are together, and so are draws."""
     groups: dict[tuple[str, str], list[ConditionPrompts]] = {}
     for arm in plan.arms.values():
-        name = group_name(arm.condition.kind, arm.condition.name)
-        groups.setdefault((name, str(arm.layout)), []).append(arm)
+        if arm.prompts:  # none, if a limit leaves a draw of examples no problem
+            name = group_name(arm.condition.kind, arm.condition.name)
+            groups.setdefault((name, str(arm.layout)), []).append(arm)
     return groups
 
 
@@ -78,7 +79,7 @@ def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
     fillers = sorted({prompt.filler_tokens for arm in arms for prompt in arm.prompts})
     said, one = "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))), arms[0]
     plain = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.condition.has_examples]
-    without = [arm for arm in plain if arm.layout == one.layout]
+    without = [arm for arm in plain if (arm.layout, arm.draw) == (one.layout, one.draw)]
     if not (without and one.condition.filler and one.lengths) or one.condition.words:
         return said
     return f"{said} + {one.lengths[0] - without[0].lengths[0] - one.prompts[0].filler_tokens}"

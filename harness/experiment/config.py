@@ -171,7 +171,8 @@ class RunConfig(Strict):
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     samples_per_problem: int = Field(default=1, ge=1)
-    """How often each prompt is asked, with another seed each time; all draws of examples together."""
+    """How often each problem is asked, with another seed each time; all draws of examples together. Where it is less
+    than the draws, each problem is asked with so many of them."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
     """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -228,7 +229,10 @@ class RunConfig(Strict):
                 published and (own or any(one.instruction for one in self.all_conditions)),
                 "instruction: the layout as_published has the authors' own",
             ),
-            (self.samples_per_problem % self.draws, f"samples_per_problem: expected a multiple of {self.draws} draws"),
+            (
+                self.samples_per_problem % self.draws_per_problem,
+                f"samples_per_problem: expected a multiple of {self.draws} draws, or fewer than these",
+            ),
             (published and shown, "demonstrations: as_published has none"),
             (
                 self.positive_control and self.answer == "line" and not shown,
@@ -298,7 +302,8 @@ class RunConfig(Strict):
         if isinstance(self.sampling, ExplicitSampling):
             chosen = ", ".join(f"{k} {v:g}" for k, v in self.sampling.model_dump(exclude_defaults=True).items())
         many = f", {self.samples_per_problem} samples a problem" if self.samples_per_problem > 1 else ""
-        return chosen + many + (f" with {self.draws} draws of examples" if self.draws > 1 else "")
+        number = f"{self.draws_per_problem} of " if self.draws_per_problem < self.draws else ""
+        return chosen + many + (f" with {number}{self.draws} draws of examples" if self.draws > 1 else "")
 
     def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:
         """The parameters in force for a model with this generation_config (None: it has none, or none was read).
@@ -340,9 +345,14 @@ class RunConfig(Strict):
         return 1 if self.demonstrations is None else self.demonstrations.draws
 
     @property
+    def draws_per_problem(self) -> int:
+        """With how many of the draws a problem is asked."""
+        return min(self.draws, self.samples_per_problem)
+
+    @property
     def samples_each(self) -> int:
         """How often each prompt is asked with one draw of examples."""
-        return self.samples_per_problem // self.draws
+        return self.samples_per_problem // self.draws_per_problem
 
     @property
     def all_conditions(self) -> tuple[Condition, ...]:
