@@ -211,8 +211,7 @@ def session_facts(plan: Plan) -> dict[str, Any]:
         "config": plan.config.as_written(),
         "engine": None,
         "dataset_source": plan.whole.source,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
+        **receipts.software(),
     }
 
 

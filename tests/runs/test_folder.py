@@ -263,7 +263,7 @@ def test_a_folder_has_one_writer(plan, identity, tmp_path):
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp_path):
     (tmp_path / "precious").write_text("x")
-    with pytest.raises(JournalError, match=r"already holds files, and none is a run's journal.jsonl"):
+    with pytest.raises(JournalError, match=r"already holds files, and none is journal.jsonl"):
         RunFolder(tmp_path, identity, plan.prompts)
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
