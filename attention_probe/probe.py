@@ -39,7 +39,7 @@ class ProbeSettings:
     Attributes:
         model: Folder, hub name or `smollm2`; None for the model that was run.
         layers: Decoder layers, as indices from 0.
-        conditions: Names of conditions; `mless-gap` is the position gap of `mless`. Empty for all that the source
+        conditions: Names of conditions; `mless+gap` is the position gap of `mless`. Empty for all that the source
             has and the gap of `mless`. The baseline is always recorded.
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.

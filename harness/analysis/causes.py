@@ -1,4 +1,4 @@
-"""What of a filler changes accuracy: interventions that show the model a part of it, and what they do to activations.
+"""What of a filler changes accuracy: interventions that show the model a part of it, against the position gap.
 
 The cells of a filler differ in three switches: whether other layers see it, and its scale and bias in some layers. Each
 cell is compared with the position gap, where only the positions after the filler are moved. So an effect belongs to one

@@ -225,9 +225,9 @@ def match_controls(
 ) -> list[tuple[Problem, Problem]]:
     """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
 
-    The same problem after other examples is the last choice. Controls with the same verdict without filler are
-    preferred, then those of the nearest level. `draw` decides between equally near ones. Returns pairs of control and
-    flipped problem.
+    A problem of the same cluster, such as itself after other examples, is the last choice. Controls with the same
+    verdict without filler are preferred, then those of the nearest level. `draw` decides between equally near ones.
+    Returns pairs of control and flipped problem.
 
     Raises:
         ConfigError: a subject has too few problems that did not flip.
@@ -239,11 +239,10 @@ def match_controls(
         alike = [one for one in left if one.subject == problem.subject]
         if not alike:
             raise ConfigError(f"Subject {problem.subject!r} has too few problems that did not flip to be controls.")
-        asked = problem.id.partition("#")[0]
         nearest = min(
             alike,
             key=lambda one: (
-                one.id.partition("#")[0] == asked,
+                one.cluster == problem.cluster,
                 outcomes[one.id] != stayed,
                 abs(one.level - problem.level),
             ),

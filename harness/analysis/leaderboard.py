@@ -46,7 +46,8 @@ class Leaderboard:
         reference_conditions: Those of the runs, by name, each with its kind, `of` and number.
         by: Columns that the rows are split by, beside model, layout and condition.
         clusters: How many clusters the problems are in; 0 where none has a cluster.
-        draws: The difference of the primary contrast with each draw of examples. Empty where there is one draw.
+        draws: The difference of the primary contrast, else of the first, with each draw of examples. Empty where there
+            is one draw.
         receipt: One entry per run: where it is from, versions, hashes, settings.
     """
 
@@ -105,7 +106,8 @@ def make_leaderboard(
     pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
     conditions = join_conditions(runs)
-    draws = [*effects_by_draw(frame, read_contrast(primary))] if primary else []
+    first = read_contrast(primary) if primary else next(iter(pairs.values()), None)
+    draws = [*effects_by_draw(frame, first)] if first and not by else []
     each, frame = frame, merge_instructions(frame, references)
     counted = count_outcomes(frame, by=by)
     apart = counted if each is frame else count_outcomes(each)

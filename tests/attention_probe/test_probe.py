@@ -125,10 +125,10 @@ def column_means(weights, queries):
 
 def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(traced, whole_model):
     traces, _ = traced
-    assert {trace.condition for trace in traces} >= {"wo", "mless", "mless-gap"}
+    assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
     for trace in traces:
         positions = None
-        if trace.condition == "mless-gap":
+        if trace.condition == "mless+gap":
             positions = np.flatnonzero(traces.get(trace.problem_id, "mless").original_pos >= 0)
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
         weights = eager(whole_model, trace.token_ids, positions)[0][list(LAYERS)]
