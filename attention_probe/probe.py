@@ -26,6 +26,7 @@ from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
 from harness.runs.prompts_of_run import Source
+from harness.runs.records import as_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -149,7 +150,8 @@ def run_probe(
     exact = None if settings.dtype == "float32" else settings.load_model("float32")
     checks = self_check(loaded, prompts, settings.record, exact)
     receipt = make_receipt(source, selection, settings, tokenizer, checks)
-    header = make_header(loaded.config, loaded.fingerprint, source, selection, settings)
+    fingerprint = as_json(receipts.model_fingerprint(loaded.name, loaded.revision))
+    header = make_header(loaded.config, fingerprint, source, selection, settings)
     with AttentionTraces.create(path, header, receipt=receipt) as traces:
         for prompt in every:
             if traces.has(prompt.problem_id, prompt.condition):
@@ -243,7 +245,7 @@ def make_header(
         queries="completion" if settings.record.completion else "prompt",
         dtype=settings.dtype,
         options=options | {"model_type": config.model_type},
-        on_outcome=selection.on_outcome,
+        flip=selection.criterion.flip,
     )
 
 
@@ -267,6 +269,5 @@ def make_receipt(
             "n": len(selection.problems),
         },
         "self_check": checks,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
+        **receipts.software(),
     }

@@ -66,7 +66,7 @@ class RunRecorder:
         numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
         settings = ProbeSettings(model=source.model, layers=numbers, conditions=names, dtype=dtype)
         header = make_header(shape, as_json(model_fingerprint(name, revision)), source, chosen, settings)
-        receipt = make_receipt(source, chosen, settings, model.tokenizer, {"notices": ["recorded in the run's engine"]})
+        receipt = make_receipt(source, chosen, settings, model.tokenizer, {"recorded_by": "the run's engine"})
         self._traces = AttentionTraces.create(path, header, receipt=receipt)
 
     def ask(self, request: Request) -> Request:

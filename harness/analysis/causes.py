@@ -82,25 +82,3 @@ def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:
     low, high = effect.interval()
     points = {"difference": effect.difference, "low": low, "high": high}
     return {"n": len(gap.clusters), "p": effect.p, **{name: 100 * share for name, share in points.items()}}
-
-
-def near_zero_table(receipts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """The share of activations near zero under each condition, percent, in the first layer of each intervention.
-
-    Near zero is what 5 percent are under the baseline, over the tokens behind the filler of the prompts that Hugging
-    Face answered when the run checked itself.
-
-    Args:
-        receipts: Of run folders.
-    """
-    engines = [(one["model"]["name"], each["engine"]) for one in receipts for each in one["sessions"] if each["engine"]]
-    rows = [
-        {
-            "model": model,
-            "condition": name,
-            **{f"layer_{int(layer) + 1}": 100 * share for layer, share in shares.items()},
-        }
-        for model, engine in engines
-        for name, shares in (engine.get("interventions") or {}).get("near_zero", {}).items()
-    ]
-    return pandas.DataFrame(rows).drop_duplicates()

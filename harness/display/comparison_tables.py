@@ -19,7 +19,6 @@ from harness.display.wording import (
     describe_repeat,
     difference,
     label,
-    number,
     p_value,
     plural,
     signed,
@@ -263,27 +262,6 @@ def show_causes(board: Leaderboard) -> Table | None:
     )
     title = f"Parts of a filler: {title}, points"
     return Table(title, rows, [*words, *declared.CAUSES], [remark]) if rows else None
-
-
-def show_near_zero(board: Leaderboard) -> Table | None:
-    """The share of activations near zero under each condition; None without interventions."""
-    rows = records(board.near_zero)
-    layers = [name for name in map(str, board.near_zero) if name.startswith("layer_")]
-    columns = [Column(name, f"Layer {name.removeprefix('layer_')}", number) for name in layers]
-    remark = "Near zero: what 5 percent are under the baseline, of the tokens behind the filler in the prompts checked."
-    return Table("Activations near zero, percent", rows, [word("condition"), *columns], [remark]) if rows else None
-
-
-def show_budgets(table: pandas.DataFrame) -> Table:
-    """Each condition, had its completions been cut after so many tokens.
-
-    Args:
-        table: As of `outcomes.cap_table`.
-    """
-    rows = records(table)
-    _, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    return Table("Completions cut after so many tokens", rows, [*words, *declared.BUDGETS])
 
 
 def show_mediators(board: Leaderboard) -> Table:

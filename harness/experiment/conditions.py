@@ -43,7 +43,7 @@ WORDS = ("instruction", "cue", "answer_prefix")
 
 ReferenceKind = Literal["other instruction", "positive control"]
 REFERENCE_FIELDS = ("kind", "of", "number")
-"""What a run says of a reference condition. A config cannot set these: they follow from the rest of it."""
+"""What a run says of a reference condition. A config cannot set them: they follow from the rest of it."""
 OTHER_INSTRUCTION: ReferenceKind = "other instruction"
 POSITIVE_CONTROL: ReferenceKind = "positive control"
 
@@ -112,6 +112,8 @@ class Condition(Strict):
     """The condition that is asked under another instruction."""
     number: int = Field(default=0, exclude=True)
     """Which of the other instructions, from 1."""
+    has_examples: bool = Field(default=True, exclude=True)
+    """Whether examples stand before the question, where a run has some."""
 
     @model_validator(mode="before")
     @classmethod
@@ -203,11 +205,6 @@ class Condition(Strict):
     def is_plain(self) -> bool:
         """Whether its prompts are those of the baseline."""
         return self.filler is None and self.instruction is None and not (self.cue or self.answer_prefix)
-
-    @property
-    def has_examples(self) -> bool:
-        """Whether examples stand before the question where a run has some."""
-        return not (self.kind == POSITIVE_CONTROL and self.is_plain)
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -329,9 +326,9 @@ def as_condition(value: Any) -> Condition:
         expected = f"expected {', '.join(study)}, or a mapping such as {{name: dots, unit: '.'}}"
         raise ConfigError(f"conditions: {expected}, got {value!r}.")
     where = f"condition {value.get('name', '')!r}"
-    hidden = [key for key in value if key in REFERENCE_FIELDS]
-    if hidden:
-        raise ConfigError(f"{where}: unknown key {hidden[0]!r}.")
+    for key in value:
+        if key in Condition.model_fields and Condition.model_fields[key].exclude:
+            raise ConfigError(f"{where}: unknown key {key!r}.")
     try:
         condition = Condition.model_validate(value)
     except ValidationError as error:

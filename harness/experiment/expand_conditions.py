@@ -26,7 +26,7 @@ from harness.layers_and_heads import parse_numbers
 
 ANSWER_AT_ONCE = Condition(name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL)
 """The positive control: the model must answer without any working."""
-NO_EXAMPLES = Condition(name="no-examples", kind=POSITIVE_CONTROL)
+NO_EXAMPLES = Condition(name="no-examples", kind=POSITIVE_CONTROL, has_examples=False)
 """The positive control where every condition is answered at once after examples: the question without them."""
 CELLS = {
     "masked": (True, False, False),
@@ -128,23 +128,24 @@ def expand_causes(entries: Iterable[Any]) -> list[Any]:
 def add_reference_conditions(
     conditions: Sequence[Condition], *, instructions: Iterable[str] = (), control: Condition | None = None
 ) -> tuple[Condition, ...]:
-    """The conditions of a config, each of them under every other instruction, and the positive control.
+    """The conditions of a config, the positive control, and all of these under every other instruction.
 
     Args:
         conditions: The config's.
         instructions: The other instructions.
         control: `ANSWER_AT_ONCE` or `NO_EXAMPLES`.
     """
-    every = list(conditions)
     taken = {condition.name for condition in conditions}
+    asked = list(conditions)
+    if control is not None:
+        asked.append(control.model_copy(update={"name": find_free_name(control.name, taken)}))
+    others = []
     for number, instruction in enumerate(instructions, start=1):
-        for condition in conditions:
+        for condition in asked:
             name = find_free_name(f"{condition.name}-w{number:02}", taken)
             fields = {"kind": OTHER_INSTRUCTION, "of": condition.name, "number": number}
-            every.append(condition.model_copy(update={"name": name, "instruction": instruction, **fields}))
-    if control is not None:
-        every.append(control.model_copy(update={"name": find_free_name(control.name, taken)}))
-    return tuple(every)
+            others.append(condition.model_copy(update={"name": name, "instruction": instruction, **fields}))
+    return (*asked, *others)
 
 
 def find_free_name(name: str, taken: set[str]) -> str:

@@ -134,11 +134,14 @@ def lock(path: Path) -> FileLock:
     return held
 
 
-def refuse_foreign(path: Path) -> None:
-    """Raise JournalError if a run cannot go here: a folder with other files. Of a file the system says so."""
-    begun = (LOCK, PROMPTS, f"{PROMPTS}.part")
-    if path.exists() and not is_stored(path / JOURNAL) and any(file.name not in begun for file in path.iterdir()):
-        raise JournalError(f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output.")
+def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
+    """Raise JournalError if nothing can be stored here: a folder with other files, and without the file that begins it.
+
+    Of a file the system says so.
+    """
+    begun = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
+    if path.exists() and not is_stored(path / name) and any(file.name not in begun for file in path.iterdir()):
+        raise JournalError(f"{path} already holds files, and none is {name}. Choose another --output.")
 
 
 def has_sample(path: Path) -> bool:
@@ -162,17 +165,6 @@ def _limit(prompts: Sequence[Mapping[str, Any]], begun: Mapping[str, Any]) -> li
     problems = list(dict.fromkeys(row["doc"]["id"] for row in prompts))
     limited = set(problems[: begun.get("limit")])
     return [row for row in prompts if row["doc"]["id"] in limited]
-
-
-def next_free_folder(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> Path:
-    """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
-    for number in count(2):
-        found = path.with_name(f"{path.name}-{number}")
-        if not found.exists():
-            break
-        if is_stored(found / JOURNAL) and not changes(found, identity, prompts):
-            break  # another run may be loading its model in a folder that has no sample yet
-    return found
 
 
 def set_old_scores_aside(path: Path) -> None:

@@ -1,21 +1,19 @@
 import pytest
 
-from harness.analysis.causes import COLUMNS, causes_table, near_zero_table
+from harness.analysis.causes import COLUMNS, causes_table
 from harness.display.figures.dots import draw_causes
-from harness.experiment.conditions import named_conditions
-from harness.experiment.interventions import expand_causes
-from tests.analysis.test_other_prompts import factors_of, settings_of
+from harness.experiment.expand_conditions import expand_causes
+from tests.analysis.test_other_prompts import conditions_of, settings_of
 
-NAMED = {"mless": named_conditions()["mless"].model_dump(exclude_none=True, exclude={"separator", "placement"})}
-FIRST = [*expand_causes(["mless", {"causes": "mless", "layer": 1}], NAMED)]
-LATER = [*expand_causes(["mless", {"causes": "mless", "layers": "4-10"}], NAMED)]
+FIRST = expand_causes(["mless", {"causes": "mless", "layer": 1}])
+LATER = expand_causes(["mless", {"causes": "mless", "layers": "4-10"}])
 
 
 def table_of(conditions, accuracy, *, n=400):
     """The table where a cell's accuracy follows from its switches."""
-    factors = factors_of(*conditions)
-    cells = {name: of["cell"]["on"] for name, of in factors.items() if of["cell"]} | {"mless": [True] * 3}
-    return causes_table(settings_of({"wo": 0.5, **{name: accuracy(*on) for name, on in cells.items()}}, n=n), factors)
+    named = conditions_of(*conditions)
+    cells = {name: one.cell["on"] for name, one in named.items() if one.cell} | {"mless": [True] * 3}
+    return causes_table(settings_of({"wo": 0.5, **{name: accuracy(*on) for name, on in cells.items()}}, n=n), named)
 
 
 def test_each_cell_is_compared_with_the_position_gap():
@@ -41,15 +39,3 @@ def test_cells_whose_weights_do_not_add_up_to_1_are_named_and_without_a_gap_ther
     words = " ".join(text.get_text() for text in draw_causes(table.reset_index()).axes[0].texts)
     assert "mless-scale (!)" in words and "mless-layer-1 (!)" not in words
     assert table_of([one for one in FIRST if one == "mless" or one["name"] != "mless-gap"], lambda *on: 0.5).empty
-
-
-def test_shares_near_zero_are_read_from_the_last_session_that_loaded_an_engine():
-    session = {
-        "engine": {"interventions": {"near_zero": {"wo": {"0": 0.05, "7": 0.05}, "arm": {"0": 0.01, "7": 0.04}}}}
-    }
-    receipts = [
-        {"model": {"name": "m"}, "sessions": [{"engine": None}, session]},
-        {"model": {"name": "m"}, "sessions": []},
-    ]
-    table = near_zero_table(receipts).set_index("condition")
-    assert list(table.columns) == ["model", "layer_1", "layer_8"] and table.loc["arm", "layer_1"] == 1

@@ -12,6 +12,7 @@ from harness.analysis.pooled import COLUMNS, crossed_error, estimate_over_draws,
 from harness.analysis.sweeps import COLUMNS as SWEEP_COLUMNS
 from harness.analysis.sweeps import estimate_trend, group_lengths, sweep_table
 from harness.display.comparison_tables import show_pooled
+from harness.experiment.expand_conditions import read_conditions
 from tests.make import drawn, evaluation
 
 NAMED = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
@@ -154,13 +155,14 @@ def test_in_simulation_it_errs_as_promised():
 
 
 def test_the_table_has_a_row_for_each_filler_and_place():
-    factors = {
-        "wo": {"filler": None, "filler_tokens": 0, "placement": None, "words": ""},
-        "own": {"filler": "own text", "filler_tokens": None, "placement": "between", "words": ""},
-        **{f"s{n}": {"filler": "/", "filler_tokens": n, "placement": "end", "words": ""} for n in (40, 10, 25)},
-        **{f"h{n}": {"filler": "he", "filler_tokens": n, "placement": "end", "words": ""} for n in (10, 25)},
-    }
-    assert list(group_lengths(factors)[("/", "end", "")].items()) == [(0, "wo"), (10, "s10"), (25, "s25"), (40, "s40")]
+    slashes = [{"name": f"s{n}", "unit": "/", "count": n, "placement": "end"} for n in (40, 10, 25)]
+    words = [{"name": f"h{n}", "unit": "he", "count": n, "placement": "end"} for n in (10, 25)]
+    texts = [{"name": f"t{n}", "text": f"text {n}", "count": n} for n in (10, 25, 40)]
+    conditions = read_conditions({"conditions": ["wo", {"name": "own", "text": "a b"}, *slashes, *words, *texts]})
+    groups = group_lengths(conditions)
+    (lengths,) = [lengths for filler, lengths in groups.items() if filler.filler == "/"]
+    assert list(lengths.items()) == [(0, "wo"), (10, "s10"), (25, "s25"), (40, "s40")]
+    assert len(groups) == 5, "three texts are no lengths of one"
     rng = np.random.default_rng(1)
     frame = pandas.DataFrame(
         {
@@ -171,10 +173,10 @@ def test_the_table_has_a_row_for_each_filler_and_place():
             "sample_index": 0,
             "correct": rng.random() < (0.9 if condition == "s25" else 0.5),
         }
-        for condition in factors
+        for condition in conditions
         for problem in range(200)
     )
-    table = sweep_table(count_outcomes(frame), factors, baseline="wo")
+    table = sweep_table(count_outcomes(frame), conditions, baseline="wo")
     assert list(table.columns) == list(SWEEP_COLUMNS) and len(table) == 1, "two lengths are no sweep"
     (row,) = table.to_dict("records")
     assert (row["filler"], row["placement"], row["lengths"], row["n"]) == ("/", "end", "10 25 40", 200)
@@ -184,5 +186,5 @@ def test_the_table_has_a_row_for_each_filler_and_place():
     assert row["longest_low"] < row["longest_less_shortest"] < row["longest_high"]
     assert row["best"] == 25 and row["p"] == row["p_adjusted"] < 0.05 and row["low"] < row["difference"] < row["high"]
     json.dumps(table.to_dict("records"))
-    assert sweep_table([], factors, baseline="wo").empty
-    assert sweep_table(count_outcomes(frame), factors, baseline="s40").empty, "the baseline is no length of its own"
+    assert sweep_table([], conditions, baseline="wo").empty
+    assert sweep_table(count_outcomes(frame), conditions, baseline="s40").empty, "the baseline is no length of its own"

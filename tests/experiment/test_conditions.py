@@ -232,14 +232,15 @@ def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
     settings = {"across": {"instructions": ["One.", "Two."]}, "positive_control": True}
     plan = planned(conditions=["wo", "mless"], replicates=2, **settings)
     names = list(dict.fromkeys(row["condition"] for row in plan.prompts))
-    assert names == ["wo", "mless", "wo-w01", "mless-w01", "wo-w02", "mless-w02", "answer-at-once"]
+    asked = ["wo", "mless", "answer-at-once"]
+    assert names == [*asked, *(f"{name}-w0{number}" for number in (1, 2) for name in asked)]
     assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "other instructions", "positive control"}
-    assert plan.size == 2 * (7 + 6), "both sides are run again under each instruction"
-    counts = "requests 26: mless 2 times, wo 2 times, 4 other instructions, 1 positive control"
+    assert plan.size == 2 * (9 + 6), "both sides are run again under each instruction"
+    counts = "requests 30: mless 2 times, wo 2 times, 1 positive control, 6 other instructions"
     assert counts in " ".join(describe_plan(plan).split())
     for row in plan.prompts:
         prefix = row.get("answer_prefix", "")
-        assert bool(prefix) == (row["condition"] == "answer-at-once") and row["prompt"].endswith(prefix)
+        assert bool(prefix) == row["condition"].startswith("answer-at-once") and row["prompt"].endswith(prefix)
     assert not settings.keys() & off.identity().keys()
     assert read_conditions(plan.config.as_written()) == {one.name: one for one in plan.config.all_conditions}
 
@@ -255,27 +256,26 @@ def test_a_name_says_nothing_of_what_a_condition_is():
     conditions = ["wo", "mless", *({"name": name, "unit": ".", "count": 9} for name in NAMES)]
     loaded = config(conditions=conditions, across={"instructions": ["One.", "Two."]}, positive_control=True)
     every = {condition.name: condition for condition in loaded.all_conditions}
-    assert len(every) == len(loaded.all_conditions) == 3 * len(conditions) + 1
+    assert len(every) == len(loaded.all_conditions) == 3 * (len(conditions) + 1)
     for name in ("wo", "mless", *NAMES):
         assert (every[name].kind, every[name].of, every[name].number) == (None, None, 0)
-    reference = [condition for condition in every.values() if condition.kind]
-    others = [(one.of, one.number, one.instruction) for one in reference if one.kind == "other instruction"]
-    asked = [
-        (name, number, text) for number, text in enumerate(["One.", "Two."], 1) for name in ("wo", "mless", *NAMES)
+    control, *others = [condition for condition in every.values() if condition.kind]
+    assert control.kind == "positive control" and {one.kind for one in others} == {"other instruction"}
+    asked, texts = ("wo", "mless", *NAMES, control.name), {1: "One.", 2: "Two."}
+    assert [(one.of, one.number, one.instruction) for one in others] == [
+        (name, number, text) for number, text in texts.items() for name in asked
     ]
-    assert others == asked and reference[-1].kind == "positive control"
     assert read_conditions(loaded.as_written()) == every
     prompts = {row["condition"]: row for row in make_plan(loaded, limit=1).prompts}
     for name in NAMES:
         assert prompts[name]["prompt"].startswith(INSTRUCTION) and ". . . ." in prompts[name]["prompt"]
         assert "kind" not in prompts[name]["doc"]
-    for one in reference[:-1]:
+    for one in others:
         assert prompts[one.name]["prompt"] == prompts[one.of]["prompt"].replace(INSTRUCTION, one.instruction)
         fields = {key: prompts[one.name]["doc"][key] for key in ("kind", "of", "number")}
         assert fields == {"kind": "other instruction", "of": one.of, "number": one.number}
-    assert (
-        prompts[reference[-1].name]["prompt"] == prompts["wo"]["prompt"] + prompts[reference[-1].name]["answer_prefix"]
-    )
+    at_once = prompts[control.name]
+    assert at_once["prompt"] == prompts["wo"]["prompt"] + at_once["answer_prefix"]
 
 
 def test_the_parts_of_a_filler_have_names_of_their_own():

@@ -10,11 +10,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -28,45 +28,20 @@ from harness.display import comparison_tables as shown
 from harness.display.comparison_tables import remark_noise, remark_ungraded, shown_rows
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
-from harness.display.figures.lines import draw_budgets
 from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
 from harness.display.wording import define_flips, difference, label, p_value, plural, points, verdict, visible
 from harness.errors import ConfigError, RunError, list_first
+from harness.runs.attention_file import AttentionFile
 from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
-from harness.runs.receipts import git_revision, receipt_line, versions
+from harness.runs.receipts import receipt_line, software
 from harness.runs.same_settings import join
-
-if TYPE_CHECKING:
-    import pandas
 
 PALETTE = tuple(look.colour for look in style.looks([*style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
-BUDGETS = "Accuracy and the share with an answer, by the most tokens of a completion. The table has the numbers."
 CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionFile:
-    """The mean curves of one folder of traces, which the attention probe makes.
-
-    Attributes:
-        name: The file's name.
-        model: The model's name, as in the run's receipt.
-        figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
-        notes: Sentences that a reader must know about all its curves.
-        prompts: The problem, the condition and the hash of each prompt that was traced.
-        receipt: How the file was made.
-    """
-
-    name: str
-    model: str
-    figure: Figure
-    notes: tuple[str, ...]
-    prompts: tuple[tuple[str, str, str], ...]
-    receipt: Mapping[str, Any]
 
 
 def write_report(
@@ -74,7 +49,6 @@ def write_report(
     output: Path,
     *,
     attention: Sequence[AttentionFile] = (),
-    budgets: pandas.DataFrame | None = None,
     baseline: str | None = None,
     margin: float | None = None,
     metric: str | None = None,
@@ -85,7 +59,6 @@ def write_report(
         runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
         output: The HTML file. Its folder is made if it is missing.
         attention: Attention curves of prompts of these runs.
-        budgets: As of `budgets.cap_table`.
         baseline: The condition that the others are compared with; None for the runs' own.
         margin: Equivalence margin, points; None is the default.
         metric: The metric that tells right from wrong in logs of other tasks.
@@ -106,11 +79,7 @@ def write_report(
     samples = read_samples(read)
     _refuse_foreign(read, samples, attention)
     board = make_leaderboard(read, baseline=baseline, margin=margin)
-    parts = _parts(read, samples, attention, board)
-    if budgets is not None:
-        parts["others"].append(shown.show_budgets(budgets))
-        parts["budgets"] = _embed(draw_budgets(budgets), BUDGETS)
-    page = _fill(parts)
+    page = _fill(_parts(read, samples, attention, board))
     with clear_messages(output):
         write_whole(output, page)
     return len(page.encode())
@@ -139,14 +108,13 @@ def _parts(
         "results": shown.show_comparison(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
         "others": _other_tables(board, runs),
-        "budgets": None,
         "attention": [
             {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)} for one in attention
         ],
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
         "receipts": [(line, json.dumps(all_, indent=1, ensure_ascii=False, default=str)) for line, all_ in receipts],
-        "made_by": {"git_revision": git_revision(), "versions": versions()},
+        "made_by": software(),
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
         "index": index,
@@ -173,7 +141,7 @@ def _fill(parts: Mapping[str, Any]) -> str:
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
     found = [shown.show_mediators(board), shown.show_audit(board)]
-    names = ("pooled", "wordings", "texts", "sweeps", "causes", "near_zero")
+    names = ("pooled", "wordings", "texts", "sweeps", "causes")
     found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
     frame = merge_instructions(join(runs), board.reference_conditions)  # as the verdicts are
     frame = frame[~frame["condition"].isin(board.reference_conditions)]
