@@ -27,7 +27,7 @@ from benchmarks.runs import ROOT, say
 from harness.analysis.leaderboard import make_leaderboard, records
 from harness.execution.regrade import regrade
 from harness.grading import COLUMNS
-from harness.runs.folder import JOURNAL, read_prompts, read_scores
+from harness.runs.folder import JOURNAL, read_identity, read_prompts, read_scores
 from harness.runs.journal import expand
 from harness.runs.read import Run
 
@@ -149,10 +149,11 @@ def plant(control: Control, folder: Path) -> int:
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
     wanted = {True: ["correct"], False: ["incorrect"], None: ["correct", "incorrect"]}[control.right]
     samples = [(place, json.loads(line)) for place, line in enumerate(lines)]
+    tasks = {task for task, arm in read_identity(folder).arms.items() if arm.condition in control.of}
     fitting = [
         (place, sample)
         for place, sample in samples
-        if sample.get("task", "").endswith(tuple(f"_{name}" for name in control.of))
+        if sample.get("task") in tasks
         and verdicts[sample["key"]] in wanted
         and (control.right is not False or _digit(golds[sample["problem_id"]]))
         and "\\boxed" in sample["completion"]

@@ -18,12 +18,11 @@ import numpy as np
 import pandas
 import yaml
 
-from attention_probe.analysis.curves import average_curves
+from attention_probe.analysis.curves import average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.execution.generate import session_facts
 from harness.execution.run import _generation_config, execute, run_identity
-from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
@@ -132,6 +131,10 @@ def right(request: Request, target: str) -> tuple[str, str]:
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
 
 
+CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}
+"""What a run says of its positive control, by name."""
+
+
 def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Run:
     """Made of verdicts [condition][problem][sample]; `wo again` is the second replicate of wo."""
     rows = []
@@ -162,12 +165,7 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
-    known = {
-        "model": model,
-        "primary": None,
-        "greedy": True,
-        "yardsticks": find_yardsticks(frame["condition"].unique()),
-    }
+    known = {"model": model, "primary": None, "greedy": True}
     return Run(
         name=f"results/{model}" if layout == "raw" else f"results/{model}-{layout}",
         about={**known, **facts},
@@ -248,8 +246,8 @@ FILLED = ("mless", "random")
 
 def make_header(**changes):
     facts = {"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED), "baseline": "wo"}
-    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "fingerprint": {}, "options": {}}
-    return TraceHeader(**facts | {"on_outcome": False} | changes)
+    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "options": {}, "flip": None} | changes
+    return TraceHeader(**{"fingerprint": {"name": facts["model"]}} | facts)
 
 
 def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes):
@@ -308,7 +306,9 @@ def same(one, other):
 
 def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
-    table = average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)
+    problems = {"problem_ids": chosen_problems(traces, [condition, baseline] if baseline else [condition])}
+    given = {"conditions": [condition], "heads": [head], "view": view, "baseline": baseline}
+    table = average_curves(traces, **given, **problems | options)
     return SimpleNamespace(**{name: table[name].to_numpy() for name in table})
 
 

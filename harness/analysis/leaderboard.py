@@ -13,13 +13,13 @@ import pandas
 from harness.analysis.causes import causes_table
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
-from harness.analysis.other_prompts import over_wordings, text_table, wording_table
+from harness.analysis.other_prompts import merge_instructions, text_table, wording_table
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import pool
 from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
-from harness.experiment.conditions import read_contrast
-from harness.runs.frame import read_factors
+from harness.errors import ComparisonError
+from harness.experiment.conditions import Condition, read_contrast
 from harness.runs.read import Run
 from harness.runs.same_settings import join
 
@@ -43,7 +43,7 @@ class Leaderboard:
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
-        yardsticks: Conditions that the others are held against, with the kind of each.
+        reference_conditions: Those of the runs, by name, each with its kind, `of` and number.
         by: Columns that the rows are split by, beside model, layout and condition.
         clusters: How many clusters the problems are in; 0 where none has a cluster.
         draws: The difference of the primary contrast, else of the first, with each draw of examples. Empty where there
@@ -62,7 +62,7 @@ class Leaderboard:
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
-    yardsticks: Mapping[str, str]
+    reference_conditions: Mapping[str, Mapping[str, Any]]
     by: tuple[str, ...]
     clusters: int
     draws: Sequence[Mapping[str, Any]]
@@ -97,19 +97,18 @@ def make_leaderboard(
     baseline = baseline or usual
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    named = {name: kind for one in runs for name, kind in (one.about.get("yardsticks") or {}).items()}
-    there = set().union(*map(_conditions, runs))
-    yardsticks = {name: kind for name, kind in named.items() if name in there and name != baseline}
-    if baseline != usual:  # what rewords another prompt tells nothing of this one
-        frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
+    references = _join_reference_conditions(runs)
+    references.pop(baseline, None)
+    if baseline != usual:  # a control of another baseline says nothing about this one
+        frame, references = frame[~frame["condition"].isin(references)], {}
     contrasts, primary = _registered(runs) if baseline == usual and not by else (None, None)
-    others = (str(name) for name in frame["condition"].unique() if name not in (baseline, *yardsticks))
+    others = (str(name) for name in frame["condition"].unique() if name not in (baseline, *references))
     pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
-    factors = join_factors(runs)
+    conditions = join_conditions(runs)
     first = read_contrast(primary) if primary else next(iter(pairs.values()), None)
     draws = [*effects_by_draw(frame, first)] if first and not by else []
-    each, frame = frame, over_wordings(frame)
+    each, frame = frame, merge_instructions(frame, references)
     counted = count_outcomes(frame, by=by)
     apart = counted if each is frame else count_outcomes(each)
     whole = [] if by else counted
@@ -122,20 +121,20 @@ def make_leaderboard(
             contrasts=contrasts,
             primary=primary,
             left_out=_left_out(runs, contrasts or ()),
-            yardsticks=yardsticks,
+            reference_conditions=references,
             counted=counted,
         ),
         mediators=mediator_table(frame, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         pooled=pool(whole, pairs),
-        texts=text_table(by_setting(whole), factors),
-        wordings=wording_table({} if by else by_setting(apart), pairs),
-        sweeps=sweep_table(whole, factors, baseline=baseline),
-        causes=causes_table(by_setting(whole), factors),
+        texts=text_table(by_setting(whole), conditions),
+        wordings=wording_table({} if by else by_setting(apart), pairs, references),
+        sweeps=sweep_table(whole, conditions, baseline=baseline),
+        causes=causes_table(by_setting(whole), conditions),
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
-        yardsticks=yardsticks,
+        reference_conditions=references,
         by=tuple(by),
         clusters=frame["cluster"].nunique() if "cluster" in frame else 0,
         draws=draws,
@@ -143,10 +142,26 @@ def make_leaderboard(
     )
 
 
-def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """`Condition.factors` of every condition in the run folders. Logs do not record them."""
-    configs = [one.receipt["config"] for one in runs if one.about.get("source") == "run"]
-    return {name: factors for config in configs for name, factors in read_factors(config).items()}
+def join_conditions(runs: Sequence[Run]) -> dict[str, Condition]:
+    """The conditions of all configs, by name, without reference conditions. Logs do not record them."""
+    conditions = [condition for run in runs for condition in run.conditions.values()]
+    return {condition.name: condition for condition in conditions if condition.kind is None}
+
+
+def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
+    """The reference conditions of all runs that have samples, by name.
+
+    Raises:
+        ComparisonError: a name stands for a reference condition in one run, and for something else in another.
+    """
+    known: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for run in runs:
+        for name in _conditions(run):
+            fields = run.reference_conditions.get(name, {})
+            other, known_fields = known.setdefault(name, (run.name, fields))
+            if fields != known_fields:
+                raise ComparisonError(f"{run.name}: the condition {name!r} is another one than in {other}.")
+    return {name: fields for name, (_, fields) in known.items() if fields}
 
 
 def task_name(facts: Iterable[Mapping[str, Any]]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.leaderboard import Leaderboard, records
+from harness.analysis.pooled import FEWEST_DRAWS
 from harness.analysis.tests import fewest_problems
 from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
 from harness.display import columns as declared
@@ -23,7 +24,7 @@ from harness.display.wording import (
     signed,
 )
 from harness.errors import list_first
-from harness.experiment.conditions import CONTROLS
+from harness.experiment.conditions import read_contrast
 
 if TYPE_CHECKING:
     import pandas
@@ -69,8 +70,8 @@ def show_leaderboard(board: Leaderboard) -> Table:
 
 
 def shown_rows(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
-    """The rows of a table of the leaderboard, without those of the yardsticks, which have a table of their own."""
-    return [row for row in records(table) if row["condition"] not in board.yardsticks]
+    """The rows of a table of the leaderboard, without those of reference conditions."""
+    return [row for row in records(table) if row["condition"] not in board.reference_conditions]
 
 
 def heading(board: Leaderboard) -> tuple[str, list[Column]]:
@@ -118,10 +119,18 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     family = f"the {tests} registered beforehand ({names})"
     if board.contrasts is None:
         family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
-    wordings = {name[-3:] for name, kind in board.yardsticks.items() if kind == "other wording"}
+    instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
+    has_examples = any((run.get("settings") or {}).get("demonstrations") for run in board.receipt)
+    fewest_draws = min(row["draws"] for row in compared)
+    examples = ""
+    if fewest_draws >= FEWEST_DRAWS:
+        examples = " with new draws of examples"
+    elif has_examples or fewest_draws > 1:
+        examples = " with these examples"
+    prompts = f"{len(instructions)} instructions together" if len(instructions) > 1 else "this prompt"
     facts = {
         "baseline": label(board.baseline),
-        "prompts": f"{len(wordings) + 1} instructions together" if wordings else "this prompt",
+        "prompts": prompts + examples,
         "family": family,
         "margin": compared[0]["margin"],
         "fewest": f"{fewest_problems(compared[0]['margin'] / 100)} {'clusters' if board.clusters else 'problems'}",
@@ -130,8 +139,16 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     }
     # what changes how verdicts must be read comes first
     remarks = [*remark_ungraded(board), *_remark_tests(board, compared, judged)]
-    if board.draws:
-        remarks.append("Intervals and p are for these draws of examples: others can move the differences further.")
+    if fewest_draws >= FEWEST_DRAWS:
+        remarks.append(
+            f"{fewest_draws} draws of examples: intervals and p are for new draws from the same pool, as draws and "
+            "problems are crossed random effects."
+        )
+    elif examples:
+        remarks.append(
+            f"Verdicts, intervals and p are for these examples: with others a difference can be another one. From "
+            f"{FEWEST_DRAWS} draws on they are for new examples."
+        )
     return facts, remarks if board.by else [*remarks, *remark_noise(board), *_remark_draws(board)]
 
 
@@ -172,15 +189,16 @@ def remark_ungraded(board: Leaderboard) -> Iterator[str]:
     ungraded = {key: sum(one[state] for state in states) for key, one in shares.items()}
 
     def sides(row: Row) -> list[tuple[Any, ...]]:
-        condition = row["condition"].removesuffix(f" - {row['baseline']}")
+        is_contrast = row["baseline"] != board.baseline
+        condition = read_contrast(row["condition"])[0] if is_contrast else row["condition"]
         return [(row["model"], row["layout"], name) for name in (row["baseline"], condition)]
 
     worst = max((sides(row) for row in rows), key=lambda keys: sum(ungraded[key] for key in keys))
     if max(ungraded[key] for key in worst) >= 100 * TOLD_UNGRADED:
         said = []
         for key in worst:
-            endings = [f"{word} {shares[key][state]:.1f} %" for state, word in states.items()]
-            endings = [ending for ending in endings if not ending.endswith(" 0.0 %")]
+            present = {word: shares[key][state] for state, word in states.items() if shares[key][state] >= 0.05}
+            endings = [f"{word} {share:.1f} %" for word, share in present.items()]
             said += [f"{label(key[-1])} {', '.join(endings)}"] if endings else []
         advice = ": raise max_gen_toks" if "cut off" in " ".join(said) else ""
         yield f"Ungraded: {'; '.join(said)}{advice}."
@@ -193,7 +211,7 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
         where = ", ".join(row[key] for key in ("model", "layout"))
         if row["aa_difference"] is not None:
             yield f"A/A, {where}, {label(row['condition'])} and its baseline: {describe_repeat(row)}."
-        elif board.yardsticks.get(row["condition"]) == "positive control":
+        elif row["role"] == "reference":
             harmed = row["p"] < ALPHA and row["difference"] < 0
             seen = (
                 "seen: grader and pairing work"
@@ -201,7 +219,7 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
                 else "NOT SEEN: this run has not shown that it could see any effect"
             )
             change = f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
-            yield f"Positive control, {where} ({CONTROLS[row['condition']]}): {change}: {seen}."
+            yield f"Positive control, {where} ({row['condition']}): {change}: {seen}."
 
 
 def show_sweeps(board: Leaderboard) -> Table | None:

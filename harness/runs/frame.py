@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
 from harness.errors import RunError
-from harness.experiment.conditions import as_condition, find_yardsticks
+from harness.experiment.expand_conditions import read_conditions
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
@@ -50,12 +50,12 @@ _REASONS: Columns = {name: (object, attrgetter(name)) for name in ("reason", "au
 _VERDICTS = get_args(Verdict)
 
 
-def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = False) -> pandas.DataFrame:
+def load_run(path: str | Path, *, replicates: bool = False, reference_conditions: bool = False) -> pandas.DataFrame:
     """A run as a tidy frame, one row per sample; needs neither torch nor lm-eval.
 
     By default it holds the samples that the tables compare: the config's conditions, each of them once. So
     `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `analysis.compare` makes
-    the A/A columns and, given `experiment.conditions.find_yardsticks`, those of the yardsticks of a frame with both.
+    the A/A columns of a frame with both replicates.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, draw (where there are several draws of
     examples), subject, level, verdict, correct, answer,
@@ -66,25 +66,22 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
     Args:
         path: The run's folder.
         replicates: Whether to include second runs (A/A), those with `replicate` above 0.
-        yardsticks: Whether to include reference conditions: those under other instructions (`mless-w01`), and the
-            positive control (`control`).
+        reference_conditions: Whether to include the conditions under other instructions (in `condition` as
+            `mless-w01`, ...) and the positive control (`answer-at-once` or `no-examples`).
 
     Raises:
         RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing or
             doubled.
     """
     folder = Path(path)
-    frame = read_frame(folder, read_receipt(folder), read_prompts(folder), texts=True)
+    receipt = read_receipt(folder)
+    frame = read_frame(folder, receipt, read_prompts(folder), texts=True)
     if not replicates:
         frame = frame[frame["replicate"] == 0]
-    if not yardsticks:
-        frame = frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]
+    if not reference_conditions:
+        hidden = [name for name, condition in read_conditions(receipt["config"]).items() if condition.kind]
+        frame = frame[~frame["condition"].isin(hidden)]
     return frame.reset_index(drop=True).assign(condition=lambda kept: kept["condition"].cat.remove_unused_categories())
-
-
-def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a sweep can vary of a run's conditions, by name (`Condition.factors`)."""
-    return {condition.name: condition.factors() for condition in map(as_condition, config["conditions"])}
 
 
 def read_frame(
@@ -158,10 +155,11 @@ def read_frame(
     found["answer"] = pandas.Categorical(np.array([*answers], dtype=object)[found["answer"]])
     found |= {name: pandas.arrays.BooleanArray(found[name] == 1, np.isnan(found[name])) for name in GRADERS}
     if texts:
-        factors = read_factors(receipt["config"])
+        conditions = read_conditions(receipt["config"])
+        descriptions = {name: condition.describe() for name, condition in conditions.items()}
         for name in ("filler", "filler_tokens", "placement", "words"):
-            said = [factors.get(row["condition"], {}).get(name) for row in prompts]
-            found[name] = pandas.array(said, dtype="Int32" if name == "filler_tokens" else "str")[place]
+            values = [descriptions.get(row["condition"], {}).get(name) for row in prompts]
+            found[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")[place]
         found["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]
     codes = (found[name].codes for name in ("condition", "layout"))
     order = np.lexsort((found["sample_index"], found["replicate"], place, *codes))

@@ -9,6 +9,7 @@ from harness.analysis import compare, estimate_difference, holm, score_interval
 from harness.analysis.comparison import COLUMNS, judge
 from harness.analysis.tests import verdict
 from harness.errors import ComparisonError
+from tests.make import CONTROL
 
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
 
@@ -253,7 +254,7 @@ def test_tables_without_any_effect_hold_a_false_finding_at_most_five_times_in_a_
 
 def test_reference_conditions_are_not_judged(run):
     frame = pandas.concat([run, samples(chances(9, 0.1, k=4), condition="control")])
-    table = by_condition(compare(frame, yardsticks={"control": "positive control"}))
+    table = by_condition(compare(frame, reference_conditions=CONTROL))
     assert table.loc["control", "role"] == "reference" and table.loc["control", "p"] < 0.05
     assert table.loc["control", ["p_adjusted", "tests", "verdict"]].isna().all()
     assert table.loc["mful", "tests"] == 2

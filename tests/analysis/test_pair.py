@@ -12,7 +12,7 @@ from harness.errors import ComparisonError, RunError
 from harness.runs.frame import load_run
 from harness.runs.read import Run
 from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
+from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
 
 LOGS = {name: str(next(GREEDY_RUN.glob(f"samples_demo_{name}_2*"))) for name in ("wo", "mless")}
 
@@ -213,9 +213,10 @@ def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
 
 def test_against_another_baseline_there_is_no_positive_control():
     chances = {"wo": 0.5, "mless": 0.6, "control": 0.1}
-    whole = evaluation(drawn(7, 60, 1, chances), **{**REGISTERED, "contrasts": ["mless - wo"]})
+    facts = {**REGISTERED, "contrasts": ["mless - wo"], "reference_conditions": CONTROL}
+    whole = evaluation(drawn(7, 60, 1, chances), **facts)
     board = make_leaderboard([whole], baseline="mless")
-    assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.yardsticks == {}
+    assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.reference_conditions == {}
     control = make_leaderboard([whole], baseline="control")
     assert control.comparison["condition"].tolist() == ["wo", "mless", "control"]
     assert "difference [95 %]: from w/ Mless in points" in make_table([str(GREEDY_RUN)], baseline="mless")

@@ -163,7 +163,6 @@ FIXED = {
     ("leaderboard", "--format"): "text markdown csv latex json",
     ("plot", "--kind"): "accuracy forest completion-lengths dose wordings causes",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
-    ("probe", "--repeats"): "share first majority any",
     ("probe", "--queries"): "prompt completion",
     ("probe", "--dtype"): "float32 bfloat16 float16",
     ("heads", "--format"): "text csv json",

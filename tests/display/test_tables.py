@@ -25,7 +25,7 @@ from harness.display.wording import MINUS, NONE, p_value, signed
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.read import Run
 from harness.runs.receipts import receipt_line
-from tests.make import GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, write_run
+from tests.make import CONTROL, GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, write_run
 
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 """Chances to be right that are found with 200 problems."""
@@ -115,7 +115,8 @@ def test_the_noise_of_a_difference_stands_below_the_table():
 
 def test_reference_conditions_are_in_no_table_for_people():
     chances = {"wo": 0.5, "mless": 0.6, "mful": 0.5, "control": 0.1}
-    board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), contrasts=["mless - wo", "mless - mful"])])
+    facts = {"contrasts": ["mless - wo", "mless - mful"], "reference_conditions": CONTROL}
+    board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), **facts)])
     assert list(rows(show_comparison(board))) == ["w/o", "w/ Mless", "w/ Mful", "mless - mful"]
     assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
     assert list(rows(show_mediators(board))) == ["w/o", "w/ Mless", "w/ Mful"]
@@ -125,7 +126,7 @@ def test_reference_conditions_are_in_no_table_for_people():
 def test_the_positive_control_says_whether_the_run_could_see_anything():
     def note(control, k=1, **facts):
         chances = {"wo": 0.5, "mless": 0.55, "control": control}
-        board = make_leaderboard([evaluation(drawn(3, 200, k, chances), **facts)])
+        board = make_leaderboard([evaluation(drawn(3, 200, k, chances), reference_conditions=CONTROL, **facts)])
         (found,) = [note for note in show_comparison(board).notes if note.startswith("Positive control")]
         assert found in show_leaderboard(board).notes
         return found, board.comparison.set_index("condition")
@@ -143,7 +144,8 @@ def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
     settings = [("m", "raw"), ("m", "chat"), ("n", "raw")]
     chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "mless again": 0.6, "control": 0.1}
     parts = [
-        evaluation(drawn(i, 60, 1, chances), model=model, layout=layout) for i, (model, layout) in enumerate(settings)
+        evaluation(drawn(i, 60, 1, chances), model=model, layout=layout, reference_conditions=CONTROL)
+        for i, (model, layout) in enumerate(settings)
     ]
     board = make_leaderboard(parts)
     notes = show_comparison(board).notes

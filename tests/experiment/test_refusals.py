@@ -35,7 +35,7 @@ CONFIGS = [
     ({"contrasts": ["mless - mful"]}, "contrasts: expected pairs of wo, mless, each once, got mless - mful"),
     ({"contrasts": ["mless - wo", "wo - mless"]}, "each once, got mless - wo, wo - mless"),
     ({"baseline": "mful"}, "conditions: wo, mless lack the baseline mful"),
-    ({"positive_control": True, "model": CHAT_API}, "control begins the answer, which a chat API forbids"),
+    ({"positive_control": True, "model": CHAT_API}, "answer-at-once begins the answer, which a chat API forbids"),
     (
         {"conditions": ["wo", {"name": "x", "unit": "/", "placement": "answer"}], "model": CHAT_API},
         "x begins the answer",
@@ -63,7 +63,7 @@ CONDITIONS = [
     ({}, "condition 'x' changes nothing: expected one of unit, token_ids, "),
     ({"units": "/"}, "condition 'x': unknown key 'units'"),
     ({"name": "mless", "unit": "?"}, "condition 'mless' has the name"),
-    ({"name": "control", "unit": "?"}, "condition 'control' has the name"),
+    ({"unit": "/", "kind": "positive control"}, "condition 'x': unknown key 'kind'"),
     ({"unit": "/", "text": "a"}, "expected one filler, got unit and text."),
     ({"unit": "/", "count": True}, "got True"),
     ({"unit": "/", "count": 10**9}, "got 1000000000"),

@@ -30,6 +30,7 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
 from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADED
 from harness.runs import journal, receipts
 from harness.runs.folder import (
     JOURNAL,
@@ -262,7 +263,7 @@ def test_a_folder_has_one_writer(plan, identity, tmp_path):
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp_path):
     (tmp_path / "precious").write_text("x")
-    with pytest.raises(JournalError, match=r"already holds files, and none is a run's journal.jsonl"):
+    with pytest.raises(JournalError, match=r"already holds files, and none is journal.jsonl"):
         RunFolder(tmp_path, identity, plan.prompts)
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
@@ -386,7 +387,7 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     regrade(own_run)
     expand(own_run)
     old = [json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0]) for number in (1, 2)]
-    assert [header["task_version"] for header in old] == [5, 99], "no scores are lost"
+    assert [header["task_version"] for header in old] == [6, 99], "no scores are lost"
 
 
 def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):
@@ -508,8 +509,10 @@ def test_lm_evals_files_say_what_the_journal_says(demo_run):
     for task in receipt["tasks"]:
         results = json.loads((demo_run / task["results"]).read_text())
         chosen = frame[(frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])]
-        assert results["results"][task["task"]]["correct,graded"] == pytest.approx(chosen["correct"].mean())
-        assert results["results"][task["task"]]["authors_rule,graded"] == pytest.approx(chosen["authors_rule"].mean())
+        found = results["results"][task["task"]]
+        assert found["accuracy,graded"] == pytest.approx(chosen["correct"].mean())
+        assert found["graded,graded"] == pytest.approx(chosen["verdict"].isin(GRADED).mean())
+        assert found["truncated,graded"] == pytest.approx((chosen["verdict"] == "truncated").mean())
 
 
 def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):

@@ -44,10 +44,11 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
 
     Args:
         table: Rows with model, layout, condition, n, accuracy and its interval, accuracy_low to accuracy_high, as of
-            `harness.analysis.compare` or `outcomes.accuracy_table`; rows of yardsticks and contrasts are left out.
+            `harness.analysis.compare` or `outcomes.accuracy_table`; rows of reference conditions and contrasts are
+            left out.
         title: Above it.
     """
-    shown = style.without_contrasts(style.without_yardsticks(table))
+    shown = style.without_contrasts(style.without_reference_conditions(table))
     looks = style.looks(shown["condition"])
     rows = []
     for name, mine in style.split_settings(shown).items():
@@ -73,7 +74,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
         table: As of `harness.analysis.compare`; rows of reference conditions are left out.
         pooled: As of `analysis.pooled.pool`: diamonds below, one for each contrast.
     """
-    table = style.without_yardsticks(table)
+    table = style.without_reference_conditions(table)
     looks, margin = style.looks(table["condition"]), float(table["margin"].iloc[0])
     rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks)]
     if pooled is not None and len(pooled):

@@ -84,7 +84,7 @@ def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     }
 
 
-def without_yardsticks(table: pandas.DataFrame) -> pandas.DataFrame:
+def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
     """A table without the rows of reference conditions."""
     return table[table["role"] != "reference"] if "role" in table else table
 
