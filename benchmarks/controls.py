@@ -172,8 +172,8 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
     """What the tables say of the condition: verdict, parts, states and graders, as in `Control`."""
     board = make_leaderboard([Run.load(folder)])
     (row,) = (one for one in records(board.comparison) if one["condition"] == CONDITION)
-    mediators = board.mediators.set_index("condition")
-    audit = board.audit.set_index("condition").loc[CONDITION]
+    mediators = board.side_tables["mediators"].set_index("condition")
+    audit = board.side_tables["audit"].set_index("condition").loc[CONDITION]
     change = mediators.loc[CONDITION]
     moved = {"format": row["difference"] - row["answer_difference"], "answer": row["answer_difference"]}
     parts = tuple(name for name, points in moved.items() if abs(points) >= 2)

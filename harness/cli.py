@@ -26,7 +26,6 @@ GROUPS = {
     },
     "Read the result": {
         "table": "mless table results/example --mediators --audit",
-        "leaderboard": "mless leaderboard results",
         "compare": "mless compare results/example:random results/example:mless",
         "show": "mless show results/example --changed",
         "plot": "mless plot results/example --kind forest -o figures",

@@ -21,6 +21,7 @@ import yaml
 from attention_probe.analysis.curves import average_curves
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from harness.display.table_pages import TableOptions, make_table
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
@@ -313,3 +314,8 @@ def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **o
 
 
 full_curve = partial(aligned_curve, view="full")
+
+
+def table_page(*runs, **options):
+    """The page of `mless table`."""
+    return make_table([str(run) for run in runs], TableOptions(**options))

@@ -33,14 +33,7 @@ class Leaderboard:
 
     Attributes:
         comparison: `analysis.compare`.
-        mediators: `controls.mediator_table`.
-        audit: `controls.audit_table`.
-        pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
-        texts: `other_prompts.text_table`: each condition against other texts. Empty where there are few.
-        wordings: `other_prompts.wording_table`: each contrast over all instructions. Empty where there is one.
-        sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
-        causes: `causes.factorial_table`. Empty without interventions.
-        near_zero: `causes.near_zero_table`. Empty without interventions.
+        side_tables: What stands beside it, by the name that JSON and `display.side_tables` use. Some have no rows.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
@@ -52,14 +45,7 @@ class Leaderboard:
     """
 
     comparison: pandas.DataFrame
-    mediators: pandas.DataFrame
-    audit: pandas.DataFrame
-    pooled: pandas.DataFrame
-    texts: pandas.DataFrame
-    wordings: pandas.DataFrame
-    sweeps: pandas.DataFrame
-    causes: pandas.DataFrame
-    near_zero: pandas.DataFrame
+    side_tables: Mapping[str, pandas.DataFrame]
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
@@ -114,13 +100,26 @@ def make_leaderboard(
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
     factors = join_factors(runs)
     draws = [] if by else [*effects_by_draw(frame, pairs)]
-    each, frame = frame, over_wordings(frame)
-    counted = count_outcomes(frame, by=by)
-    apart = counted if each is frame else count_outcomes(each)
+    joined = over_wordings(frame)
+    counted = count_outcomes(joined, by=by)
+    counted_apart = counted if joined is frame else count_outcomes(frame)
+    # a table over conditions or models is about all problems, so a split page has none
     whole = [] if by else counted
+    settings = by_setting(whole)
+    receipts = [one.receipt for one in runs if one.about.get("source") == "run" and not by]
+    side_tables = {
+        "pooled": pool(whole, pairs),
+        "wordings": wording_table({} if by else by_setting(counted_apart), pairs),
+        "texts": text_table(settings, factors, baseline=baseline),
+        "sweeps": sweep_table(whole, factors, baseline=baseline),
+        "causes": factorial_table(settings, factors),
+        "near_zero": near_zero_table(receipts),
+        "mediators": mediator_table(joined, by=by),
+        "audit": audit_table(joined, baseline=baseline, by=by),
+    }
     return Leaderboard(
         comparison=compare(
-            frame,
+            joined,
             baseline=baseline,
             margin=MARGIN if margin is None else margin,
             by=by,
@@ -130,20 +129,13 @@ def make_leaderboard(
             yardsticks=yardsticks,
             counted=counted,
         ),
-        mediators=mediator_table(frame, by=by),
-        audit=audit_table(frame, baseline=baseline, by=by),
-        pooled=pool(whole, pairs),
-        texts=text_table(by_setting(whole), factors, baseline=baseline),
-        wordings=wording_table({} if by else by_setting(apart), pairs),
-        sweeps=sweep_table(whole, factors, baseline=baseline),
-        causes=factorial_table(by_setting(whole), factors),
-        near_zero=near_zero_table([one.receipt for one in runs if one.about.get("source") == "run" and not by]),
+        side_tables=side_tables,
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
         yardsticks=yardsticks,
         by=tuple(by),
-        clusters=frame["cluster"].nunique() if "cluster" in frame else 0,
+        clusters=joined["cluster"].nunique() if "cluster" in joined else 0,
         draws=draws,
         receipt=tuple({"name": one.name, **one.about} for one in runs),
     )
@@ -196,8 +188,8 @@ def _conditions(one: Run) -> set[str]:
     return {str(name) for name in one.samples["condition"].unique()}
 
 
-def as_json(board: Leaderboard, **more: Any) -> str:
-    """All tables as JSON in ASCII, and further ones from `more`. docs/tables.md has the schema."""
+def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> str:
+    """All tables as JSON in ASCII, with published numbers if they were asked for. docs/tables.md has the schema."""
     values = {
         "schema": SCHEMA,
         "baseline": board.baseline,
@@ -206,16 +198,9 @@ def as_json(board: Leaderboard, **more: Any) -> str:
         "by": board.by,
         "seed": DEFAULT_SEED,
         "rows": records(board.comparison),
-        "mediators": records(board.mediators),
-        "audit": records(board.audit),
-        "pooled": records(board.pooled),
-        **{
-            name: records(table)
-            for name in ("texts", "wordings", "sweeps", "causes", "near_zero")
-            if len(table := getattr(board, name))
-        },
+        **{key: records(table) for key, table in board.side_tables.items()},
         **({"draws": board.draws} if board.draws else {}),
-        **more,
+        **({"reference": reference} if reference else {}),
         "receipt": board.receipt,
     }
     return json.dumps(values, indent=2, allow_nan=False, default=str)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import causes, comparison, controls, other_prompts, pooled, sweeps
+from harness.analysis import causes, controls, other_prompts, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.table import Column
 from harness.display.wording import (
@@ -85,12 +85,6 @@ FLIPS = Column("wrong_to_right right_to_wrong", "+ / -", flips, "flips, {flips}"
 BARE = Column("difference verdict", "", _bare, strong=True)
 """A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
 
-REWORDINGS = _meant(
-    comparison.COLUMNS,
-    ("wordings", "rewordings", count),
-    ("wording_low wording_high", "their accuracies", interval),
-    ("wording_difference", "less their mean", signed),
-)
 TEXTS = _meant(
     other_prompts.TEXTS,
     ("texts kind", "against", "{} {}".format),

@@ -5,8 +5,9 @@ from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.other_prompts import TEXTS, WORDINGS, text_table, wording_table
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import estimate_new_models, pool_changes
-from harness.display.comparison_tables import show_comparison, show_texts, show_wordings
+from harness.display.comparison_tables import show_comparison
 from harness.display.figures.dots import draw_wordings
+from harness.display.side_tables import show_side_tables
 from harness.errors import ConfigError
 from harness.experiment.config import RunConfig
 from harness.runs.frame import read_factors
@@ -104,7 +105,7 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     few = make_leaderboard(
         [evaluation({name: of for name, of in asked.items() if not name.endswith(("-w02", "-w03"))})]
     )
-    assert "of 2 instructions together" in " ".join(show_comparison(few).notes) and few.wordings.empty
+    assert "of 2 instructions together" in " ".join(show_comparison(few).notes) and few.side_tables["wordings"].empty
     assert mless["difference"] == pytest.approx(5) and mless["n"] == 300
     flips = mless["wrong_to_right"], mless["right_to_wrong"]
     assert flips == pytest.approx((2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4)), "of pairs under one instruction"
@@ -122,9 +123,9 @@ def test_the_board_shows_instructions_in_a_table_of_their_own():
     assert list(rows.index) == ["wo", "mless"] and rows["k"].tolist() == [4, 4]
     assert "of 4 instructions together" in " ".join(show_comparison(board).notes)
     assert [row[0].text for row in show_comparison(board).cells] == ["w/o", "w/ Mless"]
-    (row,) = show_wordings(board).cells
+    (row,) = show_side_tables(board)["wordings"].cells
     assert [cell.text for cell in row][:4] == ["w/ Mless", "4", "[+10.0, +10.0]", "4, 0"]
-    assert '"wordings": [' in as_json(board) and show_texts(board) is None
+    assert '"wordings": [' in as_json(board) and "texts" not in show_side_tables(board)
 
 
 @pytest.mark.parametrize("given", [["One.", "Two."], "file", 2])

@@ -8,10 +8,9 @@ import pytest
 from harness import resources
 from harness.analysis.leaderboard import make_leaderboard
 from harness.analysis.reference import COLUMNS, read_reference, reference_table, setup_differences
-from harness.display.table_pages import make_table
 from harness.errors import ConfigError
 from harness.runs.same_settings import join
-from tests.make import GREEDY_RUN, evaluation
+from tests.make import GREEDY_RUN, evaluation, table_page
 
 SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference").glob("*.yaml"))
 
@@ -28,7 +27,7 @@ def beside(reference, *models, **facts):
     """The reference beside models with accuracies {condition: right of 500}."""
     ours = [evaluation({c: verdicts(r) for c, r in arms.items()}, model=name, **facts) for name, arms in models]
     made = make_leaderboard(ours)
-    return reference_table(made.comparison, made.audit, reference, join(ours), receipts=made.receipt)
+    return reference_table(made.comparison, made.side_tables["audit"], reference, join(ours), receipts=made.receipt)
 
 
 def board(*models, **facts):
@@ -78,7 +77,7 @@ def test_one_sample_a_problem_says_nothing_of_the_dice():
     ours = evaluation({"wo": [["correct"], ["incorrect"]]}, model="Qwen2.5-Math-7B")
     made = make_leaderboard([ours])
     reference = read_reference("study-table-1")
-    found = reference_table(made.comparison, made.audit, reference, ours.samples, receipts=made.receipt)
+    found = reference_table(made.comparison, made.side_tables["audit"], reference, ours.samples, receipts=made.receipt)
     assert found["accuracy"].notna().sum() == 1 and found[["agrees", "low", "high"]].isna().all().all()
 
 
@@ -112,12 +111,12 @@ def test_what_differs_in_the_set_up_is_said():
 
 
 def test_the_command_shows_them_in_every_format():
-    text = make_table([str(GREEDY_RUN)], reference="study-table-1")
+    text = table_page(GREEDY_RUN, reference="study-table-1")
     assert "Reference: Table 1 of Shi et al. (2025)" in text and "mless-demo is not in the reference" in text
-    data = json.loads(make_table([str(GREEDY_RUN)], form="json", reference="study-table-1"))["reference"]
+    data = json.loads(table_page(GREEDY_RUN, form="json", reference="study-table-1"))["reference"]
     assert data["name"] == "study-table-1" and data["setup"]["layout"] == "as_published"
     assert len(data["rows"]) == 12 and list(data["rows"][0]) == list(COLUMNS) and len(data["differences"]) == 5
-    assert make_table([str(GREEDY_RUN)], form="csv", reference="study-table-1").startswith(
+    assert table_page(GREEDY_RUN, form="csv", reference="study-table-1").startswith(
         '"model","layout","condition","accuracy",'
     )
 
@@ -127,7 +126,7 @@ def test_bad_references_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"Reference '{name}': .* one of seed-bar-chart, st"):
             read_reference(name)
     with pytest.raises(ConfigError, match="--reference has numbers over all problems: expected no --by beside it"):
-        make_table([str(GREEDY_RUN)], by=["level"], reference="study-table-1")
+        table_page(GREEDY_RUN, by=["level"], reference="study-table-1")
     whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()
     for change, message in (
         (whole.replace("uncertainty", "sigma"), "unknown key 'sigma'"),

@@ -14,14 +14,13 @@ import pytest
 import harness
 from attention_probe.measure.decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
-from harness.display.table_pages import make_table
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.folder import RECORDED, read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import PATIENCE
 from tests.engines.test_engine import serve
 from tests.engines.test_faults import MLESS, samples, wait_for
-from tests.make import EXAMPLE, ROOT
+from tests.make import EXAMPLE, ROOT, table_page
 
 pytestmark = pytest.mark.engine
 
@@ -127,7 +126,7 @@ def test_its_arms_are_told_apart_and_taken_apart(run):
     assert alike == {"wo", "mless-first-gap"}, "a filler that stands first moves all positions by as much"
     near = {name: shares["0"] for name, shares in facts["near_zero"].items()}
     assert near["arm"] < 0.01 < near["mless-first-scale"] < near["wo"] < near["mless-first-bias"]
-    page = make_table([str(run)])
+    page = table_page(run)
     assert "What of a filler counts" in page and "elsewhere x scale" in page and "Activations near zero" in page
 
 

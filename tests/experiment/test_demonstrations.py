@@ -11,7 +11,6 @@ from harness import load_run
 from harness.constants import ABSENT
 from harness.display.dry_run import describe_plan
 from harness.display.report.samples import read_samples
-from harness.display.table_pages import make_table
 from harness.errors import HarnessError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.config import load_config
@@ -23,7 +22,7 @@ from harness.runs.read import Run, read_source
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes
-from tests.make import TOY_DATA, right, write_run
+from tests.make import TOY_DATA, right, table_page, write_run
 
 PRODUCTS = [
     Problem(id=f"{a}x{b}", problem=f"{a} x {b}?", answer=str(a * b), cluster=f"{min(a, b)}x{max(a, b)}")
@@ -114,10 +113,10 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     assert [*map(list, frame.groupby("draw")["sample_index"].unique())] == [[0, 1], [2, 3]] and len(frame) == 80
     assert frame.groupby("draw")["prompt_sha256"].nunique().tolist() == [20, 20]
     assert len(list(run.glob("samples_demo_x_chat_draw-2_*.jsonl"))) == 1
-    page = " ".join(make_table([str(run)]).split())
+    page = " ".join(table_page(run).split())
     assert "5 problems, 4 samples each" in page and "x - wo by draw, made, raw: -100.0, 0.0" in page
     assert "are for these draws of examples" in page
-    assert json.loads(make_table([str(run)], form="json"))["draws"][0]["differences"] == [-100, 0]
+    assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
     texts = {row["prompt_sha256"]: row["prompt"].sha256 for row in read_samples([Run.load(run)])}
     assert len(texts) == 40 and all(one == other for one, other in texts.items())
     changed = here(capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw").stdout
