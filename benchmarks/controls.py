@@ -26,7 +26,7 @@ from benchmarks import report
 from benchmarks.runs import ROOT, say
 from harness.analysis.leaderboard import make_leaderboard, records
 from harness.execution.regrade import regrade
-from harness.grading import COLUMNS
+from harness.grading import GRADERS
 from harness.runs.folder import JOURNAL, read_prompts, read_scores
 from harness.runs.journal import expand
 from harness.runs.read import Run
@@ -183,7 +183,7 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
         if change[name] - mediators.loc["wo", name] >= 1
     )
     graders = tuple(
-        name for name in COLUMNS if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
+        name for name in GRADERS if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
     )
     said = f"{row['verdict']} (format)" if row["by_format"] else str(row["verdict"])
     return said, parts, states, graders

@@ -28,7 +28,7 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import Segment, hash_prompts, hash_text
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.journal import expand, hash_stored
 from harness.runs.prompts_of_run import RunPrompt, Source

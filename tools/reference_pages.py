@@ -53,11 +53,11 @@ Written by `python -m tools.reference_pages` from the schema. Defaults stand in 
 """
 
 TABLES: dict[str, dict[str, str]] = {
-    "The comparison (`rows`; `harness.analysis.compare`)": comparison.COLUMNS,
+    "The comparison (`rows`; `harness.analysis.compare`)": comparison.COMPARISON_COLUMNS,
     **{
         f"{side.heading} (`{side.key}`)".replace("{shared}", ""): side.meanings for side in SIDE_TABLES if side.meanings
     },
-    "Published numbers (`reference.rows`)": reference.COLUMNS,
+    "Published numbers (`reference.rows`)": reference.REFERENCE_COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 

@@ -21,7 +21,7 @@ from harness.analysis.tests import holm
 SWITCHES = ("elsewhere", "scale", "bias")
 """The switches of a cell, in the order of `Condition.factors`. `elsewhere`: other layers see the filler."""
 
-COLUMNS = {
+CAUSE_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition whose filler is taken apart",
@@ -67,7 +67,7 @@ def factorial_table(
             effects = [_effect(found, chosen) for size in (1, 2, 3) for chosen in combinations(varied, size)]
             adjusted = holm([effect["p"] for effect in effects])
             rows += [about | effect | {"p_adjusted": p} for effect, p in zip(effects, adjusted, strict=True)]
-    return pandas.DataFrame(rows, columns=list(COLUMNS))
+    return pandas.DataFrame(rows, columns=list(CAUSE_COLUMNS))
 
 
 def _effect(cells: Mapping[tuple[bool, ...], Outcomes], chosen: Sequence[int]) -> dict[str, Any]:

@@ -15,12 +15,12 @@ import pandas
 from harness.analysis.outcomes import Outcomes, Setting, refuse_unpaired
 from harness.analysis.tests import holm, sign_flip_test
 from harness.constants import ALPHA, BASELINE, BREAKS_FORMAT, FEWEST_REWORDINGS
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADERS
 
 APART = "set apart"
 """The verdict of a rewording that breaks the format."""
 
-MEDIATORS = {
+MEDIATOR_COLUMNS = {
     "samples": "samples, replicates of the baseline left out",
     "no_box": "percent of them that ended by themselves without an answer in a closed box",
     "truncated": "percent that ran into the limit without an answer in a closed box",
@@ -85,7 +85,7 @@ def find_broken(
 
 
 def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
-    """One row for each model, layout and condition: the columns of `MEDIATORS`.
+    """One row for each model, layout and condition: the columns of `MEDIATOR_COLUMNS`.
 
     Args:
         frame: One row per sample, as `frame.read_frame` gives it.
@@ -107,7 +107,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     table = arms[["completion_tokens", "characters"]].mean()
     table["samples"] = arms["samples"].sum()
     table[[*_STATES, "anywhere", "looping"]] = 100 * arms[[*_STATES, "anywhere", "looping"]].mean()
-    return table[list(MEDIATORS)].reset_index()
+    return table[list(MEDIATOR_COLUMNS)].reset_index()
 
 
 def audit_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Sequence[str] = ()) -> pandas.DataFrame:

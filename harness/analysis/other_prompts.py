@@ -20,7 +20,7 @@ from harness.experiment.conditions import under_wording, yardstick
 Arms = Mapping[str, Sequence[Outcomes]]
 """The outcomes of one setting by condition."""
 
-TEXTS = {
+TEXT_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition",
@@ -36,7 +36,7 @@ TEXTS = {
 }
 """Meaning of each column of `text_table`."""
 
-WORDINGS = {
+WORDING_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline",
@@ -88,7 +88,7 @@ def text_table(
                 row = {**dict(setting), "condition": name, "kind": kind, "texts": len(others)}
                 row |= {"least": min(means), "most": max(means)}
                 rows.append(row | _over_prompts([(one, arms[name][0]) for one in others]))
-    return pandas.DataFrame(rows, columns=list(TEXTS))
+    return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
 
 
 def over_wordings(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -138,7 +138,7 @@ def wording_table(settings: Mapping[Setting, Arms], contrasts: Mapping[str, tupl
             row |= {"least": min(draws), "most": max(draws)}
             row |= {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)}
             rows.append(row | {"effects": [[one[end] for end in ("difference", "low", "high")] for one in effects]})
-    return pandas.DataFrame(rows, columns=list(WORDINGS))
+    return pandas.DataFrame(rows, columns=list(WORDING_COLUMNS))
 
 
 def _wordings(pair: tuple[str, str], arms: Arms) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from harness.errors import ConfigError
 from harness.runs.receipts import describe_sampling
 from harness.yaml_settings import Strict, explain, read_values
 
-COLUMNS = {
+REFERENCE_COLUMNS = {
     "model": "the reference's name of the model",
     "layout": "the run's; missing where there is none",
     "condition": "the condition",
@@ -98,7 +98,7 @@ def reference_table(
     receipts: Sequence[Mapping[str, Any]] = (),
     baseline: str = BASELINE,
 ) -> pandas.DataFrame:
-    """Each number of the reference beside ours for the same model and condition: the columns of `COLUMNS`.
+    """Each number of the reference beside ours for the same model and condition: the columns of `REFERENCE_COLUMNS`.
 
     Both are of the same problems. So a model that is the same differs by what the dice do, in both runs, and by nothing
     else: the error of drawing the samples alone, theirs taken to be that of a run with as many samples a problem as it
@@ -140,7 +140,7 @@ def reference_table(
         value, low, high = table[f"reference_{prefix}".rstrip("_")], table[f"{prefix}low"], table[f"{prefix}high"]
         inside = ((low - error <= value) & (value <= high + error)).astype("boolean")
         table[f"{prefix}agrees"] = inside.where(value.notna() & low.notna() & same)
-    return table[list(COLUMNS)]
+    return table[list(REFERENCE_COLUMNS)]
 
 
 def _sampling_variance(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -16,7 +16,7 @@ from harness.analysis.outcomes import Outcomes, by_setting
 from harness.analysis.tests import Integers, by_cluster, holm, paired_test, score_interval
 from harness.constants import FEWEST_LENGTHS
 
-COLUMNS = {
+SWEEP_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "filler": "the text that is repeated, or the kind of filler",
@@ -74,7 +74,7 @@ def sweep_table(
             rows.append(row)
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_adjusted"] = float(adjusted)
-    return pandas.DataFrame(rows, columns=list(COLUMNS))
+    return pandas.DataFrame(rows, columns=list(SWEEP_COLUMNS))
 
 
 def group_lengths(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[int, str]]:

@@ -86,14 +86,14 @@ BARE = Column("difference verdict", "", _bare, strong=True)
 """A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
 
 TEXTS = _meant(
-    other_prompts.TEXTS,
+    other_prompts.TEXT_COLUMNS,
     ("texts kind", "against", "{} {}".format),
     ("least most", "their accuracies", interval),
     ("difference new_low new_high", f"less their mean [{LEVEL}]", difference),
     ("new_p", "p", p_value),
 )
 WORDINGS = _meant(
-    other_prompts.WORDINGS,
+    other_prompts.WORDING_COLUMNS,
     ("wordings", "instructions", count),
     ("least most", "from, to", partial(interval, sign=True)),
     ("better worse", "better, worse in", "{}, {}".format),
@@ -101,13 +101,13 @@ WORDINGS = _meant(
     ("new_p", "p", p_value),
 )
 POOLED = _meant(
-    pooled.COLUMNS,
+    pooled.POOLED_COLUMNS,
     ("difference low high", f"these models [{LEVEL}]", difference),
     ("p", "p", p_value),
     ("new_low new_high", "new models", lambda low, high: interval(low, high, sign=True) or NONE),
 )
 SWEEPS = _meant(
-    sweeps.COLUMNS,
+    sweeps.SWEEP_COLUMNS,
     ("lengths", "tokens", lambda lengths: str(lengths).replace(" ", ", ")),
     ("difference low high", f"all lengths [{LEVEL}]", difference),
     ("slope slope_low slope_high", "shortest to longest", difference),
@@ -115,14 +115,14 @@ SWEEPS = _meant(
     ("best", "best", str),
 )
 CAUSES = _meant(
-    causes.COLUMNS,
+    causes.CAUSE_COLUMNS,
     ("layers", "layers", str),
     ("effect", "effect", str),
     ("difference low high", f"on less off [{LEVEL}]", difference),
     ("p_adjusted", "p adj.", p_value),
 )
 MEDIATORS = _meant(
-    controls.MEDIATORS,
+    controls.MEDIATOR_COLUMNS,
     ("no_box", "no box %", number),
     ("truncated", "cut off", number),
     ("refused", "unread", number),
@@ -131,7 +131,7 @@ MEDIATORS = _meant(
     ("looping", "loops", number),
     ("anywhere", "anywhere", number),
 )
-GRADERS = tuple(
+AUDIT = tuple(
     Column(f"{name} {name}_difference", heading, _by_grader, legend)
     for name, heading, legend in (
         ("math_verify", "math_verify", ""),

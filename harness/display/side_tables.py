@@ -48,7 +48,7 @@ SIDE_TABLES = (
     SideTable(
         key="pooled",
         heading="All models together{shared}, in points",
-        meanings=pooled.COLUMNS,
+        meanings=pooled.POOLED_COLUMNS,
         words=("layout", "condition", "models", "n"),
         columns=declared.POOLED,
         remarks=("Exploratory: neither adjusted nor judged.",),
@@ -56,7 +56,7 @@ SIDE_TABLES = (
     SideTable(
         key="wordings",
         heading="Over all instructions, points",
-        meanings=other_prompts.WORDINGS,
+        meanings=other_prompts.WORDING_COLUMNS,
         columns=declared.WORDINGS,
         remarks=(
             "Verdicts above are of these instructions; the interval here is for new ones of this kind, on new "
@@ -66,7 +66,7 @@ SIDE_TABLES = (
     SideTable(
         key="texts",
         heading="Against other texts of as many tokens at its place, points",
-        meanings=other_prompts.TEXTS,
+        meanings=other_prompts.TEXT_COLUMNS,
         columns=declared.TEXTS,
         remarks=(
             "Intervals are for new texts of the kind, on new problems. Exploratory: neither adjusted nor judged.",
@@ -75,14 +75,14 @@ SIDE_TABLES = (
     SideTable(
         key="sweeps",
         heading="Lengths of a filler, difference in points",
-        meanings=sweeps.COLUMNS,
+        meanings=sweeps.SWEEP_COLUMNS,
         words=("model", "layout", "filler", "placement", "words"),
         columns=declared.SWEEPS,
     ),
     SideTable(
         key="causes",
         heading="What of a filler counts{shared}, points",
-        meanings=causes.COLUMNS,
+        meanings=causes.CAUSE_COLUMNS,
         words=("model", "layout", "condition", "n"),
         columns=declared.CAUSES,
         remarks=(
@@ -101,7 +101,7 @@ SIDE_TABLES = (
     SideTable(
         key="mediators",
         heading="What else changed: percent of the samples",
-        meanings=controls.MEDIATORS,
+        meanings=controls.MEDIATOR_COLUMNS,
         columns=declared.MEDIATORS,
         on_request=True,
     ),
@@ -109,14 +109,14 @@ SIDE_TABLES = (
         key="audit",
         heading="The same completions by other graders: percent right, difference in points",
         meanings={},
-        columns=declared.GRADERS,
+        columns=declared.AUDIT,
         on_request=True,
     ),
 )
 REFERENCE = SideTable(
     key="reference",
     heading="Reference: {source}{shared}",
-    meanings=reference.COLUMNS,
+    meanings=reference.REFERENCE_COLUMNS,
     columns=declared.REFERENCE,
     on_request=True,
 )

@@ -3,7 +3,7 @@
 from harness.grading.compare import describe_gold, grade
 from harness.grading.extract import Grade, GradeJob, Verdict, count_outside
 from harness.grading.other_graders import (
-    COLUMNS,
+    GRADERS,
     UNGRADED,
     Audit,
     AuditColumns,
@@ -15,7 +15,7 @@ from harness.grading.other_graders import (
 from harness.grading.pool import GraderPool
 
 __all__ = [
-    "COLUMNS",
+    "GRADERS",
     "UNGRADED",
     "Audit",
     "AuditColumns",

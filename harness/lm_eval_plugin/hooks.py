@@ -20,7 +20,7 @@ from harness.experiment.problems import open_dataset
 from harness.experiment.prompt import Layout, make_document
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.grading import COLUMNS, UNGRADED, AuditJob, GradeJob, GraderPool, as_text
+from harness.grading import GRADERS, UNGRADED, AuditJob, GradeJob, GraderPool, as_text
 
 Documents = dict[str, datasets.Dataset]
 
@@ -94,6 +94,6 @@ def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[st
     grades = [json.loads(graded) for graded in results[0]]
     shown = ("correct", "no_box", "truncated")
     verdicts = {verdict: fmean(g["verdict"] == verdict for g in grades) for verdict in shown}
-    said = {column: [g.get(column) for g in grades] for column in COLUMNS}
+    said = {column: [g.get(column) for g in grades] for column in GRADERS}
     columns = {column: fmean(map(bool, values)) for column, values in said.items() if None not in values}
     return {**verdicts, **columns, "ungraded": fmean(g["verdict"] in UNGRADED for g in grades)}

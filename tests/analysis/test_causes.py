@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from harness.analysis.causes import COLUMNS, SWITCHES, factorial_table, near_zero_table
+from harness.analysis.causes import CAUSE_COLUMNS, SWITCHES, factorial_table, near_zero_table
 from harness.display.figures.dots import draw_causes
 from harness.experiment.conditions import named_conditions
 from harness.experiment.interventions import CELLS, expand_causes
@@ -23,7 +23,7 @@ def table_of(conditions, accuracy, *, n=400):
 
 def test_a_planted_effect_is_found_under_its_name_and_no_other():
     table = table_of(FIRST, lambda elsewhere, scale, bias: 0.5 - 0.2 * scale).set_index("effect")
-    assert {*table.reset_index().columns} == {*COLUMNS} and len(table) == 7
+    assert {*table.reset_index().columns} == {*CAUSE_COLUMNS} and len(table) == 7
     assert table.loc["scale", "difference"] == pytest.approx(-20, abs=4) and table.loc["scale", "p_adjusted"] < 0.001
     assert table.loc["scale", "low"] < -20 < table.loc["scale", "high"]
     rest = table.drop("scale")

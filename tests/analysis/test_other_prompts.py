@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.other_prompts import TEXTS, WORDINGS, text_table, wording_table
+from harness.analysis.other_prompts import TEXT_COLUMNS, WORDING_COLUMNS, text_table, wording_table
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import estimate_new_models, pool_changes
 from harness.display.comparison_tables import show_comparison
@@ -40,7 +40,7 @@ def test_a_condition_is_held_against_each_kind_of_text_of_its_length_and_place()
     accuracies = {name: 0.5 for name in factors} | {"mless": 0.6, "text-1": 0.58, "ids-3": 0.3, "wo": 0.55}
     settings = settings_of(accuracies)
     table = text_table(settings, factors, baseline="wo")
-    assert list(table.columns) == list(TEXTS)
+    assert list(table.columns) == list(TEXT_COLUMNS)
     assert table[["condition", "kind", "texts"]].to_numpy().tolist() == [
         ["mless", "sentences", 8],
         ["mless", "random tokens", 8],
@@ -81,7 +81,7 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_were_asked_under
         (arms[f"mless{end}"][0].right - arms[f"wo{end}"][0].right, 1) for end in ("", *(f"-w0{n}" for n in range(1, 5)))
     ]
     pooled = pool_changes(changes)
-    assert list(table.columns) == list(WORDINGS) and row["wordings"] == 5
+    assert list(table.columns) == list(WORDING_COLUMNS) and row["wordings"] == 5
     assert [row[name] for name in ("difference", "new_low", "new_high")] == [
         pooled[name] for name in ("difference", "new_low", "new_high")
     ]

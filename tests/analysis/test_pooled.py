@@ -9,9 +9,8 @@ from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
 from harness.analysis import paired_test, score_interval
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.outcomes import count_outcomes
-from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
-from harness.analysis.sweeps import COLUMNS as SWEEP_COLUMNS
-from harness.analysis.sweeps import group_lengths, sweep_table, trend
+from harness.analysis.pooled import POOLED_COLUMNS, estimate_new_models, pool_changes
+from harness.analysis.sweeps import SWEEP_COLUMNS, group_lengths, sweep_table, trend
 from harness.display.side_tables import show_side_tables
 from tests.make import drawn, evaluation
 
@@ -81,7 +80,7 @@ def test_models_that_are_each_inconclusive_are_plain_together():
     board = make_leaderboard(three_points_each())
     alone = board.comparison[board.comparison["condition"] == "mless"]
     pooled = board.side_tables["pooled"].set_index("condition")
-    assert list(board.side_tables["pooled"].columns) == list(COLUMNS) and '"pooled": [' in as_json(board)
+    assert list(board.side_tables["pooled"].columns) == list(POOLED_COLUMNS) and '"pooled": [' in as_json(board)
     assert set(alone["verdict"]) == {"inconclusive"}
     assert (alone["difference"] == 3.2).all() and pooled.loc["mless", "difference"] == pytest.approx(3.2)
     assert pooled.loc["mless", "low"] > 1 and pooled.loc["mless", "p"] < 0.001

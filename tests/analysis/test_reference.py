@@ -7,7 +7,7 @@ import pytest
 
 from harness import resources
 from harness.analysis.leaderboard import make_leaderboard
-from harness.analysis.reference import COLUMNS, read_reference, reference_table, setup_differences
+from harness.analysis.reference import REFERENCE_COLUMNS, read_reference, reference_table, setup_differences
 from harness.errors import ConfigError
 from harness.runs.same_settings import join
 from tests.make import GREEDY_RUN, evaluation, table_page
@@ -50,7 +50,7 @@ def sampling_error(right, k=5):
 def test_ours_agrees_where_theirs_lies_within_what_the_dice_do():
     reference = read_reference("study-table-1")
     found = beside(reference, ("qwen2.5-math-7b", {"wo": 360, "mless": 362}), ("Qwen2.5-32B-Instruct", {"wo": 300}))
-    assert list(found.columns) == list(COLUMNS)
+    assert list(found.columns) == list(REFERENCE_COLUMNS)
     rows = found.set_index(["model", "condition"])
     near, far = rows.loc[("Qwen2.5-Math-7B", "wo")], rows.loc[("Qwen2.5-32B-Instruct", "wo")]
     assert (near["accuracy"], near["reference"], near["agrees"], far["agrees"]) == (72.0, 72.3, True, False)
@@ -115,7 +115,9 @@ def test_the_command_shows_them_in_every_format():
     assert "Reference: Table 1 of Shi et al. (2025)" in text and "mless-demo is not in the reference" in text
     data = json.loads(table_page(GREEDY_RUN, form="json", reference="study-table-1"))["reference"]
     assert data["name"] == "study-table-1" and data["setup"]["layout"] == "as_published"
-    assert len(data["rows"]) == 12 and list(data["rows"][0]) == list(COLUMNS) and len(data["differences"]) == 5
+    assert (
+        len(data["rows"]) == 12 and list(data["rows"][0]) == list(REFERENCE_COLUMNS) and len(data["differences"]) == 5
+    )
     assert table_page(GREEDY_RUN, form="csv", reference="study-table-1").startswith(
         '"model","layout","condition","accuracy",'
     )

@@ -9,8 +9,8 @@ import numpy as np
 import pandas
 import pytest
 
-from harness.analysis.comparison import COLUMNS
-from harness.analysis.controls import MEDIATORS, audit_table
+from harness.analysis.comparison import COMPARISON_COLUMNS
+from harness.analysis.controls import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
 from harness.analysis.outcomes import accuracy_table
 from harness.display.comparison_tables import show_comparison, show_leaderboard
@@ -256,8 +256,8 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     data = json.loads(table_page(GREEDY_RUN, form="json"))
     assert data["schema"] == "mless-table/1" and data["primary"] == "mless - wo"
     assert data["contrasts"] == REGISTERED["contrasts"]
-    assert all(list(row) == list(COLUMNS) for row in data["rows"])
-    assert all(list(row) == ["model", "layout", "condition", *MEDIATORS] for row in data["mediators"])
+    assert all(list(row) == list(COMPARISON_COLUMNS) for row in data["rows"])
+    assert all(list(row) == ["model", "layout", "condition", *MEDIATOR_COLUMNS] for row in data["mediators"])
     assert data["receipt"][0]["versions"]["mless"] and data["receipt"][0]["name"] == str(GREEDY_RUN)
     lines = [line for line in table_page(GREEDY_RUN, form="csv").splitlines() if not line.startswith("#")]
     for row, line in zip(data["rows"], csv.DictReader(io.StringIO("\n".join(lines))), strict=True):

@@ -11,7 +11,7 @@ from harness import resources
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
-from harness.grading import COLUMNS, Audit, Grade, as_text
+from harness.grading import GRADERS, Audit, Grade, as_text
 from tests.lm_eval_plugin.wrapped_tasks import Silent
 from tests.make import TOY_MODEL
 
@@ -129,7 +129,7 @@ def test_completions_that_are_graded_start_no_grader(monkeypatch):
 
 def as_json(verdict, **columns):
     answer = None if verdict == "no_box" else "3"
-    return as_text(Grade(verdict=verdict, answer=answer), Audit(**{**dict.fromkeys(COLUMNS, True), **columns}))
+    return as_text(Grade(verdict=verdict, answer=answer), Audit(**{**dict.fromkeys(GRADERS, True), **columns}))
 
 
 def test_a_column_counts_only_where_every_repeat_has_it():
@@ -137,7 +137,7 @@ def test_a_column_counts_only_where_every_repeat_has_it():
 
     repeats = [as_json("correct", math_verify=None, first_box=False), as_json("incorrect", exact_match_boxed=None)]
     counted = metrics({}, [repeats])
-    assert set(COLUMNS) - set(counted) == {"math_verify", "exact_match_boxed"}
+    assert set(GRADERS) - set(counted) == {"math_verify", "exact_match_boxed"}
     assert counted["correct"] == 0.5 and counted["first_box"] == 0.5 and counted["authors_rule"] == 1.0
     not_asked = as_text(Grade(verdict="correct", answer="3"), Audit(reason="not asked for"))
     assert set(metrics({}, [[not_asked]])) == {"correct", "no_box", "truncated", "ungraded"}

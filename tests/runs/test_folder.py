@@ -27,7 +27,7 @@ from harness.execution.run import _generation_config, _session, execute, finish,
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADERS
 from harness.runs import journal, receipts
 from harness.runs.folder import (
     JOURNAL,

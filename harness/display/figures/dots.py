@@ -18,7 +18,7 @@ _TICKED = ("rewording", "other filler")
 """Yardsticks of which all of a kind are ticks in one row."""
 
 
-class Row(NamedTuple):
+class FigureRow(NamedTuple):
     """One row of a figure. A row without a look is a heading.
 
     Attributes:
@@ -56,11 +56,13 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
     looks = style.looks(shown["condition"])
     rows = []
     for name, mine in style.split_settings(shown).items():
-        rows.append(Row(f"{name} (n = {mine['n'].iloc[0]})"))
+        rows.append(FigureRow(f"{name} (n = {mine['n'].iloc[0]})"))
         for row in mine.to_dict("records"):
             low, value, high = row["accuracy_low"], row["accuracy"], row["accuracy_high"]
             cells = {"%": number(value), "interval": interval(low, high)}
-            rows.append(Row(style.label(row["condition"]), cells, looks[row["condition"]], [value], low, high))
+            rows.append(
+                FigureRow(style.short_label(row["condition"]), cells, looks[row["condition"]], [value], low, high)
+            )
     note = (
         f"Lines: {LEVEL} score intervals, each of one accuracy by itself. Whether two conditions differ is a paired "
         "question: overlap does not answer it, the forest plot does."
@@ -84,7 +86,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks, edge)]
     if pooled is not None and len(pooled):
         for layout, mine in pooled.groupby("layout", sort=False):
-            rows.append(Row("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
+            rows.append(FigureRow("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
             for row in mine.assign(p_adjusted=np.nan, verdict="exploratory").to_dict("records"):
                 rows.append(_difference(row, looks, outer=(row["new_low"], row["new_high"])))
     note = (
@@ -101,7 +103,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     figure, axes = draw_rows(rows, columns=columns, right=2.6, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
     axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    baselines = map(style.label, table.loc[table["verdict"] == "baseline", "condition"].unique())
+    baselines = map(style.short_label, table.loc[table["verdict"] == "baseline", "condition"].unique())
     axes.set_xlabel(f"Difference in accuracy from {' / '.join(baselines)} (points)")
     return figure
 
@@ -116,15 +118,15 @@ def draw_wordings(table: pandas.DataFrame) -> Figure:
     for name, mine in style.split_settings(table).items():
         looks = style.looks(mine["condition"])
         for row in mine.to_dict("records"):
-            rows.append(Row(f"{name}: {style.label(row['condition'])} (n = {row['n']})"))
+            rows.append(FigureRow(f"{name}: {style.short_label(row['condition'])} (n = {row['n']})"))
             looked = looks[row["condition"]]
             for place, (value, low, high) in enumerate(row["effects"]):
                 cells = {"points": signed(value), "interval": interval(low, high, sign=True)}
-                rows.append(Row(f"w{place:02}" if place else "the run's own", cells, looked, [value], low, high))
+                rows.append(FigureRow(f"w{place:02}" if place else "the run's own", cells, looked, [value], low, high))
             ends = row["new_low"], row["new_high"]
             cells = {"points": signed(row["difference"]), "interval": interval(*ends, sign=True)}
             mean = [row["difference"]]
-            rows.append(Row("mean", cells, looked, mean, row["low"], row["high"], outer=ends))
+            rows.append(FigureRow("mean", cells, looked, mean, row["low"], row["high"], outer=ends))
     note = (
         "Difference from the baseline under the same instruction; w01 and so on: the config's `across`. Lines: "
         f"{LEVEL} score intervals, not adjusted. Diamonds: the mean of these instructions on new problems; the line "
@@ -145,12 +147,18 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     rows, looks = [], style.looks(table["condition"])
     for name, layers in table[["condition", "layers"]].drop_duplicates().itertuples(index=False):
         mine = table[(table["condition"] == name) & (table["layers"] == layers)]
-        rows.append(Row(f"{style.label(name)}, Layer{'s' if '-' in layers else ''} {layers} (n = {mine['n'].iloc[0]})"))
+        rows.append(
+            FigureRow(
+                f"{style.short_label(name)}, Layer{'s' if '-' in layers else ''} {layers} (n = {mine['n'].iloc[0]})"
+            )
+        )
         for row in mine.to_dict("records"):
             cells = {"points": signed(row["difference"]), "interval": interval(row["low"], row["high"], sign=True)}
             cells["adj. p"] = p_value(row["p_adjusted"])
             filled = row["p_adjusted"] < ALPHA
-            rows.append(Row(row["effect"], cells, looks[name], [row["difference"]], row["low"], row["high"], filled))
+            rows.append(
+                FigureRow(row["effect"], cells, looks[name], [row["difference"]], row["low"], row["high"], filled)
+            )
     note = (
         "Accuracy with a switch on less accuracy with it off, mean over the settings of the others. elsewhere: "
         "other layers see the filler. scale: original tokens get less weight. bias: the filler's values are added. x: "
@@ -163,26 +171,26 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     return figure
 
 
-def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look], edge: float) -> Iterator[Row]:
+def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look], edge: float) -> Iterator[FigureRow]:
     """The rows of one model and layout."""
     (base,) = table[table["verdict"] == "baseline"].to_dict("records")
-    yield Row(f"{name} (n = {base['n']}, k = {base['k']})")
+    yield FigureRow(f"{name} (n = {base['n']}, k = {base['k']})")
     for row in table[table["aa_difference"].notna()].to_dict("records"):
         again, low, high = (row[name] for name in ("aa_difference", "aa_low", "aa_high"))
         cells = {"points": signed(again), "interval": interval(low, high, sign=True)}
-        name = f"{style.label(row['condition'])} (A/A)"
-        yield Row(name, cells, looks[row["condition"]], [again], low, high, filled=False)
+        name = f"{style.short_label(row['condition'])} (A/A)"
+        yield FigureRow(name, cells, looks[row["condition"]], [again], low, high, filled=False)
     for kind in _TICKED:
         moves = table.loc[table["verdict"] == kind, "difference"].astype(float)
         if len(moves):
             cells = {"interval": f"{signed(moves.min())} to {signed(moves.max())}"}
             tick = style.Look(style.MUTED, "|", "-")
-            yield Row(f"{len(moves)} {plural(kind, len(moves))}", cells, tick, moves.tolist(), edge=edge)
+            yield FigureRow(f"{len(moves)} {plural(kind, len(moves))}", cells, tick, moves.tolist(), edge=edge)
     for row in table[~table["verdict"].isin(["baseline", *style.YARDSTICKS])].to_dict("records"):
         yield _difference(row, looks, filled=row["verdict"] in PASSED)
 
 
-def _difference(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **more: Any) -> Row:
+def _difference(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **more: Any) -> FigureRow:
     """The row of one contrast."""
     cells = {
         "points": signed(row["difference"]),
@@ -191,11 +199,11 @@ def _difference(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **more:
         "verdict": row["verdict"],
     }
     name = row["condition"]
-    return Row(style.label(name), cells, looks[name], [row["difference"]], row["low"], row["high"], **more)
+    return FigureRow(style.short_label(name), cells, looks[name], [row["difference"]], row["low"], row["high"], **more)
 
 
 def draw_rows(
-    rows: Sequence[Row], *, columns: Mapping[str, float], right: float, note: str, title: str = ""
+    rows: Sequence[FigureRow], *, columns: Mapping[str, float], right: float, note: str, title: str = ""
 ) -> tuple[Figure, Axes]:
     """A figure with one row below the other, and its axes.
 
@@ -211,7 +219,7 @@ def draw_rows(
     with style.drawing(height, note, managed=False) as figure:
         across = (ROW_NAMES / INCHES, 1 - (ROW_NAMES + right) / INCHES)
         axes = figure.add_axes((across[0], below / height, across[1], ROW_HEIGHT * len(rows) / height))
-        for y, row in enumerate([Row(title, dict(zip(columns, columns, strict=True))), *rows], start=-1):
+        for y, row in enumerate([FigureRow(title, dict(zip(columns, columns, strict=True))), *rows], start=-1):
             _draw_row(axes, y, row, columns)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_yticks([])
@@ -219,7 +227,7 @@ def draw_rows(
     return figure, axes
 
 
-def _draw_row(axes: Axes, y: int, row: Row, columns: Mapping[str, float]) -> None:
+def _draw_row(axes: Axes, y: int, row: FigureRow, columns: Mapping[str, float]) -> None:
     """The name to the left of the axes, the marks, and the cells to the right."""
 
     def put(inches: float, text: str, *, edge: int = 1, ha: str = "left") -> None:

@@ -49,7 +49,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
     doses = find_sweeps(factors)
     several = len({key[1:] for key in doses}) > 1
     looks, settings = style.looks(map(" ".join, doses)), style.split_settings(table)
-    baseline = style.label(table["baseline"].iloc[0])
+    baseline = style.short_label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
     note = f"Points less {baseline}; lines: {LEVEL} score intervals, adjusted as p is; filled: adjusted p < 0.05."
     if (table["verdict"] == "rewording").any():
@@ -65,7 +65,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
                 mine = found.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="verdict")
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
-                legend = style.label(", ".join(_spell(part) for part in (key if several else key[:1]) if part))
+                legend = style.short_label(", ".join(_spell(part) for part in (key if several else key[:1]) if part))
                 _draw_filler(panel, mine, looks[" ".join(key)], legend)
             panel.set_xlabel("Tokens of filler")
         for panel in axes[::3]:
@@ -146,7 +146,7 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
                     color=look.colour,
                     linestyle=look.dashes,
                     linewidth=1.3,
-                    label=style.label(condition),
+                    label=style.short_label(condition),
                 )
                 axes.plot(medians[-1], 50, look.marker, markersize=5, color=look.colour, markeredgecolor="white")
             axes.set_title(f"{name}\nmedian {' / '.join(f'{median:,}' for median in medians)}")
