@@ -1,21 +1,32 @@
 """The tables that stand beside a comparison, each declared once: for text, the report and docs/columns.md.
 
-`Leaderboard.side_tables` has their data under the same keys.
+`make_leaderboard` computes their data under the same keys. A new side table has an entry there and one here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from harness.analysis import causes, controls, other_prompts, pooled, reference, sweeps
 from harness.analysis.leaderboard import Leaderboard, records
-from harness.display import columns as declared
-from harness.display.columns import word
+from harness.display.columns import MEDIATORS, word
 from harness.display.comparison_tables import describe_shared_values, rows_of_conditions
 from harness.display.table import Column, Row, Table
-from harness.display.wording import LEVEL, number, plural
+from harness.display.wording import (
+    LEVEL,
+    NONE,
+    accuracy,
+    count,
+    difference,
+    interval,
+    number,
+    p_value,
+    plural,
+    signed,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -44,20 +55,50 @@ class SideTable:
     on_request: bool = False
 
 
+def _show_new_models(low: Any, high: Any) -> str:
+    return interval(low, high, sign=True) or NONE
+
+
+def _show_lengths(lengths: Any) -> str:
+    return str(lengths).replace(" ", ", ")
+
+
+def _show_grader(right: Any, change: Any) -> str:
+    return number(right) if change is None else f"{number(right)} {signed(change)}"
+
+
+def _show_own_accuracy(value: Any, low: Any, high: Any) -> str:
+    return "not run" if value is None else accuracy(value, low, high)
+
+
+def _show_agreement(value: Any, agrees: Any, write: Callable[[Any], str] = number) -> str:
+    return write(value) + {None: "", True: ", agrees", False: ", differs"}[agrees]
+
+
 SIDE_TABLES = (
     SideTable(
         key="pooled",
         heading="All models together{shared}, in points",
         meanings=pooled.POOLED_COLUMNS,
         words=("layout", "condition", "models", "n"),
-        columns=declared.POOLED,
+        columns=(
+            Column("difference low high", f"these models [{LEVEL}]", difference),
+            Column("p", "p", p_value),
+            Column("new_low new_high", "new models", _show_new_models),
+        ),
         remarks=("Exploratory: neither adjusted nor judged.",),
     ),
     SideTable(
         key="wordings",
         heading="Over all instructions, points",
         meanings=other_prompts.WORDING_COLUMNS,
-        columns=declared.WORDINGS,
+        columns=(
+            Column("wordings", "instructions", count),
+            Column("least most", "from, to", partial(interval, sign=True)),
+            Column("better worse", "better, worse in", "{}, {}".format),
+            Column("difference new_low new_high", f"mean [{LEVEL}]", difference),
+            Column("new_p", "p", p_value),
+        ),
         remarks=(
             "Verdicts above are of these instructions; the interval here is for new ones of this kind, on new "
             "problems.",
@@ -67,7 +108,12 @@ SIDE_TABLES = (
         key="texts",
         heading="Against other texts of as many tokens at its place, points",
         meanings=other_prompts.TEXT_COLUMNS,
-        columns=declared.TEXTS,
+        columns=(
+            Column("texts kind", "against", "{} {}".format),
+            Column("least most", "their accuracies", interval),
+            Column("difference new_low new_high", f"less their mean [{LEVEL}]", difference),
+            Column("new_p", "p", p_value),
+        ),
         remarks=(
             "Intervals are for new texts of the kind, on new problems. Exploratory: neither adjusted nor judged.",
         ),
@@ -77,14 +123,25 @@ SIDE_TABLES = (
         heading="Lengths of a filler, difference in points",
         meanings=sweeps.SWEEP_COLUMNS,
         words=("model", "layout", "filler", "placement", "words"),
-        columns=declared.SWEEPS,
+        columns=(
+            Column("lengths", "tokens", _show_lengths),
+            Column("difference low high", f"all lengths [{LEVEL}]", difference),
+            Column("slope slope_low slope_high", "shortest to longest", difference),
+            Column("p_adjusted", "p adj.", p_value),
+            Column("best", "best", str),
+        ),
     ),
     SideTable(
         key="causes",
         heading="What of a filler counts{shared}, points",
         meanings=causes.CAUSE_COLUMNS,
         words=("model", "layout", "condition", "n"),
-        columns=declared.CAUSES,
+        columns=(
+            Column("layers", "layers", str),
+            Column("effect", "effect", str),
+            Column("difference low high", f"on less off [{LEVEL}]", difference),
+            Column("p_adjusted", "p adj.", p_value),
+        ),
         remarks=(
             "Each effect is a mean over the settings of the other switches; p is adjusted within a filler and layers.",
         ),
@@ -102,14 +159,24 @@ SIDE_TABLES = (
         key="mediators",
         heading="What else changed: percent of the samples",
         meanings=controls.MEDIATOR_COLUMNS,
-        columns=declared.MEDIATORS,
+        columns=MEDIATORS,
         on_request=True,
     ),
     SideTable(
         key="audit",
         heading="The same completions by other graders: percent right, difference in points",
-        meanings={},
-        columns=declared.AUDIT,
+        meanings={
+            "exact_match_boxed": "lm-eval's exact_match on the last box",
+            "authors_rule": "the study's rule: the answer may be a substring of the gold",
+            "authors_rule_strict": "the same without substrings",
+        },
+        columns=(
+            Column("math_verify math_verify_difference", "math_verify", _show_grader),
+            Column("exact_match_boxed exact_match_boxed_difference", "boxed", _show_grader),
+            Column("authors_rule authors_rule_difference", "authors'", _show_grader),
+            Column("authors_rule_strict authors_rule_strict_difference", "strict", _show_grader),
+            Column("first_box first_box_difference", "first box", _show_grader),
+        ),
         on_request=True,
     ),
 )
@@ -117,7 +184,13 @@ REFERENCE = SideTable(
     key="reference",
     heading="Reference: {source}{shared}",
     meanings=reference.REFERENCE_COLUMNS,
-    columns=declared.REFERENCE,
+    columns=(
+        Column("accuracy low high", f"ours % [{LEVEL}]", _show_own_accuracy),
+        Column("authors_rule", "authors'", number),
+        Column("reference agrees", "theirs", _show_agreement),
+        Column("difference difference_low difference_high", "our difference", difference),
+        Column("reference_difference difference_agrees", "their difference", partial(_show_agreement, write=signed)),
+    ),
     on_request=True,
 )
 
@@ -136,13 +209,13 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
 
 
 def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
-    """The columns that have a value in any row."""
+    """The columns that have a value in any row, each with the meaning of its first field as its legend."""
     # shares near zero have a column for each layer that an intervention changes
     further = (Column(name, name.replace("_", " ").capitalize(), number) for name in rows[0] if name not in side.words)
     for column in side.columns or further:
         name, *_ = column.key.split()
         if any(row[name] is not None for row in rows):
-            yield column
+            yield replace(column, legend=side.meanings.get(name, ""))
 
 
 def show_reference(table: pandas.DataFrame, published: reference.Reference, differences: Sequence[str]) -> Table:

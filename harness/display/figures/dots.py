@@ -88,7 +88,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
         for layout, mine in pooled.groupby("layout", sort=False):
             rows.append(FigureRow("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
             for row in mine.assign(p_adjusted=np.nan, verdict="exploratory").to_dict("records"):
-                rows.append(_difference(row, looks, outer=(row["new_low"], row["new_high"])))
+                rows.append(_contrast(row, looks, outer=(row["new_low"], row["new_high"])))
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} score intervals, adjusted as p is (Holm). Filled: adjusted p < "
         f"0.05. Shaded: the margin of {points(margin)}."
@@ -102,9 +102,8 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
     figure, axes = draw_rows(rows, columns=columns, right=2.6, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
-    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
     baselines = map(style.short_label, table.loc[table["verdict"] == "baseline", "condition"].unique())
-    axes.set_xlabel(f"Difference in accuracy from {' / '.join(baselines)} (points)")
+    _mark_zero(axes, f"Difference in accuracy from {' / '.join(baselines)} (points)")
     return figure
 
 
@@ -119,22 +118,19 @@ def draw_wordings(table: pandas.DataFrame) -> Figure:
         looks = style.looks(mine["condition"])
         for row in mine.to_dict("records"):
             rows.append(FigureRow(f"{name}: {style.short_label(row['condition'])} (n = {row['n']})"))
-            looked = looks[row["condition"]]
-            for place, (value, low, high) in enumerate(row["effects"]):
-                cells = {"points": signed(value), "interval": interval(low, high, sign=True)}
-                rows.append(FigureRow(f"w{place:02}" if place else "the run's own", cells, looked, [value], low, high))
-            ends = row["new_low"], row["new_high"]
-            cells = {"points": signed(row["difference"]), "interval": interval(*ends, sign=True)}
-            mean = [row["difference"]]
-            rows.append(FigureRow("mean", cells, looked, mean, row["low"], row["high"], outer=ends))
+            look = looks[row["condition"]]
+            for index, effect in enumerate(row["effects"]):
+                rows.append(_difference_row(f"w{index:02}" if index else "the run's own", look, effect))
+            new = row["new_low"], row["new_high"]
+            cells = {"interval": interval(*new, sign=True)}
+            rows.append(_difference_row("mean", look, _read_difference(row), cells, outer=new))
     note = (
         "Difference from the baseline under the same instruction; w01 and so on: the config's `across`. Lines: "
         f"{LEVEL} score intervals, not adjusted. Diamonds: the mean of these instructions on new problems; the line "
         "behind, and its numbers: new instructions of this kind too."
     )
     figure, axes = draw_rows(rows, columns={"points": 0.1, "interval": 0.5}, right=1.3, note=note)
-    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    axes.set_xlabel("Difference in accuracy (points)")
+    _mark_zero(axes, "Difference in accuracy (points)")
     return figure
 
 
@@ -153,12 +149,9 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
             )
         )
         for row in mine.to_dict("records"):
-            cells = {"points": signed(row["difference"]), "interval": interval(row["low"], row["high"], sign=True)}
-            cells["adj. p"] = p_value(row["p_adjusted"])
+            cells = {"adj. p": p_value(row["p_adjusted"])}
             filled = row["p_adjusted"] < ALPHA
-            rows.append(
-                FigureRow(row["effect"], cells, looks[name], [row["difference"]], row["low"], row["high"], filled)
-            )
+            rows.append(_difference_row(row["effect"], looks[name], _read_difference(row), cells, filled=filled))
     note = (
         "Accuracy with a switch on less accuracy with it off, mean over the settings of the others. elsewhere: "
         "other layers see the filler. scale: original tokens get less weight. bias: the filler's values are added. x: "
@@ -166,8 +159,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     )
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33}
     figure, axes = draw_rows(rows, columns=columns, right=1.9, note=note)
-    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    axes.set_xlabel("Effect on accuracy (points)")
+    _mark_zero(axes, "Effect on accuracy (points)")
     return figure
 
 
@@ -176,10 +168,8 @@ def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]
     (base,) = table[table["verdict"] == "baseline"].to_dict("records")
     yield FigureRow(f"{name} (n = {base['n']}, k = {base['k']})")
     for row in table[table["aa_difference"].notna()].to_dict("records"):
-        again, low, high = (row[name] for name in ("aa_difference", "aa_low", "aa_high"))
-        cells = {"points": signed(again), "interval": interval(low, high, sign=True)}
-        name = f"{style.short_label(row['condition'])} (A/A)"
-        yield FigureRow(name, cells, looks[row["condition"]], [again], low, high, filled=False)
+        name, look = f"{style.short_label(row['condition'])} (A/A)", looks[row["condition"]]
+        yield _difference_row(name, look, (row["aa_difference"], row["aa_low"], row["aa_high"]), filled=False)
     for kind in _TICKED:
         moves = table.loc[table["verdict"] == kind, "difference"].astype(float)
         if len(moves):
@@ -187,19 +177,36 @@ def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]
             tick = style.Look(style.MUTED, "|", "-")
             yield FigureRow(f"{len(moves)} {plural(kind, len(moves))}", cells, tick, moves.tolist(), edge=edge)
     for row in table[~table["verdict"].isin(["baseline", *style.YARDSTICKS])].to_dict("records"):
-        yield _difference(row, looks, filled=row["verdict"] in PASSED)
+        yield _contrast(row, looks, filled=row["verdict"] in PASSED)
 
 
-def _difference(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **more: Any) -> FigureRow:
+def _contrast(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **marks: Any) -> FigureRow:
     """The row of one contrast."""
-    cells = {
-        "points": signed(row["difference"]),
-        "interval": interval(row["low"], row["high"], sign=True),
-        "adj. p": p_value(row["p_adjusted"]),
-        "verdict": row["verdict"],
-    }
     name = row["condition"]
-    return FigureRow(style.short_label(name), cells, looks[name], [row["difference"]], row["low"], row["high"], **more)
+    cells = {"adj. p": p_value(row["p_adjusted"]), "verdict": row["verdict"]}
+    return _difference_row(style.short_label(name), looks[name], _read_difference(row), cells, **marks)
+
+
+def _read_difference(row: Mapping[Any, Any]) -> tuple[float, float, float]:
+    return row["difference"], row["low"], row["high"]
+
+
+def _difference_row(
+    name: str,
+    look: style.Look,
+    ends: tuple[float, float, float],
+    cells: Mapping[str, str] = {},
+    **marks: Any,
+) -> FigureRow:
+    """The row of a difference with the ends of its interval, in points."""
+    value, low, high = ends
+    points = {"points": signed(value), "interval": interval(low, high, sign=True)}
+    return FigureRow(name, {**points, **cells}, look, [value], low, high, **marks)
+
+
+def _mark_zero(axes: Axes, label: str) -> None:
+    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
+    axes.set_xlabel(label)
 
 
 def draw_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pandas
 from matplotlib.figure import Figure
@@ -63,14 +64,11 @@ def _show_lengths_of_fillers(board: Leaderboard, runs: Sequence[Run]) -> Drawing
     return draw_dose(table, factors), table
 
 
-def _show_instructions(board: Leaderboard, _: Sequence[Run]) -> Drawing | None:
-    table = board.side_tables["wordings"]
-    return None if table.empty else (draw_wordings(table), table)
-
-
-def _show_causes(board: Leaderboard, _: Sequence[Run]) -> Drawing | None:
-    table = board.side_tables["causes"]
-    return None if table.empty else (draw_causes(table), table)
+def _show_side_table(
+    key: str, draw: Callable[[pandas.DataFrame], Figure], board: Leaderboard, _: Sequence[Run]
+) -> Drawing | None:
+    table = board.side_tables[key]
+    return None if table.empty else (draw(table), table)
 
 
 FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
@@ -78,8 +76,8 @@ FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
     Kind.FOREST: _show_differences,
     Kind.COMPLETION_LENGTHS: _show_completion_lengths,
     Kind.DOSE: _show_lengths_of_fillers,
-    Kind.WORDINGS: _show_instructions,
-    Kind.CAUSES: _show_causes,
+    Kind.WORDINGS: partial(_show_side_table, "wordings", draw_wordings),
+    Kind.CAUSES: partial(_show_side_table, "causes", draw_causes),
 }
 _ABSENCE = {
     Kind.DOSE: "no filler has two lengths",
