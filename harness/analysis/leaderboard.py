@@ -103,6 +103,17 @@ def make_leaderboard(
     joined = over_wordings(frame)
     counted = count_outcomes(joined, by=by)
     counted_apart = counted if joined is frame else count_outcomes(frame)
+    comparison = compare(  # first, since it says best what cannot be compared
+        joined,
+        baseline=baseline,
+        margin=MARGIN if margin is None else margin,
+        by=by,
+        contrasts=contrasts,
+        primary=primary,
+        left_out=_left_out(runs, contrasts or ()),
+        yardsticks=yardsticks,
+        counted=counted,
+    )
     # a table over conditions or models is about all problems, so a split page has none
     whole = [] if by else counted
     settings = by_setting(whole)
@@ -118,17 +129,7 @@ def make_leaderboard(
         "audit": audit_table(joined, baseline=baseline, by=by),
     }
     return Leaderboard(
-        comparison=compare(
-            joined,
-            baseline=baseline,
-            margin=MARGIN if margin is None else margin,
-            by=by,
-            contrasts=contrasts,
-            primary=primary,
-            left_out=_left_out(runs, contrasts or ()),
-            yardsticks=yardsticks,
-            counted=counted,
-        ),
+        comparison=comparison,
         side_tables=side_tables,
         baseline=baseline,
         contrasts=contrasts,

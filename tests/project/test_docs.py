@@ -74,7 +74,7 @@ def test_what_the_page_on_the_study_tells_to_run_can_be_run():
         run = load_config(ROOT / config, [word for word in rest if word != "--set"])
         assert len(run.conditions) >= 2
         runs[str(run.folder)] = run
-    tables = re.findall(r"^mless table (\S+)(?: --reference (\S+))?", blocks, re.MULTILINE)
+    tables = re.findall(r"^mless table (results/\S+)(?: --reference (\S+))?", blocks, re.MULTILINE)
     assert {run for run, _ in tables} == runs.keys(), "every run's table is shown"
     compared = {run: read_reference(reference) for run, reference in tables if reference}
     assert len(compared) == 3
