@@ -77,7 +77,11 @@ def config_page() -> str:
         for name, model in models.items():
             about, meanings = _read(model)
             parts += [f"### {name[0].upper()}{name[1:]}\n"] if name else []
-            rows = [f"- `{key}`{_default(field)}: {meanings[key]}" for key, field in model.model_fields.items()]
+            rows = [
+                f"- `{key}`{_default(field)}: {meanings[key]}"
+                for key, field in model.model_fields.items()
+                if not field.exclude
+            ]
             parts.append("\n".join([about, "", *rows, ""]))
     return "\n".join(parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,12 +30,13 @@ def report(
     from harness.runs.folder import RECORDED
     from harness.runs.read import locate
 
-    (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
+    # the probe's, which this package must not import, only name
+    read_attention = import_module("attention_probe.figures.from_traces").read_attention
     chosen = head and list(dict.fromkeys(head))
     found = locate(runs)
     own = [run / RECORDED for run in found if isinstance(run, Path)]
     shown = traces or [path for path in own if path.is_dir()]
-    curves = [reader.load()(path, layer=layer, heads=chosen, definition=definition) for path in shown]
+    curves = [read_attention(path, layer=layer, heads=chosen, definition=definition) for path in shown]
     given: dict[str, Any] = {"baseline": baseline, "margin": margin, "metric": metric}
     size = write_report(found, output, attention=curves, **given)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

@@ -35,8 +35,8 @@ def _starred(name: Any, primary: Any) -> str:
     return f"{label(name)} *" if primary else label(name)
 
 
-def _bare(value: Any, word: Any) -> str:
-    return f"({signed(value)})" if word == "exploratory" else signed(value)
+def _bare(value: Any, role: Any) -> str:
+    return f"({signed(value)})" if role == "exploratory" else signed(value)
 
 
 ACCURACY = Column("accuracy", "acc. %", number)
@@ -44,9 +44,9 @@ DIFFERENCE = Column(
     "difference low high",
     f"difference [{LEVEL}]",
     difference,
-    "from {baseline} in points, paired by problem, with a score interval{zero}",
+    "from {baseline} in points, paired by problem; the interval is not adjusted for several tests, p is",
 )
-P = Column("p_adjusted", "p adj.", p_value, "{test}, adjusted by Holm over {family}")
+P = Column("p_adjusted", "p adj.", p_value, "sign-flip test, adjusted by Holm over {family}")
 ANSWERS = Column(
     "answer_difference answer_low answer_high",
     f"by answer [{LEVEL}]",
@@ -54,7 +54,7 @@ ANSWERS = Column(
     "the part of it from pairs of samples that both have a graded answer; the rest is format",
 )
 VERDICT = Column(
-    "verdict within_margin margin by_format",
+    "verdict role within_margin margin by_format",
     "verdict",
     verdict,
     f"of {{prompts}}. better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not "
@@ -64,7 +64,7 @@ VERDICT = Column(
     strong=True,
 )
 FLIPS = Column("wrong_to_right right_to_wrong", "+ / -", flips, "flips, {flips}")
-BARE = Column("difference verdict", "", _bare, strong=True)
+BARE = Column("difference role", "", _bare, strong=True)
 """A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
 
 MEDIATORS = (
@@ -74,6 +74,5 @@ MEDIATORS = (
     Column("timed_out", "late", number),
     Column("completion_tokens", "tokens", partial(number, digits=0)),
     Column("looping", "loops", number),
-    Column("anywhere", "anywhere", number),
 )
 """The first four are how ungraded samples end."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ class SideTable:
         heading: Stands above it. `{shared}` is replaced by what all rows have in common.
         meanings: The meaning of each column of the data.
         words: Columns of words, of which those that are facts of the whole table are left out.
-        columns: The columns of numbers. Without any, each further column of the data is one.
+        columns: The columns of numbers.
         remarks: Sentences that stand below it.
         on_request: Whether text has it only if it is asked for.
     """
@@ -50,7 +50,7 @@ class SideTable:
     heading: str
     meanings: Mapping[str, str]
     words: tuple[str, ...] = ("model", "layout", "condition")
-    columns: tuple[Column, ...] = ()
+    columns: tuple[Column, ...]
     remarks: tuple[str, ...] = ()
     on_request: bool = False
 
@@ -71,8 +71,12 @@ def _show_own_accuracy(value: Any, low: Any, high: Any) -> str:
     return "not run" if value is None else accuracy(value, low, high)
 
 
-def _show_agreement(value: Any, agrees: Any, write: Callable[[Any], str] = number) -> str:
-    return write(value) + {None: "", True: ", agrees", False: ", differs"}[agrees]
+def _show_layers(layers: Any) -> str:
+    return layers or NONE
+
+
+def _show_validity(is_valid: Any) -> str:
+    return "yes" if is_valid else "no"
 
 
 SIDE_TABLES = (
@@ -126,33 +130,25 @@ SIDE_TABLES = (
         columns=(
             Column("lengths", "tokens", _show_lengths),
             Column("difference low high", f"all lengths [{LEVEL}]", difference),
-            Column("slope slope_low slope_high", "shortest to longest", difference),
+            Column("longest_less_shortest longest_low longest_high", "longest less shortest", difference),
             Column("p_adjusted", "p adj.", p_value),
             Column("best", "best", str),
         ),
     ),
     SideTable(
         key="causes",
-        heading="What of a filler counts{shared}, points",
+        heading="Parts of a filler{shared}, points",
         meanings=causes.CAUSE_COLUMNS,
-        words=("model", "layout", "condition", "n"),
+        words=("model", "layout", "filler", "condition", "n"),
         columns=(
-            Column("layers", "layers", str),
-            Column("effect", "effect", str),
-            Column("difference low high", f"on less off [{LEVEL}]", difference),
+            Column("layers", "layers", _show_layers),
+            Column("valid_attention", "weights add up to 1", _show_validity),
+            Column("difference low high", f"less the gap [{LEVEL}]", difference),
             Column("p_adjusted", "p adj.", p_value),
         ),
         remarks=(
-            "Each effect is a mean over the settings of the other switches; p is adjusted within a filler and layers.",
-        ),
-    ),
-    SideTable(
-        key="near_zero",
-        heading="Activations near zero, percent",
-        meanings={},
-        words=("model", "condition"),
-        remarks=(
-            "Near zero: what 5 percent are under the baseline, of the tokens behind the filler in the prompts checked.",
+            "Each condition is compared with the position gap. Where scale or bias is on alone, attention weights do "
+            "not add up to 1: this is not valid attention, and no prompt makes a model compute it.",
         ),
     ),
     SideTable(
@@ -175,7 +171,6 @@ SIDE_TABLES = (
             Column("exact_match_boxed exact_match_boxed_difference", "boxed", _show_grader),
             Column("authors_rule authors_rule_difference", "authors'", _show_grader),
             Column("authors_rule_strict authors_rule_strict_difference", "strict", _show_grader),
-            Column("first_box first_box_difference", "first box", _show_grader),
         ),
         on_request=True,
     ),
@@ -185,11 +180,11 @@ REFERENCE = SideTable(
     heading="Reference: {source}{shared}",
     meanings=reference.REFERENCE_COLUMNS,
     columns=(
-        Column("accuracy low high", f"ours % [{LEVEL}]", _show_own_accuracy),
+        Column("accuracy accuracy_low accuracy_high", f"ours % [{LEVEL}]", _show_own_accuracy),
         Column("authors_rule", "authors'", number),
-        Column("reference agrees", "theirs", _show_agreement),
-        Column("difference difference_low difference_high", "our difference", difference),
-        Column("reference_difference difference_agrees", "their difference", partial(_show_agreement, write=signed)),
+        Column("reference", "theirs", number),
+        Column("difference low high", "our difference", difference),
+        Column("reference_difference", "their difference", signed),
     ),
     on_request=True,
 )
@@ -210,25 +205,19 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
 
 def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
     """The columns that have a value in any row, each with the meaning of its first field as its legend."""
-    # shares near zero have a column for each layer that an intervention changes
-    further = (Column(name, name.replace("_", " ").capitalize(), number) for name in rows[0] if name not in side.words)
-    for column in side.columns or further:
+    for column in side.columns:
         name, *_ = column.key.split()
         if any(row[name] is not None for row in rows):
             yield replace(column, legend=side.meanings.get(name, ""))
 
 
 def show_reference(table: pandas.DataFrame, published: reference.Reference, differences: Sequence[str]) -> Table:
-    """Published numbers beside ours."""
-    error = "" if published.exact else f", give or take {published.uncertainty:g} points of reading error"
-    samples = published.setup.samples
-    agreement = (
-        f"agrees: their number lies in our {LEVEL} interval{error}. It is for another run on the same problems with "
-        f"{samples} {plural('sample', samples)} each: only the dice differ. Where our run has one sample a problem, "
-        "nothing says how far they move."
-    )
+    """Published numbers next to ours."""
+    samples = f"{published.setup.samples} {plural('sample', published.setup.samples)}"
+    reading_error = "" if published.exact else f", read off a figure to within {published.uncertainty:g} points"
+    remark = f"theirs: means of {samples} a problem{reading_error}."
     heading = REFERENCE.heading.replace("{source}", published.source)
-    side = replace(REFERENCE, heading=heading, remarks=(agreement, *differences))
+    side = replace(REFERENCE, heading=heading, remarks=(remark, *differences))
     return _make_table(side, records(table))
 
 

@@ -15,7 +15,7 @@ from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
 from harness.runs.read import Run, locate
 from harness.runs.receipts import receipt_line
-from harness.runs.same_settings import by_table, join
+from harness.runs.same_settings import by_table
 
 if TYPE_CHECKING:
     import pandas
@@ -116,21 +116,14 @@ def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
         if is_requested:
             page.frame = board.side_tables[side.key]
     if options.reference:
-        _add_reference(page, runs, options.reference)
+        _add_reference(page, options.reference)
     return page
 
 
-def _add_reference(page: _Page, runs: Sequence[Run], name: str) -> None:
+def _add_reference(page: _Page, name: str) -> None:
     """Add published numbers, and how their set-up differs from that of the runs."""
     board, published = page.board, read_reference(name)
-    page.frame = reference_table(
-        board.comparison,
-        board.side_tables["audit"],
-        published,
-        join(runs),
-        receipts=board.receipt,
-        baseline=board.baseline,
-    )
+    page.frame = reference_table(board.comparison, board.side_tables["audit"], published, baseline=board.baseline)
     differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
     page.tables.append(show_reference(page.frame, published, differences))
     facts = published.model_dump(exclude={"accuracies"})

@@ -8,12 +8,12 @@ from functools import partial
 import pandas
 from matplotlib.figure import Figure
 
-from harness.analysis.leaderboard import Leaderboard, join_factors
+from harness.analysis.leaderboard import Leaderboard, join_conditions
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import Kind
 from harness.display.figures.dots import draw_accuracies, draw_causes, draw_forest, draw_wordings
 from harness.display.figures.lines import draw_completion_lengths, draw_dose, length_shares
-from harness.display.figures.style import without_contrasts, without_yardsticks
+from harness.display.figures.style import without_contrasts, without_reference_conditions
 from harness.errors import ComparisonError
 from harness.runs.read import Run
 from harness.runs.same_settings import join
@@ -29,7 +29,7 @@ def draw_figures(board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind])
         ComparisonError: nothing is compared with the baseline, or a kind that is named needs other runs.
     """
     names = " ".join(run.name for run in runs)
-    if without_yardsticks(board.comparison)["difference"].isna().all():
+    if without_reference_conditions(board.comparison)["difference"].isna().all():
         raise ComparisonError(f"{names}: there is nothing to compare with {board.baseline}.")
     for kind in dict.fromkeys(kinds or Kind):
         drawing = FIGURES[kind](board, runs)
@@ -41,7 +41,7 @@ def draw_figures(board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind])
 
 def _show_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     datasets = dict.fromkeys(str(run.about.get("dataset_name") or "the problems") for run in runs)
-    table = without_yardsticks(board.comparison)
+    table = without_reference_conditions(board.comparison)
     return draw_accuracies(table, title=f"Results on {', '.join(datasets)}"), table
 
 
@@ -51,17 +51,17 @@ def _show_differences(board: Leaderboard, _: Sequence[Run]) -> Drawing:
 
 def _show_completion_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     frame = join(runs)
-    shares = length_shares(frame[~frame["condition"].isin(board.yardsticks)])
+    shares = length_shares(frame[~frame["condition"].isin(board.reference_conditions)])
     return draw_completion_lengths(shares), shares
 
 
 def _show_lengths_of_fillers(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
-    factors = join_factors(runs)
-    if not find_sweeps(factors):
+    conditions = join_conditions(runs)
+    if not find_sweeps(conditions):
         return None
-    table = pandas.DataFrame([{"condition": name, **values} for name, values in factors.items()])
-    table = without_contrasts(board.comparison).merge(table, on="condition", how="left")
-    return draw_dose(table, factors), table
+    fields = [{"condition": name, **condition.describe()} for name, condition in conditions.items()]
+    table = without_contrasts(board.comparison).merge(pandas.DataFrame(fields), on="condition", how="left")
+    return draw_dose(table, conditions), table
 
 
 def _show_side_table(
@@ -82,6 +82,6 @@ FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
 _ABSENCE = {
     Kind.DOSE: "no filler has two lengths",
     Kind.WORDINGS: "no condition was asked under four instructions",
-    Kind.CAUSES: "no filler was taken apart whole",
+    Kind.CAUSES: "no filler was run together with its position gap",
 }
 """Why some runs have no figure of a kind."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard, task_name
-from harness.analysis.other_prompts import over_wordings
+from harness.analysis.other_prompts import merge_instructions
 from harness.constants import CARD_ROWS
 from harness.display.comparison_tables import remark_noise, remark_ungraded, rows_of_conditions, show_comparison
 from harness.display.figures import style
@@ -32,36 +32,16 @@ from harness.display.side_tables import show_side_tables
 from harness.display.table import Row, Table
 from harness.display.wording import define_flips, difference, label, p_value, plural, points, verdict, visible
 from harness.errors import ConfigError, RunError, list_first
+from harness.runs.attention_file import AttentionFile
 from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
-from harness.runs.receipts import git_revision, receipt_line, versions
+from harness.runs.receipts import receipt_line, software
 from harness.runs.same_settings import join
 
 PALETTE = tuple(look.colour for look in style.looks([*style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
 CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionFile:
-    """The mean curves of one folder of traces, which the attention probe makes.
-
-    Attributes:
-        name: The file's name.
-        model: The model's name, as in the run's receipt.
-        figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
-        notes: Sentences that a reader must know about all its curves.
-        prompts: The problem, the condition and the hash of each prompt that was traced.
-        receipt: How the file was made.
-    """
-
-    name: str
-    model: str
-    figure: Figure
-    notes: tuple[str, ...]
-    prompts: tuple[tuple[str, str, str], ...]
-    receipt: Mapping[str, Any]
 
 
 def write_report(
@@ -115,7 +95,7 @@ def _parts(
         {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()
     ]
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
-    several = any(row["verdict"] != "baseline" for row in rows)
+    several = any(row["role"] != "baseline" for row in rows)
     forest = draw_forest(board.comparison, pooled=board.side_tables["pooled"]) if several else None
     receipts = [
         (receipt_line(about).removeprefix("receipt: "), one.receipt)
@@ -135,9 +115,9 @@ def _parts(
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
         "receipts": [(line, json.dumps(all_, indent=1, ensure_ascii=False, default=str)) for line, all_ in receipts],
-        "made_by": {"git_revision": git_revision(), "versions": versions()},
+        "made_by": software(),
         "samples": len(samples),
-        "yardsticks": len(board.yardsticks),
+        "reference_conditions": len(board.reference_conditions),
         "index": index,
         "blocks": blocks,
     }
@@ -162,14 +142,16 @@ def _fill(parts: Mapping[str, Any]) -> str:
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """All side tables, and the comparison by level and by subject."""
     tables = [*show_side_tables(board).values()]
-    frame = over_wordings(join(runs))  # as the verdicts are
-    frame = frame[~frame["condition"].isin(board.yardsticks)]
+    frame = merge_instructions(join(runs), board.reference_conditions)  # as the verdicts are
+    frame = frame[~frame["condition"].isin(board.reference_conditions)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
             ordered = frame.sort_values(column, kind="stable", ignore_index=True)
             margin = float(board.comparison["margin"].iloc[0])
             comparison = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
-            split = replace(board, comparison=comparison, by=(column,), contrasts=None, primary=None, yardsticks={})
+            split = replace(
+                board, comparison=comparison, by=(column,), contrasts=None, primary=None, reference_conditions={}
+            )
             tables.append(replace(show_comparison(split), title=f"By {column}"))
     return tables
 
@@ -198,13 +180,10 @@ def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequ
             raise RunError(f"{one.name}: {first} are in no run of this report.")
 
 
-_FAMILIES = {"registered": "registered beforehand", "all": "not registered beforehand", "exploratory": "besides"}
-
-
 def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
     rows = rows_of_conditions(board, board.comparison)
-    tested = [row for row in rows if row["test"] is not None]
+    tested = [row for row in rows if row["role"] != "baseline"]
     first = [row for row in tested if row["primary"]] or tested
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     about = f"{models[0] if len(models) == 1 else f'{len(models)} models'} on {task_name(board.receipt)}"
@@ -214,13 +193,14 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         "question": f"Does {names} change the accuracy of {about}?" if first else f"How accurate is {about}?",
         "answers": [
             {
-                "kind": row["verdict"],
+                "kind": row["verdict"] or row["role"],
                 "verdict": _judge(row),
                 "said": f"{row['model']}, {row['layout']}, {_say(row)}" if several else _say(row),
             }
             for row in first[:CARD_ROWS]
         ],
-        "counts": [*_count(tested)] or ["There is one condition only, so nothing is compared."],
+        "counts": [*_count(tested, registered=board.contrasts is not None)]
+        or ["There is one condition only, so nothing is compared."],
         "facts": {title: said for title, said in _facts(board, rows, models).items() if said},
     }
 
@@ -230,7 +210,7 @@ def _judge(row: Row) -> str:
     margin = row["margin"]
     if row["verdict"] == "equivalent" and margin:
         return f"equivalent within {points(margin)}"
-    return verdict(row["verdict"], row["within_margin"], margin, row["by_format"])
+    return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])
 
 
 def _say(row: Row) -> str:
@@ -239,17 +219,18 @@ def _say(row: Row) -> str:
     return f"{label(row['condition'])}: {change} points {ends}".rstrip() + p
 
 
-def _count(tested: Sequence[Row]) -> Iterator[str]:
-    """A sentence for each family of tests, that counts the verdicts of each kind."""
-    for family, named in _FAMILIES.items():
-        counts = Counter(_judge({**row, "within_margin": False}) for row in tested if row["family"] == family)
+def _count(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
+    """A sentence for the tested contrasts and one for the exploratory ones, that counts the verdicts of each kind."""
+    tested = "registered beforehand" if registered else "not registered beforehand"
+    for role, named in {"tested": tested, "exploratory": "besides"}.items():
+        counts = Counter(_judge({**row, "within_margin": False}) for row in compared if row["role"] == role)
         if counts:
             said = ", ".join(f"{times} {word}" for word, times in counts.items())
             yield f"{counts.total()} {plural('comparison', counts.total())} {named}: {said}."
 
 
 def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
-    bases = [row for row in rows if row["verdict"] == "baseline"]
+    bases = [row for row in rows if row["role"] == "baseline"]
     dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
     sizes = (f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases)
     noise = " ".join(remark_noise(board))
@@ -258,5 +239,6 @@ def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> di
         "Dataset": f"{task_name(board.receipt)} ({'; '.join(dict.fromkeys(sizes))})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
         "Ungraded": " ".join(remark_ungraded(board)),
-        "Noise and control": noise or "The baseline was run once and no positive control, so nothing shows them.",
+        "Noise and control": noise
+        or "No repeat run and no positive control were made, so noise and sensitivity are unknown.",
     }
