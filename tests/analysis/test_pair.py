@@ -7,12 +7,11 @@ import pytest
 from harness.analysis import compare, holm
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.pair import Side, check_not_worse, compare_pair
-from harness.display.table_pages import make_table
 from harness.errors import ComparisonError, RunError
 from harness.runs.frame import load_run
 from harness.runs.read import Run
 from tests.commands.test_cli import here, refused
-from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
+from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation, right, table_page, write_run
 
 LOGS = {name: str(next(GREEDY_RUN.glob(f"samples_demo_{name}_2*"))) for name in ("wo", "mless")}
 
@@ -219,7 +218,7 @@ def test_against_another_baseline_there_is_no_positive_control():
     assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.reference_conditions == {}
     control = make_leaderboard([whole], baseline="control")
     assert control.comparison["condition"].tolist() == ["wo", "mless", "control"]
-    assert "difference [95 %]: from w/ Mless in points" in make_table([str(GREEDY_RUN)], baseline="mless")
+    assert "difference [95 %]: from w/ Mless in points" in table_page(GREEDY_RUN, baseline="mless")
 
 
 def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
