@@ -64,7 +64,7 @@ def probe(
     from attention_probe.analysis.print_traces import describe_checks, summary
     from attention_probe.measure.measure_prompts import Record
     from attention_probe.probe import ProbeSettings, run_probe
-    from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
+    from attention_probe.prompts.choose_prompts import open_source, prompts_config
     from attention_probe.traces import AttentionTraces
     from harness.display.progress import progress_bar
     from harness.layers_and_heads import parse_numbers, split_words
@@ -95,9 +95,8 @@ def probe(
         device=device,
     )
     opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
-    selection = choose(prompts, opened)
-    with progress_bar(f"probe {len(selection.problems)} problems") as advance:
-        receipt = run_probe(opened, selection, settings, output, advance=advance)
+    with progress_bar("probe problems") as advance:
+        receipt = run_probe(opened, prompts.criterion, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
         typer.echo(summary(traces))
     typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")

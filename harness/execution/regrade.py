@@ -152,10 +152,10 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
 
 
 def _of_log(path: Path, metric: str | None) -> Iterator[Completed]:
-    for row, answered in read_log(path, metric=metric).samples:
-        for sample, score in answered:
+    for prompt in read_log(path, metric=metric).prompts:
+        for sample, score in prompt.graded_samples:
             right = score.verdict == "correct" if score.verdict else None
-            name, gold = str(row["doc"]["id"]), str(row["doc"]["answer"])
+            name, gold = prompt.problem_id, prompt.doc["answer"]
             yield Completed(name=name, completion=sample.completion or "", gold=gold, read=score.answer, right=right)
 
 
@@ -203,20 +203,22 @@ def _grade_run(path: Path, caps: Sequence[int]) -> pandas.DataFrame:
     with GraderPool() as pool, progress_bar("grade") as advance:
         for number, sample in enumerate(read_records(path / JOURNAL, Generated), start=1):
             prompt = prompts[places.find(sample)]
-            if sample.replicate or prompt["condition"] in yardsticks:
+            if sample.replicate or prompt.condition in yardsticks:
                 continue
             if sample.token_ids is None or model is None:
                 raise RunError(f"{path}: the tokens of its completions are not known, so none can be cut.")
             longer = len(sample.token_ids) > min(caps)
-            prompt_ids = encode(prompt["prompt"], model.tokenizer)[0] if longer else ()
+            prompt_ids = encode(prompt.prompt, model.tokenizer)[0] if longer else ()
             for cap in caps:
                 cut = _cut(sample, cap, prompt_ids, model.tokenizer)
                 job = grade_job(prompt, cut)
                 if cut is not sample:
                     pool.submit(len(rows), job)
                 said, verdict = count_outside(job.completion, job.target) > 0, scores[sample.key].verdict
-                asked = {name: prompt[name] for name in ("condition", "layout")} | {"problem_id": sample.problem_id}
-                asked["cluster"] = prompt["doc"].get("cluster") or sample.problem_id
+                asked = {name: getattr(prompt, name) for name in ("condition", "layout")} | {
+                    "problem_id": sample.problem_id
+                }
+                asked["cluster"] = prompt.doc.get("cluster") or sample.problem_id
                 index = sample.sample_index
                 rows.append({**asked, "cap": cap, "sample_index": index, "verdict": verdict, "stated": said})
             _fill_in(rows, pool.poll())

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
@@ -55,7 +55,18 @@ from harness.runs.folder import (
 )
 from harness.runs.frame import read_frame
 from harness.runs.journal import clear_messages, hash_stored, write_whole
-from harness.runs.records import SESSION, TIMING, Arm, DatasetFacts, Identity, Sample, Score, as_json
+from harness.runs.records import (
+    SESSION,
+    TIMING,
+    Arm,
+    DatasetFacts,
+    Identity,
+    Prompt,
+    Sample,
+    Score,
+    as_json,
+    stored_prompts,
+)
 
 FIGURE = "accuracy"
 LOG = "libraries.log"
@@ -80,15 +91,16 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
     _quieten()
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    beside = fork and has_sample(output) and changes(output, identity, plan.prompts)
-    path = next_free_folder(output, identity, plan.prompts) if beside else output
-    with RunFolder(path, identity, plan.prompts) as folder:
+    prompts = stored_prompts(plan)
+    beside = fork and has_sample(output) and changes(output, identity, prompts)
+    path = next_free_folder(output, identity, prompts) if beside else output
+    with RunFolder(path, identity, prompts) as folder:
         for text in filter(None, (folder.journal.mended, folder.scores.mended)):
             print(f"mless: {text}", file=sys.stderr)
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet, engines=engines)
+            worked = _generate_and_grade(plan, prompts, sampling, identity, folder, quiet=quiet, engines=engines)
             if worked or not _is_finished(path):
                 finish(path)
             else:
@@ -130,7 +142,7 @@ def describe_folder(plan: Plan, output: Path) -> str:
     if not has_sample(output):
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
-    if not changes(output, identity, plan.prompts):
+    if not changes(output, identity, stored_prompts(plan)):
         return f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
     return f"{output}, which holds a run with other settings: --fork starts a new folder beside it"
 
@@ -193,7 +205,7 @@ def finish(path: Path) -> None:
             **as_json(identity),
             **as_json(scored_by),
             "config": config,
-            "problems": len({row["doc"]["id"] for row in prompts}),
+            "problems": len({prompt.doc["id"] for prompt in prompts}),
             "timing": timing,
             "seed": config["seed"],
             "tasks": [],
@@ -221,7 +233,14 @@ def _is_finished(path: Path) -> bool:
 
 
 def _generate_and_grade(
-    plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool, engines: str | None
+    plan: Plan,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    identity: Identity,
+    folder: RunFolder,
+    *,
+    quiet: bool,
+    engines: str | None,
 ) -> bool:
     """Make every missing sample and every missing score; return whether any was missing.
 
@@ -247,7 +266,7 @@ def _generate_and_grade(
         for score in scores:
             progress.score(lines[score.key], score.verdict)
 
-    with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
+    with Scorer(folder.scores, prompts, audit=plan.config.audit) as scorer:
         if missing:
             scorer.start()
         else:

@@ -20,7 +20,7 @@ from harness.experiment.conditions import UNSHOWN, yardstick
 from harness.experiment.config import RunConfig
 from harness.experiment.demonstrations import Demonstrations, Draw
 from harness.experiment.problems import Dataset, Problem, open_dataset
-from harness.experiment.prompt import Layout, hash_prompts, make_document
+from harness.experiment.prompt import Layout, hash_prompts
 from harness.experiment.sampling import Sampling, sample_seed
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode, template_switches
@@ -62,30 +62,9 @@ class Plan:
         return {task: group_name(name) if yardstick(name) else shown for task, (name, shown) in names.items()}
 
     @cached_property
-    def prompts(self) -> list[dict[str, Any]]:
-        """Every prompt with its document, as `prompts.jsonl` keeps it: problems outside, arms inside."""
-        return [
-            {
-                "task": task,
-                "condition": arm.condition.name,
-                "layout": str(arm.layout),
-                "prompt": prompt.text,
-                "prompt_sha256": prompt.sha256,
-                "prompt_token_sha256": prompt.token_sha256,
-                "prompt_tokens": None if prompt.token_ids is None else len(prompt.token_ids),
-                "doc": make_document(problem, prompt.prompt, arm.condition, arm.layout),
-                "thinking_opened": prompt.text.rstrip().endswith("<think>"),
-                **({"answer_prefix": prompt.answer_prefix} if prompt.answer_prefix else {}),
-                **({"read": "line"} if self.config.answer == "line" else {}),
-                **({"draw": arm.draw} if arm.draw else {}),
-            }
-            for task, arm, problem, prompt in self.rows
-        ]
-
-    @cached_property
     def prompts_sha256(self) -> str:
         """Hash over all prompts, texts and token ids."""
-        return hash_prompts(self.prompts)
+        return hash_prompts(prompt for *_, prompt in self.rows)
 
     @property
     def rows(self) -> list[tuple[str, ConditionPrompts, Problem, BuiltPrompt]]:
@@ -197,7 +176,12 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         for sample, (task, arm, problem, prompt) in product(range(plan.config.samples_each), rows):
             index = sample + max(arm.draw - 1, 0) * plan.config.samples_each
             chat_api = arm.layout is Layout.CHAT and plan.config.model.templates_itself
-            same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.layout), hash_json(prompt.intervention)
+            same = (
+                index,
+                problem.id,
+                prompt.prompt_token_sha256 or (prompt.prompt_sha256, arm.layout),
+                hash_json(prompt.intervention),
+            )
             asked[same] += 1
             yield Request(
                 task=task,
@@ -208,8 +192,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 seed=sample_seed(plan.config.seed, problem.id, index, replicate) if seeded else None,
                 prompt=prompt.text,
                 prompt_token_ids=prompt.token_ids,
-                prompt_sha256=prompt.sha256,
-                prompt_token_sha256=prompt.token_sha256,
+                prompt_sha256=prompt.prompt_sha256,
+                prompt_token_sha256=prompt.prompt_token_sha256,
                 sampling=sampling,
                 intervention=prompt.intervention,
                 turns=tuple(prompt.prompt.messages) if chat_api else None,

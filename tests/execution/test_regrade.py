@@ -85,7 +85,7 @@ def run(tmp_path_factory, toy_tokenizer):
 def test_a_gain_that_is_only_a_shorter_answer_is_gone_without_a_cap(run, toy_tokenizer):
     lines = [json.loads(line) for line in (run / JOURNAL).read_text().splitlines()[1:]]
     samples = [line for line in lines if "completion" in line]
-    targets = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(run)}
+    targets = {row.doc["id"]: row.doc["answer"] for row in read_prompts(run)}
     longest = {name: max(len(one["token_ids"]) for one in samples if name in one["task"]) for name in ("mless", "wo")}
     caps = [2, longest["mless"], longest["wo"] - 2, longest["wo"]]
     found = {(row["condition"], row["cap"]): row for row in records(grade_at_caps([str(run)], caps))}

@@ -27,6 +27,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read import Run
+from harness.runs.records import stored_prompts
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
 from tests.make import TOY_DATA, TOY_MODEL
 
@@ -274,16 +275,15 @@ def test_a_plan_has_the_yardsticks_and_its_prompts_say_what_they_begin():
     off = config(conditions=["wo", "mless"])
     own = {"prompt_null": 2, "filler_null": 3, "positive_control": True}
     plan = planned(conditions=["wo", "mless"], replicates=2, **own)
-    names = list(dict.fromkeys(row["condition"] for row in plan.prompts))
+    names = list(dict.fromkeys(row.condition for row in stored_prompts(plan)))
     assert names == ["wo", "mless", "edit-01", "edit-02", "filler-01", "filler-02", "filler-03", "control"]
     assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "rewordings", "other fillers", "positive control"}
     assert plan.size == 2 * (2 + 2 + 6)
     assert "requests 20: mless 2 times, wo 2 times, 2 rewordings, 3 other fillers, 1 positive control" in " ".join(
         describe_plan(plan).split()
     )
-    for row in plan.prompts:
-        prefix = row.get("answer_prefix", "")
-        assert bool(prefix) == (row["condition"] == "control") and row["prompt"].endswith(prefix)
+    for row in stored_prompts(plan):
+        assert bool(row.answer_prefix) == (row.condition == "control") and row.prompt.endswith(row.answer_prefix)
     assert not {"filler_null", "positive_control"} & off.identity().keys(), "older runs can be continued"
     assert plan.config.identity().items() >= own.items()
     dots = {"name": "dots", "unit": ".", "count": 9, "placement": "end"}

@@ -118,7 +118,7 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     assert "5 problems, 4 samples each" in page and "x - wo by draw, made, raw: -100.0, 0.0" in page
     assert "are for these draws of examples" in page
     assert json.loads(make_table([str(run)], form="json"))["draws"][0]["differences"] == [-100, 0]
-    texts = {row["prompt_sha256"]: row["prompt"].sha256 for row in read_samples([Run.load(run)])}
+    texts = {row["prompt_sha256"]: row["prompt"].prompt_sha256 for row in read_samples([Run.load(run)])}
     assert len(texts) == 40 and all(one == other for one, other in texts.items())
     changed = here(capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw").stdout
     assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
