@@ -23,7 +23,7 @@ from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, Request
 from harness.experiment.token_checks import BuiltPrompt
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.runs.prompts_of_run import Problem, filled_answers, hash_texts
+from harness.runs.prompts_of_run import Problem, filled_answers
 from harness.runs.receipts import model_fingerprint
 from harness.runs.records import as_json, prompt_id
 
@@ -44,7 +44,7 @@ class RunRecorder:
     """
 
     def __init__(self, plan: Plan, path: Path, dtype: Any) -> None:
-        config, arguments = plan.config, plan.config.model_arguments()
+        config, arguments = plan.config, plan.model_arguments
         model = ModelTokenizer.from_arguments(arguments)
         assert config.record and model  # as the plan found
         self._plan = plan
@@ -52,19 +52,13 @@ class RunRecorder:
         built: dict[str, dict[str, BuiltPrompt]] = {}
         self._problems: dict[str, Problem] = {}
         for _, arm, problem, prompt in plan.rows:
-            if arm.condition.name not in names or arm.layout != config.layouts[0]:
-                continue
-            name = prompt_id(problem.id, arm.draw)
-            built.setdefault(name, {})[arm.condition.name] = prompt
-            cluster = problem.cluster or problem.id
-            self._problems[name] = Problem(
-                id=name, subject=problem.subject, level=problem.level, cluster=cluster, prompts={}
-            )
+            if arm.condition.name in names and arm.layout == config.layouts[0]:
+                name = prompt_id(problem.id, arm.draw)
+                built.setdefault(name, {})[arm.condition.name] = prompt
+                self._problems[name] = Problem(
+                    id=name, subject=problem.subject, level=problem.level, cluster=problem.counts_with, prompts={}
+                )
         self._prompts = {name: align_prompts(name, prompts, model.tokenizer) for name, prompts in built.items()}
-        hashes = {
-            name: {condition: prompt.prompt_sha256 for condition, prompt in prompts.items()}
-            for name, prompts in built.items()
-        }
         name, revision, layers = str(arguments["pretrained"]), arguments.get("revision"), config.record.numbers
         shape = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
         numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
@@ -74,7 +68,7 @@ class RunRecorder:
         receipt = make_receipt(
             settings,
             model.tokenizer,
-            source={"name": config.name, "kind": "run", "prompts_sha256": hash_texts(hashes), "metric": None},
+            source={"name": config.name, "kind": "run", "prompts_sha256": plan.prompts_sha256, "metric": None},
             selection={"criterion": Criterion().model_dump(mode="json"), "outcomes": {}, "n": len(built)},
             checks={"notices": ["recorded in the run's engine"]},
         )

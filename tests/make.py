@@ -108,7 +108,7 @@ def write_run(
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**CONFIG, **changes}))
     plan = make_plan(load_config(file), limit=limit)
-    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     setting = identity.hash_setting()
     prompts = stored_prompts(plan)

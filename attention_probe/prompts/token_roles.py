@@ -156,7 +156,7 @@ def _with_roles(
     problem_id: str, condition: str, prompt: BuiltPrompt, tokenizer: PreTrainedTokenizerBase
 ) -> TokenizedPrompt:
     """The prompt's tokens, each at its own position."""
-    assert prompt.token_ids is not None  # the model's tokenizer is known
+    assert prompt.token_ids is not None and prompt.offsets is not None  # the model's tokenizer is known
     roles = prompt.token_roles
     in_filler = np.flatnonzero(roles == FILLER)
     positions = np.arange(len(roles), dtype=np.int32)

@@ -24,7 +24,7 @@ from harness.constants import (
 )
 from harness.display.table import Column, Table, fold, render
 from harness.display.wording import visible
-from harness.engines.devices import computes_bf16, count_cores, describe_processor
+from harness.engines.devices import computes_bf16, describe_processor
 from harness.engines.vllm import device_type
 from harness.errors import list_first
 from harness.experiment.conditions import contrast_name
@@ -33,6 +33,7 @@ from harness.experiment.plan import Plan, group_name
 from harness.experiment.token_checks import ConditionPrompts
 from harness.experiment.tokenizer import template_switches
 from harness.grading import describe_gold
+from harness.resources import count_cores
 from harness.runs.folder import RECEIPT
 
 PROMPTS = tuple(

@@ -14,7 +14,6 @@ from msgspec import structs
 from harness.analysis.outcomes import cap_table
 from harness.constants import GRADER_VERSION, REGRADED_SHOWN
 from harness.display.progress import progress_bar
-from harness.display.table import Column, Table, render
 from harness.errors import ConfigError, JournalError, RunError, list_first
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer, grade_job
@@ -115,8 +114,8 @@ class Completed:
         return GradeJob(completion=self.read or lines[-1], target=gold, line=True)
 
 
-def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> str:
-    """How many are right by our grader, and by the log's own metric; and the samples on which the two differ.
+def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
+    """Grade completions that mless did not make, beside what their log says of them.
 
     Args:
         path: A sample log, a folder of logs, or a CSV or JSONL file.
@@ -124,31 +123,36 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
         completion: The column of completions in a CSV or JSONL file.
         gold: That of gold answers.
 
+    Returns:
+        One row per completion: name, gold, answer, verdict, `ours` (right by our grader) and `theirs` (right by the
+        log's own metric; missing where it has none).
+
     Raises:
         RunError: a log is missing or damaged.
         ConfigError: the file cannot be read, lacks a column, or holds no completion.
     """
     logs = find_logs(path) if path.is_dir() else [path] if path.name.startswith("samples_") else []
-    samples = [one for log in logs for one in _of_log(log, metric)] if logs else [*_of_table(path, completion, gold)]
-    if not samples:
+    completions = (
+        [one for log in logs for one in _of_log(log, metric)] if logs else [*_of_table(path, completion, gold)]
+    )
+    if not completions:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
-        for number, one in enumerate(samples):
-            pool.submit(number, one.job())
+        for number, completed in enumerate(completions):
+            pool.submit(number, completed.job())
         grades: dict[int, Any] = dict(pool.drain())
-    rows = []
-    for number, one in enumerate(samples):
-        told = {"name": one.name, "gold": one.gold[-30:], "answer": (grades[number].answer or "-")[:30]}
-        rows.append({**told, "verdict": grades[number].verdict, "ours": grades[number].correct, "theirs": one.right})
-    frame = pandas.DataFrame(rows)
-    said = f"{len(frame)} samples: right by mless {frame['ours'].mean():.1%}"
-    if known := bool(frame["theirs"].notna().all()):
-        rows = [row for row in rows if row["ours"] != row["theirs"]]
-        said += f", by the log's metric {frame['theirs'].mean():.1%}; they differ on {len(rows)}"
-    counts = ", ".join(f"{word} {count}" for word, count in frame["verdict"].value_counts().items())
-    columns = [Column(name, name, str, numeric=False) for name in ("name", "gold", "answer", "verdict")]
-    shown = Table("The first on which they differ" if known else "The first", rows[:REGRADED_SHOWN], columns)
-    return "\n".join([f"{said}.", f"Verdicts: {counts}.", *(["", render([shown])] if rows else [])])
+    rows = [
+        {
+            "name": completed.name,
+            "gold": completed.gold,
+            "answer": grades[number].answer,
+            "verdict": grades[number].verdict,
+            "ours": grades[number].correct,
+            "theirs": completed.right,
+        }
+        for number, completed in enumerate(completions)
+    ]
+    return pandas.DataFrame(rows)
 
 
 def _of_log(path: Path, metric: str | None) -> Iterator[Completed]:

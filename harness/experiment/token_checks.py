@@ -9,7 +9,7 @@ prompts have is reported instead. Each prompt is built once, and the prompts tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ TOKEN_ROLES = ("template", "instruction", "separator", "filler", "problem", "com
 FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BuiltPrompt:
     """One prompt with its tokens, and how they lie over its segments.
 
@@ -67,7 +67,7 @@ class BuiltPrompt:
     answer_prefix: str = ""
     spans: Spans = ()
     token_ids: tuple[int, ...] | None = None
-    offsets: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 2), np.int32), compare=False, repr=False)
+    offsets: NDArray[np.int32] | None = None
     problem_token_ids: tuple[int, ...] = ()
     filler_tokens: int = 0
     straddling: int = 0
@@ -96,17 +96,16 @@ class BuiltPrompt:
         A token that covers any of a filler is the filler's. Any other has the role of most of its visible characters,
         or of most blanks if it has no other.
         """
-        covered, visible = (
-            tokens_by_segment(self.text, self.spans, self.offsets, visible=visible) for visible in (False, True)
-        )
+        assert self.offsets is not None  # the tokenizer is known
+        covered = tokens_by_segment(self.text, self.spans, self.offsets)
+        visible = tokens_by_segment(self.text, self.spans, self.offsets, visible=True)
         roles = np.where(visible.any(axis=1, keepdims=True), visible, covered).argmax(axis=1)
-        roles[covered[:, FILLER] > 0] = FILLER
-        return np.asarray(roles, np.int8)
+        return np.where(covered[:, FILLER], FILLER, roles).astype(np.int8)
 
 
 def tokens_by_segment(
     text: str, spans: Spans, offsets: NDArray[np.int32], *, visible: bool = False
-) -> NDArray[np.int32]:
+) -> NDArray[np.int64]:
     """How many characters of each role every token covers: [token, role], roles in the order of TOKEN_ROLES.
 
     Args:
@@ -115,14 +114,13 @@ def tokens_by_segment(
         offsets: The characters of each token.
         visible: Whether blanks are not counted.
     """
-    roles = np.zeros(len(text), np.int8)
+    roles = np.zeros(len(text), np.int8)  # template
     for role, (start, end) in spans:
         roles[start:end] = TOKEN_ROLES.index(role)
-    has_role = roles[:, None] == np.arange(len(TOKEN_ROLES))
+    has_role = np.eye(len(TOKEN_ROLES), dtype=np.int32)[roles]
     if visible:
-        has_role &= np.array([not character.isspace() for character in text], np.bool_)[:, None]
-    counts = np.zeros((len(text) + 1, len(TOKEN_ROLES)), np.int32)
-    np.cumsum(has_role, axis=0, out=counts[1:])
+        has_role[[character.isspace() for character in text]] = 0
+    counts = np.pad(has_role.cumsum(axis=0), ((1, 0), (0, 0)))
     starts, ends = offsets.T
     # some tokenizers give a blank token no width: it ends where its character does
     starts = np.where(starts < ends, starts, np.maximum(ends - 1, 0))

@@ -64,7 +64,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, identity: Identity, prompts: Sequence[Prompt]) -> None:
-        self.path = path
+        self.path, self.prompts = path, prompts
         with clear_messages(path), ExitStack() as opened:
             refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)

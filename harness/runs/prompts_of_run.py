@@ -121,22 +121,8 @@ class Source:
     @property
     def prompts_sha256(self) -> str:
         """Hash over the hashes of all prompts, in order."""
-        return hash_texts(
-            {
-                problem.id: {name: prompt.prompt_sha256 for name, prompt in problem.prompts.items()}
-                for problem in self.problems
-            }
-        )
-
-
-def hash_texts(hashes: Mapping[str, Mapping[str, str]]) -> str:
-    """Hash over the hashes of all prompts' texts, which are given by problem and condition."""
-    lines = [
-        f"{problem} {condition} {text_sha256}"
-        for problem, by_condition in hashes.items()
-        for condition, text_sha256 in by_condition.items()
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        hashes = (f"{p.id} {name} {prompt.prompt_sha256}" for p in self.problems for name, prompt in p.prompts.items())
+        return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def build_source(

@@ -150,7 +150,7 @@ def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
         assert len(lines) == len(set(prompts)) == 2
         if "_chat_" in log.name:
             name = re.match(r"samples_demo_(\w+?)_chat_", log.name)[1]
-            assert prompts == [shown["chat", name, line["doc"]["id"]].text for line in lines]
+            assert prompts == [shown["chat", name, line["doc"]["id"]].prompt for line in lines]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split()[1])

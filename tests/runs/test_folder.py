@@ -24,7 +24,7 @@ from harness.constants import GRADER_VERSION
 from harness.display.table_pages import make_table
 from harness.errors import JournalError, RunError
 from harness.execution.regrade import regrade
-from harness.execution.run import _generation_config, _session, execute, finish, run_identity
+from harness.execution.run import _generation_config, _session, engine_identity, execute, finish, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
@@ -96,7 +96,7 @@ def filled(plan, folder):
     """The run of a plan, its samples taken from the committed greedy run: keys do not depend on the limit."""
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed, and its version is part of each sample's key")
-    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     setting = identity.hash_setting()
     recorded = {(s.task, s.problem_id): s for s in read_samples(GREEDY_RUN)}
@@ -115,7 +115,7 @@ def filled(plan, folder):
 @needs_vllm
 def test_the_committed_greedy_run_can_be_continued_under_todays_config():
     plan = make_plan(load_config(CONFIG))
-    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
+    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     assert changes(GREEDY_RUN, identity, stored_prompts(plan)) == []
 
 
@@ -209,7 +209,7 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
     other = make_plan(load_config(CONFIG, [f"model.arguments.tokenizer={tokenizer}"]), limit=5)
     assert [row.prompt for row in stored_prompts(other)] == [row.prompt for row in stored_prompts(plan)]
-    (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})), other.prompts)
+    (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})), stored_prompts(other))
     assert changed.startswith("prompts_sha256: ")
 
 
@@ -269,7 +269,7 @@ def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tm
     assert receipts.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
     (tmp_path / "config.json").write_text("{}")
     assert receipts.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
-    assert receipts.engine_identity("local-completions", {}).device == "server"
+    assert engine_identity("local-completions", {}).device == "server"
 
 
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
@@ -401,7 +401,7 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     before = (own_run / JOURNAL).read_text()
     monkeypatch.setattr(resources, "task_version", lambda: 99.0)
     plan = make_plan(load_config(CONFIG), limit=5)
-    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
+    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     assert changes(own_run, identity, stored_prompts(plan)) == []
     assert regrade(own_run).endswith("0 verdicts changed")
     assert json.loads((own_run / RECEIPT).read_text())["task_version"] == 99
@@ -419,7 +419,7 @@ def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_o
     (tmp_path / "run" / JOURNAL).write_text('{"config": {"la')
     shorter = make_plan(plan.config, limit=2)
     other = run_identity(shorter, plan.config.resolve_sampling({}))
-    RunFolder(tmp_path / "run", other, shorter.prompts).__exit__()
+    RunFolder(tmp_path / "run", other, stored_prompts(shorter)).__exit__()
     assert len(read_prompts(tmp_path / "run")) == 8
 
 
