@@ -141,10 +141,7 @@ def read_frame(
     frame = frame.drop(columns=["key", "scored"]).join(_prompt_facts(receipt, prompts, texts=texts), on="place")
     frame["verdict"] = pandas.Categorical(frame["verdict"], categories=_VERDICTS)
     frame["correct"] = frame["verdict"] == "correct"
-    codes, answers = pandas.factorize(frame["answer"])
-    frame["answer"] = pandas.Categorical.from_codes(codes, answers)
-    for name in GRADERS:
-        frame[name] = frame[name].astype("boolean")
+    frame = frame.astype({"answer": "category"} | dict.fromkeys(GRADERS, "boolean"))
     order = ["layout", "condition", "place", "replicate", "sample_index"]
     frame = frame.sort_values(order, ignore_index=True)
     names = COLUMNS if texts else [*COLUMNS, "characters", "looping"]
