@@ -184,8 +184,6 @@ GARBAGE_OBJECTS = 100_000
 """So many new objects before Python looks for cycles: at its usual 700 a leaderboard takes a sixth longer."""
 LOOP_LENGTH, LOOP_COUNT = 100, 4
 """A completion loops if its last so many characters occur so many times in it."""
-REMEMBERED_BYTES = 64 * 2**20
-"""Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
 
 # Statistics
 ALPHA = 0.05
@@ -316,8 +314,6 @@ TIE = 1e-9
 # Interventions
 OUTWARD_QUANTILE = 0.995
 """How far activations are moved outward at most: the p1 of the study's ARM for Qwen2.5-Math-1.5B and Qwen2.5-7B."""
-NEAR_ZERO_QUANTILE = 0.05
-"""Near zero is what 5 percent of activations are without a filler: a share that a filler can lower or raise."""
 ARM_PROMPTS, ARM_TOKENS = 8, 8
 """Prompts of each arm that Hugging Face answers too, and tokens of each answer: a minute for 12 arms of SmolLM2."""
 QUERY_SETS = 3
@@ -368,5 +364,4 @@ class Kind(StrEnum):
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
     WORDINGS = "wordings"
-    BUDGETS = "budgets"
     CAUSES = "causes"

@@ -1,4 +1,4 @@
-"""Where tasks and configs lie, in the checkout or inside the installed wheel; where the cache is; and the cores."""
+"""What this installation and this machine offer: tasks and configs, in the checkout or in the wheel; a cache; cores."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ import yaml
 from attention_probe.analysis.curves import average_curves
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
-from harness.execution.run import _generation_config, _session, execute, run_identity
+from harness.execution.generate import session_facts
+from harness.execution.run import _generation_config, execute, run_identity
 from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
@@ -114,7 +115,7 @@ def write_run(
     prompts = stored_prompts(plan)
     targets = {prompt.doc["id"]: prompt.doc["answer"] for prompt in prompts}
     with RunFolder(folder, identity, prompts) as opened:
-        opened.note(SESSION, _session(plan))
+        opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             text, reason = answer(request, targets[request.problem_id])
             sample = Sample.of(request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason)
@@ -164,7 +165,6 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                         "looping": verdict == "truncated",
                         **dict.fromkeys(GRADERS, correct),
                         "boxes_after_first": 0,
-                        "gold_outside": 0,
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))

@@ -79,25 +79,3 @@ def _effect(cells: Mapping[tuple[bool, ...], Outcomes], chosen: Sequence[int]) -
     kept = {name: found[name] for name in ("n", "difference", "low", "high", "p")}
     name = "all three" if len(chosen) == 3 else " x ".join(SWITCHES[switch] for switch in chosen)
     return {"effect": name, **kept}
-
-
-def near_zero_table(receipts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """The share of activations near zero under each condition, percent, in the first layer of each intervention.
-
-    Near zero is what 5 percent are under the baseline, over the tokens behind the filler of the prompts that Hugging
-    Face answered when the run checked itself.
-
-    Args:
-        receipts: Of run folders.
-    """
-    engines = [(one["model"]["name"], each["engine"]) for one in receipts for each in one["sessions"] if each["engine"]]
-    rows = [
-        {
-            "model": model,
-            "condition": name,
-            **{f"layer_{int(layer) + 1}": 100 * share for layer, share in shares.items()},
-        }
-        for model, engine in engines
-        for name, shares in (engine.get("interventions") or {}).get("near_zero", {}).items()
-    ]
-    return pandas.DataFrame(rows).drop_duplicates()

@@ -28,7 +28,6 @@ MEDIATORS = {
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
     "characters": "mean characters of a completion",
-    "anywhere": "percent with the gold answer somewhere outside of a box, perhaps by chance; for no verdict",
     "looping": "percent that end in a loop: the last 100 characters occur at least 4 times",
 }
 """Meaning of each column of `mediator_table`."""
@@ -95,7 +94,6 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     first = frame[frame["replicate"] == 0]
     verdict = first["verdict"]
     counted = first[[*keys, "completion_tokens", "characters"]].assign(
-        anywhere=(first["gold_outside"] > 0).where(first["gold_outside"].notna()).astype(float),
         samples=1,
         no_box=verdict == "no_box",
         truncated=verdict == "truncated",
@@ -106,7 +104,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     arms = counted.groupby(keys, observed=True, sort=False)
     table = arms[["completion_tokens", "characters"]].mean()
     table["samples"] = arms["samples"].sum()
-    table[[*_STATES, "anywhere", "looping"]] = 100 * arms[[*_STATES, "anywhere", "looping"]].mean()
+    table[[*_STATES, "looping"]] = 100 * arms[[*_STATES, "looping"]].mean()
     return table[list(MEDIATORS)].reset_index()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.causes import factorial_table, near_zero_table
+from harness.analysis.causes import factorial_table
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
 from harness.analysis.other_prompts import over_wordings, text_table, wording_table
@@ -40,7 +40,6 @@ class Leaderboard:
         wordings: `other_prompts.wording_table`: each contrast over all instructions. Empty where there is one.
         sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
         causes: `causes.factorial_table`. Empty without interventions.
-        near_zero: `causes.near_zero_table`. Empty without interventions.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
@@ -59,7 +58,6 @@ class Leaderboard:
     wordings: pandas.DataFrame
     sweeps: pandas.DataFrame
     causes: pandas.DataFrame
-    near_zero: pandas.DataFrame
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
@@ -137,7 +135,6 @@ def make_leaderboard(
         wordings=wording_table({} if by else by_setting(apart), pairs),
         sweeps=sweep_table(whole, factors, baseline=baseline),
         causes=factorial_table(by_setting(whole), factors),
-        near_zero=near_zero_table([one.receipt for one in runs if one.about.get("source") == "run" and not by]),
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
@@ -211,7 +208,7 @@ def as_json(board: Leaderboard, **more: Any) -> str:
         "pooled": records(board.pooled),
         **{
             name: records(table)
-            for name in ("texts", "wordings", "sweeps", "causes", "near_zero")
+            for name in ("texts", "wordings", "sweeps", "causes")
             if len(table := getattr(board, name))
         },
         **({"draws": board.draws} if board.draws else {}),

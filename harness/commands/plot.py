@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Caps, Margin, Metric, RunNames, read_caps
+from harness.commands.options import Baseline, Margin, Metric, RunNames
 from harness.constants import DEFAULT_SEED, Kind
 
 
@@ -17,7 +17,6 @@ def plot(
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
-    caps: Caps = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
 ) -> None:
     """Draw accuracies, differences, lengths of completions and sweeps: PNG, SVG, PDF, the numbers as CSV.
@@ -30,10 +29,9 @@ def plot(
     from harness.analysis.leaderboard import join_factors, make_leaderboard
     from harness.analysis.sweeps import find_sweeps
     from harness.display.figures.dots import draw_accuracies, draw_causes, draw_forest, draw_wordings
-    from harness.display.figures.lines import draw_budgets, draw_completion_lengths, draw_dose, length_shares
+    from harness.display.figures.lines import draw_completion_lengths, draw_dose, length_shares
     from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
     from harness.errors import ComparisonError
-    from harness.execution.regrade import grade_at_caps
     from harness.runs.read import Run, locate
     from harness.runs.same_settings import join
 
@@ -56,8 +54,6 @@ def plot(
         lacks[Kind.WORDINGS] = "no condition was asked under four instructions"
     if not len(whole.causes):
         lacks[Kind.CAUSES] = "no filler was taken apart whole"
-    if not caps:
-        lacks[Kind.BUDGETS] = "--caps is not given"
     for one in dict.fromkeys(kind or [each for each in Kind if each not in lacks]):
         if one in lacks:
             raise ComparisonError(f"{' '.join(runs)}: {lacks[one]}, so there is no such figure to draw.")
@@ -76,9 +72,6 @@ def plot(
         elif one == Kind.CAUSES:
             shown = whole.causes
             figure = draw_causes(shown)
-        elif one == Kind.BUDGETS:
-            shown = grade_at_caps(runs, read_caps(caps or ""))
-            figure = draw_budgets(shown)
         else:
             places = pandas.DataFrame([{"condition": name, **of} for name, of in factors.items()])
             shown = without_contrasts(table).merge(places, on="condition", how="left")

@@ -9,9 +9,13 @@ import typer
 
 from harness.commands.options import Metric
 from harness.commands.run import show_run
+from harness.constants import REGRADED_SHOWN
 
 if TYPE_CHECKING:
     import pandas
+
+SHOWN_CHARACTERS = 30
+"""Of a gold answer its last characters, of an answer its first: a table fits 80 columns."""
 
 
 def regrade(
@@ -27,28 +31,31 @@ def regrade(
     from harness.runs.journal import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):
-        typer.echo(_describe(regrade_logs(run, metric=metric, completion=completion, gold=gold)))
+        typer.echo(describe_grades(regrade_logs(run, metric=metric, completion=completion, gold=gold)))
         return
     typer.echo(regrade_run(run))
     show_run(run)
 
 
-def _describe(grades: pandas.DataFrame) -> str:
-    """How many are right by our grader and by the log's own metric, and the first on which the two differ."""
+def describe_grades(grades: pandas.DataFrame) -> str:
+    """How many are right, by the log's own metric too, and the first on which the two differ."""
     from harness.analysis.leaderboard import records
-    from harness.constants import REGRADED_SHOWN
     from harness.display.table import Column, Table, render
 
-    text, heading = f"{len(grades)} samples: right by mless {grades['ours'].mean():.1%}", "The first"
+    summary = f"{len(grades)} samples: right by mless {grades['ours'].mean():.1%}"
     counts = ", ".join(f"{verdict} {count}" for verdict, count in grades["verdict"].value_counts().items())
+    title = "The first"
     if grades["theirs"].notna().all():
-        theirs = grades["theirs"].mean()
+        summary += f", by the log's metric {grades['theirs'].mean():.1%}"
         grades = grades[grades["ours"] != grades["theirs"]]
-        text += f", by the log's metric {theirs:.1%}; they differ on {len(grades)}"
-        heading = "The first on which they differ"
-    rows = grades[:REGRADED_SHOWN].assign(
-        gold=grades["gold"].str[-30:], answer=grades["answer"].fillna("-").astype(str).str[:30]
-    )
-    columns = [Column(name, name, str, numeric=False) for name in ("name", "gold", "answer", "verdict")]
-    table = ["", render([Table(heading, records(rows), columns)])] if len(rows) else []
-    return "\n".join([f"{text}.", f"Verdicts: {counts}.", *table])
+        summary += f"; they differ on {len(grades)}"
+        title += " on which they differ"
+    rows = records(grades.head(REGRADED_SHOWN).fillna({"answer": "-"}))
+    columns = [
+        Column("name", "name", str, numeric=False),
+        Column("gold", "gold", lambda gold: gold[-SHOWN_CHARACTERS:], numeric=False),
+        Column("answer", "answer", lambda answer: answer[:SHOWN_CHARACTERS], numeric=False),
+        Column("verdict", "verdict", str, numeric=False),
+    ]
+    table = Table(title, rows, columns)
+    return "\n".join([f"{summary}.", f"Verdicts: {counts}.", *(["", render([table])] if len(grades) else [])])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import causes, comparison, controls, other_prompts, outcomes, pooled, sweeps
+from harness.analysis import causes, comparison, controls, other_prompts, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.table import Column
 from harness.display.wording import (
@@ -127,14 +127,6 @@ CAUSES = _meant(
     ("difference low high", f"on less off [{LEVEL}]", difference),
     ("p_adjusted", "p adj.", p_value),
 )
-BUDGETS = _meant(
-    outcomes.CAPS,
-    ("cap", "tokens", count),
-    ("accuracy accuracy_low accuracy_high", f"acc. % [{LEVEL}]", accuracy),
-    ("boxed", "answer %", number),
-    ("stated", "stated", number),
-    ("neither", "neither", number),
-)
 MEDIATORS = _meant(
     controls.MEDIATORS,
     ("no_box", "no box %", number),
@@ -143,7 +135,6 @@ MEDIATORS = _meant(
     ("timed_out", "late", number),
     ("completion_tokens", "tokens", partial(number, digits=0)),
     ("looping", "loops", number),
-    ("anywhere", "anywhere", number),
 )
 GRADERS = tuple(
     Column(f"{name} {name}_difference", heading, _by_grader, legend)
@@ -152,7 +143,6 @@ GRADERS = tuple(
         ("exact_match_boxed", "boxed", "lm-eval's exact_match on the last box"),
         ("authors_rule", "authors'", "the study's rule: the answer may be a substring of the gold"),
         ("authors_rule_strict", "strict", "the same without substrings"),
-        ("first_box", "first box", ""),
     )
 )
 REFERENCE = _meant(

@@ -13,7 +13,7 @@ from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
 from harness.display import columns as declared
 from harness.display.columns import word
 from harness.display.table import Column, Row, Table
-from harness.display.wording import LEVEL, define_flips, difference, label, number, p_value, plural, signed
+from harness.display.wording import LEVEL, define_flips, difference, label, p_value, plural, signed
 from harness.errors import list_first
 from harness.experiment.conditions import CONTROLS
 
@@ -255,27 +255,6 @@ def show_causes(board: Leaderboard) -> Table | None:
     return (
         Table(f"What of a filler counts: {title}, points", rows, [*words, *declared.CAUSES], [remark]) if rows else None
     )
-
-
-def show_near_zero(board: Leaderboard) -> Table | None:
-    """The share of activations near zero under each condition; None without interventions."""
-    rows = records(board.near_zero)
-    layers = [name for name in map(str, board.near_zero) if name.startswith("layer_")]
-    columns = [Column(name, f"Layer {name.removeprefix('layer_')}", number) for name in layers]
-    remark = "Near zero: what 5 percent are under the baseline, of the tokens behind the filler in the prompts checked."
-    return Table("Activations near zero, percent", rows, [word("condition"), *columns], [remark]) if rows else None
-
-
-def show_budgets(table: pandas.DataFrame) -> Table:
-    """Each condition, had its completions been cut after so many tokens.
-
-    Args:
-        table: As of `outcomes.cap_table`.
-    """
-    rows = records(table)
-    _, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    return Table("Completions cut after so many tokens", rows, [*words, *declared.BUDGETS])
 
 
 def show_mediators(board: Leaderboard) -> Table:

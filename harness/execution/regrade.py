@@ -1,28 +1,24 @@
-"""Grade again, without a model: a finished run, its completions cut at token budgets, or what mless did not make."""
+"""Grade again, without a model: a finished run, or completions that mless did not generate."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas
-from msgspec import structs
 
-from harness.analysis.outcomes import cap_table
 from harness.constants import GRADER_VERSION, REGRADED_SHOWN
 from harness.display.progress import progress_bar
-from harness.errors import ConfigError, JournalError, RunError, list_first
+from harness.errors import ConfigError, JournalError, list_first
 from harness.execution.run import finish
-from harness.execution.scoring import Scorer, grade_job
-from harness.experiment.tokenizer import ModelTokenizer, decode_completion, encode
-from harness.grading import GradeJob, GraderPool, count_outside
+from harness.execution.scoring import Scorer
+from harness.grading import GradeJob, GraderPool
 from harness.runs.folder import (
-    JOURNAL,
     SCORES,
-    PromptPlaces,
     compress_finished,
     lock,
     read_prompts,
@@ -35,11 +31,7 @@ from harness.runs.folder import (
 from harness.runs.journal import Journal, clear_messages, expand, read_header, read_records
 from harness.runs.lm_eval_files import find_logs
 from harness.runs.lm_eval_logs import read_log
-from harness.runs.read import Run, locate
-from harness.runs.records import Generated, Score, as_json
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from harness.runs.records import Score, as_json
 
 
 def regrade(path: Path) -> str:
@@ -115,7 +107,7 @@ class Completed:
 
 
 def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
-    """Grade completions that mless did not make, beside what their log says of them.
+    """Grade completions that mless did not generate.
 
     Args:
         path: A sample log, a folder of logs, or a CSV or JSONL file.
@@ -124,35 +116,34 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
         gold: That of gold answers.
 
     Returns:
-        One row per completion: name, gold, answer, verdict, `ours` (right by our grader) and `theirs` (right by the
-        log's own metric; missing where it has none).
+        A row for each completion: `name`, `gold`, `answer`, `verdict`; `ours`: whether it is right, and `theirs`:
+        whether it is by the log's metric, missing where there is none.
 
     Raises:
         RunError: a log is missing or damaged.
         ConfigError: the file cannot be read, lacks a column, or holds no completion.
     """
     logs = find_logs(path) if path.is_dir() else [path] if path.name.startswith("samples_") else []
-    completions = (
-        [one for log in logs for one in _of_log(log, metric)] if logs else [*_of_table(path, completion, gold)]
-    )
-    if not completions:
+    samples = list(chain.from_iterable(_of_log(log, metric) for log in logs))
+    if not logs:
+        samples = list(_of_table(path, completion, gold))
+    if not samples:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
-        for number, completed in enumerate(completions):
-            pool.submit(number, completed.job())
+        for number, sample in enumerate(samples):
+            pool.submit(number, sample.job())
         grades: dict[int, Any] = dict(pool.drain())
-    rows = [
+    return pandas.DataFrame(
         {
-            "name": completed.name,
-            "gold": completed.gold,
+            "name": sample.name,
+            "gold": sample.gold,
             "answer": grades[number].answer,
             "verdict": grades[number].verdict,
             "ours": grades[number].correct,
-            "theirs": completed.right,
+            "theirs": sample.right,
         }
-        for number, completed in enumerate(completions)
-    ]
-    return pandas.DataFrame(rows)
+        for number, sample in enumerate(samples)
+    )
 
 
 def _of_log(path: Path, metric: str | None) -> Iterator[Completed]:
@@ -174,72 +165,3 @@ def _of_table(path: Path, completion: str, gold: str) -> Iterator[Completed]:
         raise ConfigError(f"{path} has no column {absent[0]!r}: expected one of {list_first([*map(str, table)], 8)}.")
     for number, row in enumerate(table.to_dict("records"), start=1):
         yield Completed(name=str(row.get("id", number)), completion=str(row[completion]), gold=str(row[gold]))
-
-
-def grade_at_caps(runs: Sequence[str], caps: Sequence[int]) -> pandas.DataFrame:
-    """Accuracy of each condition, had its completions been cut after so many tokens.
-
-    It tells a gain in answers from one in length: a condition whose answers are only shorter gains at small caps alone.
-    A completion that is no longer than the cap keeps its verdict.
-
-    Args:
-        runs: Names of run folders. Their journals keep the tokens; logs of lm-eval do not.
-        caps: In tokens.
-
-    Returns:
-        Columns model, layout, condition, and those of `outcomes.CAPS`.
-
-    Raises:
-        RunError: a run is not finished, or its completions have no tokens.
-        ModelError: the model's tokenizer cannot be loaded.
-    """
-    paths = locate(runs)
-    if strange := [path for path in paths if not isinstance(path, Path)]:
-        raise RunError(f"{strange[0]}: --caps needs a run folder, whose journal keeps the tokens.")
-    return pandas.concat([_grade_run(Path(str(path)), caps) for path in paths], ignore_index=True)
-
-
-def _grade_run(path: Path, caps: Sequence[int]) -> pandas.DataFrame:
-    run, prompts, scores = Run.load(path), read_prompts(path), read_scores(path)
-    places, yardsticks = PromptPlaces(prompts), run.about["yardsticks"]
-    model = ModelTokenizer.from_arguments(read_receipt(path)["config"]["model"]["arguments"])
-    rows: list[dict[str, Any]] = []
-    with GraderPool() as pool, progress_bar("grade") as advance:
-        for number, sample in enumerate(read_records(path / JOURNAL, Generated), start=1):
-            prompt = prompts[places.find(sample)]
-            if sample.replicate or prompt.condition in yardsticks:
-                continue
-            if sample.token_ids is None or model is None:
-                raise RunError(f"{path}: the tokens of its completions are not known, so none can be cut.")
-            longer = len(sample.token_ids) > min(caps)
-            prompt_ids = encode(prompt.prompt, model.tokenizer)[0] if longer else ()
-            for cap in caps:
-                cut = _cut(sample, cap, prompt_ids, model.tokenizer)
-                job = grade_job(prompt, cut)
-                if cut is not sample:
-                    pool.submit(len(rows), job)
-                said, verdict = count_outside(job.completion, job.target) > 0, scores[sample.key].verdict
-                asked = {name: getattr(prompt, name) for name in ("condition", "layout")} | {
-                    "problem_id": sample.problem_id
-                }
-                asked["cluster"] = prompt.doc.get("cluster") or sample.problem_id
-                index = sample.sample_index
-                rows.append({**asked, "cap": cap, "sample_index": index, "verdict": verdict, "stated": said})
-            _fill_in(rows, pool.poll())
-            advance(number, len(scores))
-        _fill_in(rows, pool.drain())
-    return cap_table(pandas.DataFrame(rows).assign(model=run.about["model"]))
-
-
-def _cut(sample: Generated, cap: int, prompt_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Generated:
-    """The sample as it would have been with so many tokens at most; itself if it has no more."""
-    assert sample.token_ids is not None
-    if len(sample.token_ids) <= cap:
-        return sample
-    text = decode_completion(tokenizer, prompt_ids, sample.token_ids[:cap])
-    return structs.replace(sample, completion=text, finish_reason="length")
-
-
-def _fill_in(rows: list[dict[str, Any]], graded: Iterable[tuple[int, Any]]) -> None:
-    for place, grade in graded:
-        rows[place]["verdict"] = grade.verdict

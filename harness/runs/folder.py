@@ -162,17 +162,6 @@ def _count_prompts(begun: Mapping[str, Any]) -> int | None:
     return begun.get("limit") and begun["limit"] * len(begun["arms"])
 
 
-def next_free_folder(path: Path, identity: Identity, prompts: Sequence[Prompt]) -> Path:
-    """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
-    for number in count(2):
-        found = path.with_name(f"{path.name}-{number}")
-        if not found.exists():
-            break
-        if is_stored(found / JOURNAL) and not changes(found, identity, prompts):
-            break  # another run may be loading its model in a folder that has no sample yet
-    return found
-
-
 def set_old_scores_aside(path: Path) -> None:
     """Keep scores of another version under another name; every sample is graded again."""
     if read_scored_by(path) not in (None, scored_now()):

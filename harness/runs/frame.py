@@ -39,7 +39,6 @@ _JUDGED: Columns = {
     "verdict": (object, attrgetter("verdict")),
     "answer": (object, attrgetter("answer")),
     "boxes_after_first": (np.float64, attrgetter("boxes_after_first")),
-    "gold_outside": (np.float64, attrgetter("gold_outside")),
     **{name: (np.float32, attrgetter(name)) for name in GRADERS},
 }
 _TEXTS: Columns = {
@@ -61,8 +60,8 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
     Columns: model, condition, layout, problem_id, sample_index, replicate, draw (where there are several draws of
     examples), subject, level, verdict, correct, answer,
     target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then
-    the audit's: math_verify, exact_match, exact_match_boxed, authors_rule, authors_rule_strict, first_box,
-    boxes_after_first, gold_outside, reason, audit_reason. What a backend or grader does not tell is missing.
+    the audit's: math_verify, exact_match_boxed, authors_rule, authors_rule_strict, boxes_after_first, reason,
+    audit_reason. What a backend or grader does not tell is missing.
 
     Args:
         path: The run's folder.
@@ -107,8 +106,8 @@ def read_frame(
         prompts: `folder.read_prompts` of it.
         texts: Whether to hold all that is known of each sample, the columns of `load_run`. Otherwise: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer, target,
-            completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first, gold_outside.
-            Words are then categorical, and a completion is measured and let go.
+            completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first. Words are then
+            categorical, and a completion is measured and let go.
         read: The folder's samples and scores, where they have been read.
 
     Raises:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from harness.analysis.causes import COLUMNS, SWITCHES, factorial_table, near_zero_table
+from harness.analysis.causes import COLUMNS, SWITCHES, factorial_table
 from harness.display.figures.dots import draw_causes
 from harness.experiment.conditions import named_conditions
 from harness.experiment.interventions import CELLS, expand_causes
@@ -59,15 +59,3 @@ def test_effects_on_chance_alone_are_found_as_often_as_said():
         table = factorial_table(settings_of({}, verdicts=verdicts), factors)
         found += bool((table["p_adjusted"] < 0.05).any())
     assert len(names) == len(CELLS) + 1 and found <= 17, "200 draws of 5 percent, and their own noise"
-
-
-def test_shares_near_zero_are_read_from_the_last_session_that_loaded_an_engine():
-    session = {
-        "engine": {"interventions": {"near_zero": {"wo": {"0": 0.05, "7": 0.05}, "arm": {"0": 0.01, "7": 0.04}}}}
-    }
-    receipts = [
-        {"model": {"name": "m"}, "sessions": [{"engine": None}, session]},
-        {"model": {"name": "m"}, "sessions": []},
-    ]
-    table = near_zero_table(receipts).set_index("condition")
-    assert list(table.columns) == ["model", "layer_1", "layer_8"] and table.loc["arm", "layer_1"] == 1

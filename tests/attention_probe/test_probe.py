@@ -63,8 +63,6 @@ def whole_model():
 
 @pytest.fixture
 def command():
-    cli.add_commands()
-
     def call(*arguments):
         done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
         if isinstance(done.exception, HarnessError):

@@ -313,11 +313,11 @@ def test_rounding_never_puts_p_on_the_other_side_of_alpha():
 
 def test_the_audit_has_each_graders_difference():
     frame = evaluation({"wo": [["correct"], ["incorrect"], ["timeout"]], "mless": [["correct"]] * 3}).samples
-    frame.loc[1, ["math_verify", "first_box"]] = [True, None]
+    frame.loc[1, ["math_verify", "authors_rule"]] = [True, None]
     found = audit_table(frame).set_index("condition")
-    assert found.loc["wo", ["ours", "math_verify", "first_box"]].tolist() == pytest.approx([100 / 3, 200 / 3, 50])
-    # the problem that first_box did not judge is left out of its difference
-    assert found.loc["mless", ["ours_difference", "math_verify_difference", "first_box_difference"]].tolist() == (
+    assert found.loc["wo", ["ours", "math_verify", "authors_rule"]].tolist() == pytest.approx([100 / 3, 200 / 3, 50])
+    # the problem that authors_rule did not judge is left out of its difference
+    assert found.loc["mless", ["ours_difference", "math_verify_difference", "authors_rule_difference"]].tolist() == (
         pytest.approx([200 / 3, 100 / 3, 50])
     )
     assert found["ours_difference"].isna().tolist() == [True, False]

@@ -1,9 +1,8 @@
-"""Lines over x with their bands or intervals: sweeps, budgets, shares by length, the curves of the probe."""
+"""Lines over x with their bands or intervals: sweeps, shares by length, the curves of the probe."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -71,33 +70,6 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
             panel.set_xlabel("Tokens of filler")
         for panel in axes[::3]:
             panel.set_ylabel(f"Difference from {baseline} (points)")
-    return figure
-
-
-def draw_budgets(table: pandas.DataFrame) -> Figure:
-    """Accuracy, and the share with an answer, against the most tokens of a completion; a line for each condition.
-
-    Args:
-        table: As of `budgets.cap_table`.
-    """
-    looks, settings = style.looks(table["condition"]), style.split_settings(table)
-    shown = {"accuracy": "right", "boxed": "with an answer"}
-    titles = [f"{name}: {said}" for name in settings for said in shown.values()]
-    note = f"Completions cut after so many tokens and graded again. Lines up and down: {LEVEL} score intervals."
-    with style.panels(titles, note, 2.1, sharey=True) as (figure, axes):
-        for panel, (rows, key) in zip(axes, product(settings.values(), shown), strict=True):
-            for condition, mine in rows.groupby("condition", sort=False):
-                look = looks[str(condition)]
-                line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "marker": look.marker}
-                panel.plot(mine["cap"], mine[key], markersize=0.6 * FONT, label=style.label(str(condition)), **line)
-                if key == "accuracy":
-                    panel.vlines(mine["cap"], mine["accuracy_low"], mine["accuracy_high"], color=look.colour)
-            panel.set_xscale("log")
-            caps = [*rows["cap"].unique()]
-            panel.set_xticks(caps, [f"{cap:,}" for cap in caps])
-            panel.minorticks_off()
-            panel.set_xlabel("Most tokens")
-        axes[0].set_ylabel("Completions (%)")
     return figure
 
 

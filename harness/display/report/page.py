@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -28,7 +28,6 @@ from harness.display import comparison_tables as shown
 from harness.display.comparison_tables import remark_noise, remark_ungraded, shown_rows
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
-from harness.display.figures.lines import draw_budgets
 from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
 from harness.display.wording import define_flips, difference, label, p_value, plural, points, verdict, visible
@@ -38,13 +37,9 @@ from harness.runs.read import Run
 from harness.runs.receipts import git_revision, receipt_line, versions
 from harness.runs.same_settings import join
 
-if TYPE_CHECKING:
-    import pandas
-
 PALETTE = tuple(look.colour for look in style.looks([*style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
-BUDGETS = "Accuracy and the share with an answer, by the most tokens of a completion. The table has the numbers."
 CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
 
 
@@ -74,7 +69,6 @@ def write_report(
     output: Path,
     *,
     attention: Sequence[AttentionFile] = (),
-    budgets: pandas.DataFrame | None = None,
     baseline: str | None = None,
     margin: float | None = None,
     metric: str | None = None,
@@ -85,7 +79,6 @@ def write_report(
         runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
         output: The HTML file. Its folder is made if it is missing.
         attention: Attention curves of prompts of these runs.
-        budgets: As of `budgets.cap_table`.
         baseline: The condition that the others are compared with; None for the runs' own.
         margin: Equivalence margin, points; None is the default.
         metric: The metric that tells right from wrong in logs of other tasks.
@@ -106,11 +99,7 @@ def write_report(
     samples = read_samples(read)
     _refuse_foreign(read, samples, attention)
     board = make_leaderboard(read, baseline=baseline, margin=margin)
-    parts = _parts(read, samples, attention, board)
-    if budgets is not None:
-        parts["others"].append(shown.show_budgets(budgets))
-        parts["budgets"] = _embed(draw_budgets(budgets), BUDGETS)
-    page = _fill(parts)
+    page = _fill(_parts(read, samples, attention, board))
     with clear_messages(output):
         write_whole(output, page)
     return len(page.encode())
@@ -139,7 +128,6 @@ def _parts(
         "results": shown.show_comparison(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
         "others": _other_tables(board, runs),
-        "budgets": None,
         "attention": [
             {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)} for one in attention
         ],
@@ -173,7 +161,7 @@ def _fill(parts: Mapping[str, Any]) -> str:
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
     found = [shown.show_mediators(board), shown.show_audit(board)]
-    names = ("pooled", "wordings", "texts", "sweeps", "causes", "near_zero", "rewordings")
+    names = ("pooled", "wordings", "texts", "sweeps", "causes", "rewordings")
     found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
     frame = over_wordings(join(runs))  # as the verdicts are
     frame = frame[~frame["condition"].isin(board.yardsticks)]
