@@ -32,7 +32,7 @@ class RunRecorder:
     """Says of which requests attention is recorded, and adds what comes back to a folder of traces.
 
     Recorded is the first sample of each prompt of the first layout, but of those yardsticks whose tokens are not the
-    baseline's (rewordings, the positive control), and of fillers in the answer.
+    baseline's (other instructions, the positive control), and of fillers in the answer.
 
     Args:
         plan: The run's.
@@ -107,7 +107,7 @@ class RunRecorder:
 def recorded_conditions(config: RunConfig) -> tuple[str, ...]:
     """The conditions whose prompts can be aligned to the baseline's, and whose fillers are not in the answer."""
     hidden = filled_answers(config.all_conditions)
-    aligned = [one.name for one in config.all_conditions if yardstick(one.name) in (None, "other filler")]
+    aligned = [one.name for one in config.all_conditions if not yardstick(one.name)]
     return tuple(name for name in aligned if name not in hidden)
 
 

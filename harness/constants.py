@@ -198,18 +198,8 @@ FEWEST_GRADED = 0.5
 """Where a smaller share of a condition's samples has a graded answer, an effect that is not seen says nothing."""
 TOLD_UNGRADED = 0.05
 """From this share of ungraded samples on, a line says why they are."""
-SIGN_FLIP_DRAWS = 100_000
-"""Random sign flips where the exact distribution would be too long: p is then right to 0.1 points near ALPHA."""
-EXACT_SIGN_FLIPS = 20_000
-"""Differences that add up to at most this many samples have the exact distribution: it takes a second at most."""
-ROOT_GAP = 1e-12
-"""How far from an end, relatively, a root is looked for: at the end itself a weight would be infinite."""
 FEWEST_MODELS = 4
 """Fewer models say nothing about new ones."""
-FEWEST_LENGTHS = 3
-"""Fewer lengths of a filler are no sweep."""
-FEWEST_REWORDINGS = 3
-"""Fewer show no range."""
 FEWEST_TEXTS = 8
 """Fewer other texts say little of new ones of their kind."""
 FEWEST_WORDINGS = FEWEST_MODELS
@@ -217,8 +207,6 @@ FEWEST_WORDINGS = FEWEST_MODELS
 MODELS_HEEDED = 0.7
 """From this share of the problems' part of the variance on, the models' part decides the degrees of freedom: with it
 4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md)."""
-BREAKS_FORMAT = 0.01
-"""A rewording that changes by this share of the samples how many can be graded is set apart."""
 
 # Display: tables, figures, report, progress
 INCHES, FONT = 7.0, 7.5
@@ -237,8 +225,6 @@ CORE_SPEEDS = {True: 1e11, False: 4e10}
 most of each prompt was cached."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
-PLANNED_EFFECT = 0.02
-"""The mean effect over texts or instructions that a dry run looks for: what studies of fillers report."""
 PLANNED_SPREAD = 0.02
 """By how much a dry run takes the effect to scatter between them. In docs/figures/wordings.csv, of a small model, it
 scatters several times as far."""
@@ -343,8 +329,6 @@ View = Literal["aligned", "full"]
 """A curve with the filler's positions taken out, or over the prompt as it was."""
 Shown = Literal[View, "difference"]
 """Also the paired difference of two conditions, token by token, in the aligned view."""
-Gate = Literal["worse", "not-equivalent"]
-"""What a comparison in continuous integration may not be."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 """What the probe's layers are computed in."""
 

@@ -17,7 +17,7 @@ def heads(
     ] = "mass_filler",
     baseline: Annotated[
         str,
-        typer.Option(help="Condition to subtract, usually another filler; several: filler-01,filler-03."),
+        typer.Option(help="Condition to subtract, usually another filler; several: text-1,text-2."),
     ] = HEADS_BASELINE,
     condition: Annotated[str, typer.Option(help="Condition to subtract it from, or several.")] = STUDIED,
     top: Annotated[int | None, typer.Option(min=1, help="Show only the first N heads.")] = 20,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.causes import factorial_table
+from harness.analysis.causes import causes_table
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
 from harness.analysis.other_prompts import over_wordings, text_table, wording_table
@@ -39,14 +39,14 @@ class Leaderboard:
         texts: `other_prompts.text_table`: each condition against other texts. Empty where there are few.
         wordings: `other_prompts.wording_table`: each contrast over all instructions. Empty where there is one.
         sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
-        causes: `causes.factorial_table`. Empty without interventions.
+        causes: `causes.causes_table`. Empty without interventions.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
         yardsticks: Conditions that the others are held against, with the kind of each.
         by: Columns that the rows are split by, beside model, layout and condition.
         clusters: How many clusters the problems are in; 0 where none has a cluster.
-        draws: The difference of each contrast with each draw of examples. Empty where there are no several draws.
+        draws: The difference of the primary contrast with each draw of examples. Empty where there is one draw.
         receipt: One entry per run: where it is from, versions, hashes, settings.
     """
 
@@ -66,11 +66,6 @@ class Leaderboard:
     clusters: int
     draws: Sequence[Mapping[str, Any]]
     receipt: tuple[Mapping[str, Any], ...]
-
-    @property
-    def greedy(self) -> frozenset[str]:
-        """Models that decoded greedily."""
-        return frozenset(str(entry["model"]) for entry in self.receipt if entry.get("greedy"))
 
 
 def make_leaderboard(
@@ -111,7 +106,7 @@ def make_leaderboard(
     pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
     factors = join_factors(runs)
-    draws = [] if by else [*effects_by_draw(frame, pairs)]
+    draws = [*effects_by_draw(frame, read_contrast(primary))] if primary else []
     each, frame = frame, over_wordings(frame)
     counted = count_outcomes(frame, by=by)
     apart = counted if each is frame else count_outcomes(each)
@@ -131,10 +126,10 @@ def make_leaderboard(
         mediators=mediator_table(frame, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         pooled=pool(whole, pairs),
-        texts=text_table(by_setting(whole), factors, baseline=baseline),
+        texts=text_table(by_setting(whole), factors),
         wordings=wording_table({} if by else by_setting(apart), pairs),
         sweeps=sweep_table(whole, factors, baseline=baseline),
-        causes=factorial_table(by_setting(whole), factors),
+        causes=causes_table(by_setting(whole), factors),
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
@@ -147,7 +142,7 @@ def make_leaderboard(
 
 
 def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """`Condition.factors` of every condition and other filler in the run folders. Logs do not record them."""
+    """`Condition.factors` of every condition in the run folders. Logs do not record them."""
     configs = [one.receipt["config"] for one in runs if one.about.get("source") == "run"]
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 

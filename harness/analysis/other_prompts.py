@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.controls import find_broken
 from harness.analysis.outcomes import Outcomes, Setting
 from harness.analysis.pooled import pool_changes
 from harness.constants import ALPHA, FEWEST_TEXTS, FEWEST_WORDINGS
@@ -25,7 +24,7 @@ TEXTS = {
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition",
     "kind": "what it is held against: sentences, random tokens or own texts of its length, at its place",
-    "texts": "how many of them, those that break the format left out",
+    "texts": "how many of them",
     "least": "accuracy under the worst of them, percent",
     "most": "under the best",
     "n": "problems",
@@ -57,18 +56,14 @@ WORDINGS = {
 """Meaning of each column of `wording_table`."""
 
 
-def text_table(
-    settings: Mapping[Setting, Arms], factors: Mapping[str, Mapping[str, Any]], *, baseline: str
-) -> pandas.DataFrame:
+def text_table(settings: Mapping[Setting, Arms], factors: Mapping[str, Mapping[str, Any]]) -> pandas.DataFrame:
     """Each condition with a filler against the mean of other texts of its length and place: a row for each kind.
 
-    A condition that is itself one of so many texts has no row. Texts that change how many samples can be graded are
-    left out: see `controls.find_broken`.
+    A condition that is itself one of so many texts has no row.
 
     Args:
         settings: As of `outcomes.by_setting`, split by model and layout alone.
         factors: Of each condition, as of `Condition.factors`.
-        baseline: What tells whether a text breaks the format.
     """
     fillers = {name: of for name, of in factors.items() if of["filler_tokens"]}
     texts: dict[tuple[Any, ...], list[str]] = {}
@@ -76,12 +71,11 @@ def text_table(
         if kind := _kind(of["filler"]):
             texts.setdefault((kind, *_place(of)), []).append(name)
     every = [name for names in texts.values() if len(names) >= FEWEST_TEXTS for name in names]
-    broken = find_broken(settings, every, baseline=baseline) if every else {}
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
         for name in (name for name in fillers if name in arms and name not in every):
             for (kind, *place), members in texts.items():
-                others = [arms[one][0] for one in members if one in arms and (setting, one) not in broken]
+                others = [arms[one][0] for one in members if one in arms]
                 if place != _place(fillers[name]) or len(others) < FEWEST_TEXTS:
                     continue
                 means = [100 * float((one.right / one.samples).mean()) for one in others]

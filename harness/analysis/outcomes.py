@@ -160,7 +160,7 @@ def measure_accuracy(one: Outcomes) -> dict[str, Any]:
     """The columns of `comparison.COLUMNS` that one condition has by itself, from n to accuracy_high."""
     scores = one.right / one.samples
     means, weights = by_cluster(scores, one.clusters)
-    low, high = score_interval(means, weights=weights, bounds=(0.0, 1.0))
+    low, high = score_interval(means, weights=weights)
     return {
         "n": len(scores),
         "k": one.k,

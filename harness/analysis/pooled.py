@@ -20,14 +20,7 @@ import pandas
 from scipy.special import stdtr, stdtrit
 
 from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.tests import (
-    Floats,
-    Integers,
-    by_cluster,
-    cluster_terms,
-    paired_test,
-    score_interval,
-)
+from harness.analysis.tests import Floats, Integers, cluster_terms, estimate_difference
 from harness.constants import ALPHA, FEWEST_MODELS, MODELS_HEEDED
 
 COLUMNS = {
@@ -37,7 +30,7 @@ COLUMNS = {
     "models": "models that have both",
     "n": "problems that all of them were asked",
     "difference": "mean over models of the difference in accuracy, points",
-    "low": "lower end of its score interval: these models, new problems",
+    "low": "lower end of its 95 % interval: these models, new problems",
     "high": "upper end",
     "p": "two-sided p-value of the same, problems being the unit; exploratory, so neither adjusted nor judged",
     "new_low": "lower end of the interval for new models; never shorter than that for these models",
@@ -85,17 +78,16 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
     total = np.sum([change * (per // k) for change, k in changes], axis=0)
     whole = per * len(changes)
     clusters = np.arange(len(total)) if clusters is None else clusters
-    p = paired_test(total, whole, rng=np.random.default_rng(0), clusters=clusters)
-    means, weights = by_cluster(total / whole, clusters)
-    difference = float(total.mean()) / whole
-    low, high = score_interval(means, weights=weights)
-    row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}
+    pooled = estimate_difference(total, whole, clusters=clusters)
+    low, high = pooled.interval()
+    row = {"models": len(changes), "n": len(total), "difference": pooled.difference, "p": pooled.p}
+    row |= {"low": low, "high": high}
     if len(changes) >= FEWEST_MODELS:
         effects = np.array([cluster_terms(change / k, clusters) for change, k in changes])
         row |= estimate_new_models(effects)
-        # what a score interval knows of changes that were not seen, mean squares do not
+        # what the interval for these models knows of changes that were not seen, mean squares do not
         row |= {"new_low": min(row["new_low"], low), "new_high": max(row["new_high"], high)}
-        row["new_p"] = max(row["new_p"], p)
+        row["new_p"] = max(row["new_p"], pooled.p)
     points = ("difference", "low", "high", "new_low", "new_high")
     return {name: 100 * value if name in points else value for name, value in row.items()}
 

@@ -1,4 +1,4 @@
-"""What a sweep of lengths says: whether accuracy moves with the filler at all, how far, and towards which end.
+"""What a sweep of lengths says: whether accuracy changes with the filler at all, and from its shortest to its longest.
 
 Many arms are many chances to find something by luck. So one question is asked of all lengths of a filler together.
 """
@@ -13,8 +13,10 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.tests import Integers, by_cluster, holm, paired_test, score_interval
-from harness.constants import FEWEST_LENGTHS
+from harness.analysis.tests import Integers, PairedDifference, estimate_difference, holm
+
+FEWEST_LENGTHS = 3
+"""Fewer lengths of a filler are no sweep."""
 
 COLUMNS = {
     "model": "the model's label",
@@ -25,12 +27,12 @@ COLUMNS = {
     "lengths": "its numbers of tokens",
     "n": "problems",
     "difference": "mean over all lengths of the difference from the baseline, points",
-    "low": "lower end of its score interval, points",
+    "low": "lower end of its 95 % interval, points",
     "high": "upper end",
-    "slope": "from the shortest length to the longest, points, on the straight line along their order",
-    "slope_low": "lower end of its score interval, points",
-    "slope_high": "upper end",
-    "p": "two-sided, that mean or slope is not 0",
+    "longest_less_shortest": "accuracy with the longest filler less accuracy with the shortest, points",
+    "longest_low": "lower end of its 95 % interval, points",
+    "longest_high": "upper end",
+    "p": "two-sided, of both being 0",
     "p_adjusted": "by Holm over the rows of the table",
     "best": "the length that is best on all problems, tokens; it was not tested",
 }
@@ -55,22 +57,21 @@ def sweep_table(
                 continue
             old = arms[baseline][0]
             changes = np.column_stack([arms[by_length[length]][0].right - old.right for length in there])
+            mean, extremes = estimate_trend(changes, old.k, old.clusters)
             row = {
                 **dict(setting),
                 **dict(zip(("filler", "placement", "words"), group, strict=True)),
                 "lengths": " ".join(map(str, there)),
                 "n": len(old.clusters),
-                "p": trend(changes, old.k, old.clusters),
+                "p": min(1.0, 2 * min(mean.p, extremes.p)),
                 "best": there[int(changes.sum(axis=0).argmax())],
             }
-            ones, ranks = _contrasts(len(there))
-            reach = 2 * ranks.max() * np.abs(ranks).sum() / (ranks @ ranks)  # of the line, where all move as it does
-            for name, prefix, weights, unit in (("difference", "", ones, 1.0), ("slope", "slope_", ranks, reach)):
-                moved = changes @ weights / (old.k * np.abs(weights).sum())  # at most 1
-                means, sizes = by_cluster(moved, old.clusters)
-                low, high = score_interval(means, weights=sizes)
-                found = {name: float(moved.mean()), f"{prefix}low": low, f"{prefix}high": high}
-                row |= {key: 100 * unit * value for key, value in found.items()}
+            for difference, names in (
+                (mean, ("difference", "low", "high")),
+                (extremes, ("longest_less_shortest", "longest_low", "longest_high")),
+            ):
+                values = (difference.difference, *difference.interval())
+                row |= {name: 100 * value for name, value in zip(names, values, strict=True)}
             rows.append(row)
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_adjusted"] = float(adjusted)
@@ -100,28 +101,19 @@ def find_sweeps(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str
     return {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths.keys() - {0}) > 1}
 
 
-def trend(changes: npt.ArrayLike, k: int, clusters: Integers | None = None) -> float:
-    """Test all lengths together against the baseline: two-sided p that neither their mean nor their slope is 0.
+def estimate_trend(
+    changes: npt.ArrayLike, k: int, clusters: Integers | None = None
+) -> tuple[PairedDifference, PairedDifference]:
+    """The mean difference over all lengths from the baseline, and that of the longest length from the shortest.
 
-    Use it in place of a test for each length: it asks one question, and its noise is averaged over the lengths. It
-    sees little of a curve that goes down and up again by as much, whose mean and slope are 0.
+    Two tests in place of one for each length: the smaller of the two p-values, doubled (Bonferroni), is the p-value of
+    no change at any length. They see little of a curve that falls and rises again by as much.
 
     Args:
         changes: [problem, length] Right samples less the baseline's, the lengths in order.
         k: Samples a problem.
         clusters: As of `tests.by_cluster`; by default each problem is one.
-
-    Source:
-        The smaller of two p-values of `tests.paired_test`, doubled: Bonferroni.
     """
     values = np.asarray(changes, dtype=np.int64)
-    tests = []
-    for weights in _contrasts(values.shape[1]):
-        most = k * int(np.abs(weights).sum())
-        tests.append(paired_test(values @ weights, most, rng=np.random.default_rng(0), clusters=clusters))
-    return min(1.0, 2 * min(tests))
-
-
-def _contrasts(lengths: int) -> tuple[Integers, Integers]:
-    """Whole weights [length] of the mean over so many lengths, and of the slope along their order."""
-    return np.ones(lengths, dtype=np.int64), 2 * np.arange(lengths) - (lengths - 1)
+    mean = estimate_difference(values.sum(axis=1), k * values.shape[1], clusters=clusters)
+    return mean, estimate_difference(values[:, -1] - values[:, 0], k, clusters=clusters)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.analysis.power import least_prompts, minimal_detectable_effect
+from harness.analysis.power import minimal_detectable_effect
 from harness.constants import (
     ALPHA,
     ARM_PROMPTS,
@@ -17,7 +17,6 @@ from harness.constants import (
     FEWEST_TEXTS,
     FEWEST_WORDINGS,
     PLANNED_DISCORDANCE,
-    PLANNED_EFFECT,
     PLANNED_SPREAD,
     POWER,
     START_SECONDS,
@@ -117,9 +116,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
     else:
         yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
-    if power := describe_power(config, len({problem.counts_with for problem in asked})):
-        yield f"detects   {power}"
-    yield from describe_prompts(config, len(asked))
+    yield from describe_power(config, len({problem.counts_with for problem in asked}))
     if config.model.backend == "vllm" and device_type() == "cpu":
         yield f"cpu       {describe_processor(config.model.arguments)}"
     yield f"time      {describe_time(config, plan.size, sum(known))}"
@@ -145,10 +142,8 @@ def _prompts(plan: Plan) -> Table:
     return Table("Tokens of the filler + its separators, its place, tokens of the prompt", rows, PROMPTS)
 
 
-def describe_power(config: RunConfig, problems: int) -> str:
-    """The smallest true gain that a run detects, in a sentence. Empty if it tests nothing.
-
-    If a filler moves whole problems, some up and some down, all samples of a problem agree and count as one.
+def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
+    """The smallest differences that a run would detect: of its contrasts, and as a mean over new texts or instructions.
 
     Args:
         config: The run's.
@@ -158,36 +153,27 @@ def describe_power(config: RunConfig, problems: int) -> str:
     tested = [pair for pair in config.tested if set(pair) <= names]
     primary = config.primary_contrast
     tests = (1 if primary else len(tested)) * max(1, len(config.layouts))
-    if not tests:
-        return ""
-    gains, most = [], f"{100 * PLANNED_DISCORDANCE:.0f} points"
-    for samples in dict.fromkeys((config.samples_per_problem, 1)):
-        effect = minimal_detectable_effect(n=problems, k=samples, discordance=PLANNED_DISCORDANCE, alpha=ALPHA / tests)
-        gains.append(f"no gain up to {most}" if math.isnan(effect) else f"{100 * effect:.1f} points")
-    both = f", {gains[1]} if it moves them both ways" if len(gains) > 1 else ""
-    which = ", ".join(contrast_name(*one) for one in ([primary] if primary else tested))
-    which += ", the primary contrast" if primary else ""
-    alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
-    return (
-        f"{gains[0]} if the filler moves all problems one way{both}, where samples with and without it disagree on "
-        f"{100 * PLANNED_DISCORDANCE:.0f} % of them ({100 * POWER:.0f} % power, {alpha}; {which})"
-    )
-
-
-def describe_prompts(config: RunConfig, problems: int) -> Iterator[str]:
-    """How many texts or instructions find the planned effect for new ones, where the run has several."""
-    kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
-    texts = max([config.filler_null, *kinds.values()])
-    instructions = 1 + len(config.across.instructions) if config.across else 0
     planned: dict[str, Any] = {"n": problems, "k": config.samples_per_problem, "discordance": PLANNED_DISCORDANCE}
+    disagree = f"samples with and without a filler disagree on {100 * PLANNED_DISCORDANCE:.0f} % of the problems"
+    power = f"{100 * POWER:.0f} % power"
+    if tests:
+        smallest = _in_points(minimal_detectable_effect(**planned, alpha=ALPHA / tests))
+        contrasts = ", ".join(contrast_name(*pair) for pair in ([primary] if primary else tested))
+        alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
+        yield f"detects   differences from {smallest} on ({contrasts}; {power}, {alpha}, if {disagree})"
+    kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
+    texts = max(kinds.values(), default=0)
+    instructions = 1 + len(config.across.instructions) if config.across else 0
     for noun, count, fewest in (("texts", texts, FEWEST_TEXTS), ("instructions", instructions, FEWEST_WORDINGS)):
         if count >= fewest:
-            least, enough = least_prompts(PLANNED_EFFECT, spread=PLANNED_SPREAD, **planned)
-            needed = f"{least} of them; here are {count}" if least else f"at least {enough:,} problems"
-            yield (
-                f"new       {100 * PLANNED_EFFECT:g} points over new {noun} need {needed} (if the effect "
-                f"scatters between {noun} by {100 * PLANNED_SPREAD:g} points; {100 * POWER:.0f} % power)"
-            )
+            smallest = _in_points(minimal_detectable_effect(**planned, prompts=count, spread=PLANNED_SPREAD))
+            scatter = f"the effect scatters between {noun} by {100 * PLANNED_SPREAD:g} points"
+            yield f"new       mean effects over new {noun} from {smallest} on ({count} {noun}; {power}, if {scatter})"
+
+
+def _in_points(effect: float) -> str:
+    most = f"more than {100 * PLANNED_DISCORDANCE:.0f} points"
+    return most if math.isnan(effect) else f"{100 * effect:.1f} points"
 
 
 def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from harness.analysis.choose_problems import Criterion
 from harness.display.table import Column, Table, fold, render
-from harness.display.wording import LEVEL, define_flips, difference, flips, label, visible
+from harness.display.wording import LEVEL, define_flips, describe_repeat, difference, flips, label, visible
 from harness.errors import RunError, list_first
 from harness.experiment.plan import group_name
 from harness.runs.prompts_of_run import AnsweredPrompt, Problem
@@ -30,7 +30,7 @@ _COLOURS = {"filler": "reverse", "separator": "reverse", "problem": "bold", "tem
 def describe_run(run: Run) -> str:
     """A run at a glance: how it was made, what it holds, how its samples ended, and what to do next.
 
-    What others are held against (rewordings, other fillers, the positive control) is named and not counted.
+    Reference conditions, such as the positive control, are named and not counted.
     """
     frame = run.samples
     first = frame[frame["replicate"] == 0]
@@ -67,9 +67,9 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
         criterion: What was asked for.
         outcomes: How many problems had each outcome.
     """
-    again = f"{difference(row['aa_difference'], row['aa_low'], row['aa_high'])}: both sides run again, less the first"
-    if row["aa_difference"] is None:
-        again = "both sides were run once, so the noise of the difference is not known"
+    again = "both sides were run once, so the noise of the difference is not known"
+    if row["aa_difference"] is not None:
+        again = f"both sides were run again: {describe_repeat(row)}"
     matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
     within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
     noun = "problems" if sum(outcomes.values()) <= row["n"] else "problems by draw"

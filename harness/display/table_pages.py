@@ -21,7 +21,7 @@ from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
 from harness.runs.read import Run, locate
 from harness.runs.receipts import receipt_line
-from harness.runs.same_settings import by_table, join
+from harness.runs.same_settings import by_table
 
 
 def make_table(
@@ -69,7 +69,6 @@ def make_table(
         shown.show_texts(board),
         shown.show_sweeps(board),
         shown.show_causes(board),
-        shown.show_rewordings(board),
     ]
     frame, further = board.comparison, dict[str, Any]()
     if mediators:
@@ -80,9 +79,7 @@ def make_table(
         frame = board.audit
     if reference:
         published = read_reference(reference)
-        frame = reference_table(
-            board.comparison, board.audit, published, join(read), receipts=board.receipt, baseline=board.baseline
-        )
+        frame = reference_table(board.comparison, board.audit, published, baseline=board.baseline)
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
         tables.append(shown.show_reference(frame, published, differences))
         said = published.model_dump(exclude={"accuracies"})

@@ -4,9 +4,8 @@ A condition is a filler and a placement. The study compares no filler (`wo`) wit
 55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`). A condition as it is
 written in a config, as it is recorded, and as prompts are built from it are one model: `Condition`.
 
-Yardsticks are what these are held against: harmless rewordings of the instruction without a filler (the prompt null),
-other fillers of the same length (the filler null), the conditions under other instructions, and an answer at once, or
-one without examples, which must do harm (the positive control).
+Yardsticks are what these are held against: the conditions under other instructions, and an answer at once, or one
+without examples, which must do harm (the positive control).
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, PrivateAttr, StrictInt, ValidationError, model_validator
+from pydantic import Field, StrictInt, ValidationError, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, MOST_TOKENS, STUDIED, STUDY_COUNT
 from harness.errors import ConfigError
@@ -101,11 +100,6 @@ class Condition(Strict):
     intervention: Intervention | None = None
     """What is done inside the model while it answers."""
 
-    _draw: int = PrivateAttr(default=0)
-    """Added to the seed of random ids: other fillers have other tokens at the same places."""
-    _gap: str | None = PrivateAttr(default=None)
-    """What stands between instruction and problem, where a rewording changes that. None: the standard separator."""
-
     @model_validator(mode="before")
     @classmethod
     def _read_texts(cls, values: Any) -> Any:
@@ -156,11 +150,6 @@ class Condition(Strict):
         return self.tokens is not None and (self.unit is None or bool(self.unit.strip()))
 
     @property
-    def gap(self) -> str | None:
-        """What stands between instruction and problem, where a rewording changes that."""
-        return self._gap
-
-    @property
     def is_plain(self) -> bool:
         """Whether its prompts are those of the baseline."""
         return self.filler is None and self.instruction is None and not (self.cue or self.answer_prefix)
@@ -187,8 +176,7 @@ class Condition(Strict):
         if self.sentence is not None:
             return cut_sentence(SENTENCES[self.sentence - 1].split(), self.count or 0, count_tokens)
         if self.random_ids is not None:
-            seed = self.seed + self._draw
-            draw = random.Random(seed if key is None else f"{seed}/{key}")
+            draw = random.Random(self.seed if key is None else f"{self.seed}/{key}")
             return draw_words(words, self.random_ids, count_tokens or len, draw)
         if self.token_ids is not None:
             raise ConfigError("A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`.")
@@ -365,64 +353,19 @@ def read_contrast(text: str) -> tuple[str, str]:
     return condition, baseline
 
 
-@cache
-def all_edits() -> tuple[Condition, ...]:
-    """Every edit of the prompt null as a condition: `edit-01`, `edit-02`, ... in the order of rewordings.yaml."""
-    edits = []
-    entries = yaml.safe_load((_HERE / "rewordings.yaml").read_text(encoding="utf-8"))
-    for number, entry in enumerate(entries, start=1):
-        edit = Condition(name=f"edit-{number:02}", instruction=entry["instruction"])
-        edit._gap = entry.get("separator")
-        edits.append(edit)
-    return tuple(edits)
-
-
-def other_fillers(number: int, conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    """So many other fillers like the first of these conditions that has one: the filler null, `filler-01` and so on.
-
-    They have its length and place. Every other one is a sentence that neither the study's `random` nor a condition has,
-    while there are any of that length; the rest are random tokens.
-
-    Raises:
-        ConfigError: no condition has a filler, or it states no count of tokens.
-    """
-    if not number:
-        return ()
-    like = next((one for one in conditions if one.filler), None)
-    if like is None or not like.exact:
-        raise ConfigError(f"filler_null: expected a filler with a count, got {like.name if like else 'none'}.")
-    used = {one.sentence for one in (named_conditions()["random"], *conditions)}
-    left = [place for place in range(1, len(SENTENCES) + 1) if (like.tokens or 0) <= LONGEST and place not in used]
-    place = {"placement": like.placement, "seed": like.seed}
-    found = []
-    for one in range(1, number + 1):
-        name = f"filler-{one:02}"
-        if one % 2 and left:
-            found.append(Condition(name=name, sentence=left.pop(0), count=like.tokens, **place))
-        else:
-            drawn = Condition(name=name, random_ids=like.tokens, **place)
-            drawn._draw = one - like.seed
-            found.append(drawn)
-    return tuple(found)
-
-
 def under_wording(name: str, number: int) -> str:
     """What a condition is called under the so many-th other instruction: `mless-w01`."""
     return f"{name}-w{number:02}"
 
 
-Yardstick = Literal["rewording", "other filler", "other wording", "positive control"]
+Yardstick = Literal["other wording", "positive control"]
 
 
 def yardstick(name: str) -> Yardstick | None:
     """What kind of yardstick a condition of this name is. None: it is a condition of the experiment itself."""
-    if any(edit.name == name for edit in all_edits()):
-        return "rewording"
     if name in CONTROLS:
         return "positive control"
-    if re.fullmatch(r".+-w(?!00)\d\d", name):
-        return "other wording"
-    return "other filler" if re.fullmatch(r"filler-(?!00)\d\d", name) else None
+    return "other wording" if re.fullmatch(r".+-w(?!00)\d\d", name) else None
 
 
 def find_yardsticks(names: Iterable[str]) -> dict[str, Yardstick]:

@@ -18,13 +18,11 @@ from harness.experiment.conditions import (
     UNSHOWN,
     Condition,
     Placement,
-    all_edits,
     as_condition,
     contrast_name,
     expand_sweep,
     find_baseline,
     named_conditions,
-    other_fillers,
     read_contrast,
     under_wording,
 )
@@ -104,9 +102,7 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_instructions(given: Any) -> Any:
-    """Texts as they are; those of a file, one a line; or so many of the harmless rewordings."""
-    if isinstance(given, int) and 0 < given <= len(all_edits()):
-        return tuple(str(edit.instruction) for edit in all_edits()[:given])
+    """Texts as they are, or those of a file, one a line."""
     if isinstance(given, (str, Path)):
         try:
             lines = map(str.strip, Path(given).read_text(encoding="utf-8").splitlines())
@@ -120,7 +116,7 @@ class AcrossConfig(Strict):
     """Other instructions, under which every condition is asked too."""
 
     instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(min_length=1, max_length=99)
-    """Texts, a file with one a line, or how many of the harmless rewordings."""
+    """Texts, or a file with one a line."""
 
 
 class RecordConfig(Strict):
@@ -159,10 +155,6 @@ class RunConfig(Strict):
     """The contrast that the run is about. By default `mless` less the baseline."""
     replicates: int = Field(default=1, ge=1, le=2)
     """How often both sides of the primary contrast, else of the first, are run: 2 gives A/A."""
-    prompt_null: int = Field(default=0, ge=0, le=len(all_edits()))
-    """How many harmless rewordings of the instruction are run."""
-    filler_null: int = Field(default=0, ge=0, le=99)
-    """How many other fillers of the primary contrast's length are run."""
     across: AcrossConfig | None = None
     """Other instructions that all conditions are asked under."""
     positive_control: bool = False
@@ -231,13 +223,13 @@ class RunConfig(Strict):
         own, shown = self.instruction is not None, self.demonstrations
         listed, baseline = ", ".join(names), self.baseline_name
         published = Layout.AS_PUBLISHED in self.layouts
-        needs_baseline = self.baseline or self.contrasts or self.primary or self.prompt_null
+        needs_baseline = self.baseline or self.contrasts or self.primary
         begun = [one.name for one in self.all_conditions if one.answer_prefix or one.placement is Placement.ANSWER]
         for bad, message in (
             (len(set(tasks)) < len(tasks), f"conditions: names must differ, also as name_layout; got {listed}"),
             (
                 published and (own or any(one.instruction for one in self.all_conditions)),
-                "instruction, prompt_null: the layout as_published has the authors' own",
+                "instruction: the layout as_published has the authors' own",
             ),
             (self.samples_per_problem % self.draws, f"samples_per_problem: expected a multiple of {self.draws} draws"),
             (published and shown, "demonstrations: as_published has none"),
@@ -246,12 +238,10 @@ class RunConfig(Strict):
                 "positive_control: there are no examples to leave out",
             ),
             (shown and shown.path and shown.draws > 1, "demonstrations.draws: the examples of a file are one draw"),
-            (self.prompt_null and own, "prompt_null rewords the standard instruction, and the run has another one"),
             (
                 self.across and any(one.instruction for one in self.conditions),
                 "across: a condition has its own instruction",
             ),
-            (self.prompt_null and baseline != BASELINE, f"prompt_null rewords {BASELINE}: the baseline is {baseline}"),
             (odd, f"contrasts: expected pairs of {listed}, each once, got {odd}"),
             (
                 self.primary not in (None, *known),
@@ -307,9 +297,7 @@ class RunConfig(Strict):
 
     @property
     def yardsticks(self) -> tuple[Condition, ...]:
-        """What the conditions are held against: rewordings, other fillers, other instructions, the positive control."""
-        about = (self.primary_contrast or ("",))[0]
-        fillers = other_fillers(self.filler_null, sorted(self.conditions, key=lambda one: one.name != about))
+        """What the conditions are held against: other instructions, the positive control."""
         control = [UNSHOWN if self.answer == "line" else CONTROL] if self.positive_control else []
         others = enumerate(self.across.instructions if self.across else (), start=1)
         wordings = [
@@ -317,7 +305,7 @@ class RunConfig(Strict):
             for number, text in others
             for one in self.conditions
         ]
-        return (*all_edits()[: self.prompt_null], *fillers, *wordings, *control)
+        return (*wordings, *control)
 
     @property
     def sampling_words(self) -> str:
@@ -351,7 +339,7 @@ class RunConfig(Strict):
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
         # runs that were begun before these came have none
-        off = ("baseline", "across", "filler_null", "positive_control", "demonstrations", "record")
+        off = ("baseline", "across", "positive_control", "demonstrations", "record")
         values = {
             name: value
             for name, value in self.as_written().items()

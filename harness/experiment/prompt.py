@@ -137,7 +137,6 @@ def build_prompt(
     wording = layout.instruction if instruction is None else instruction
     if condition.instruction is not None:
         wording = condition.instruction
-        gap = gap if condition.gap is None else condition.gap
     if condition.repeat_problem is not None:
         filler_text = gap.join([problem] * (condition.repeat_problem - 1))
     instruct = Segment(role="instruction", text=wording)

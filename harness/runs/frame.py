@@ -7,13 +7,14 @@ from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH, STUDIED
+from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
 from harness.errors import RunError
-from harness.experiment.conditions import as_condition, find_yardsticks, other_fillers
+from harness.experiment.conditions import as_condition, find_yardsticks
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
@@ -33,6 +34,7 @@ _FACTS: Columns = {
     "completion_tokens": (np.float64, attrgetter("completion_tokens")),
     # a log of a task without completions has none
     "characters": (np.int32, lambda sample: len(sample.completion or "")),
+    "completion_checksum": (np.int64, lambda sample: crc32((sample.completion or "").encode("utf-8", "surrogatepass"))),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
 }
 _JUDGED: Columns = {
@@ -66,8 +68,8 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
     Args:
         path: The run's folder.
         replicates: Whether to include second runs (A/A), those with `replicate` above 0.
-        yardsticks: Whether to include what the conditions are held against: harmless rewordings (in `condition` as
-            `edit-01`, `edit-02`, ...), other fillers (`filler-01`, ...) and the positive control (`control`).
+        yardsticks: Whether to include reference conditions: those under other instructions (`mless-w01`), and the
+            positive control (`control`).
 
     Raises:
         RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing or
@@ -83,11 +85,8 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
 
 
 def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a sweep can vary of a run's conditions and other fillers, by name (`Condition.factors`)."""
-    conditions = list(map(as_condition, config["conditions"]))
-    about = str(config.get("primary") or STUDIED).partition(" - ")[0]
-    fillers = other_fillers(config.get("filler_null") or 0, sorted(conditions, key=lambda one: one.name != about))
-    return {condition.name: condition.factors() for condition in (*conditions, *fillers)}
+    """What a sweep can vary of a run's conditions, by name (`Condition.factors`)."""
+    return {condition.name: condition.factors() for condition in map(as_condition, config["conditions"])}
 
 
 def read_frame(
@@ -106,8 +105,8 @@ def read_frame(
         prompts: `folder.read_prompts` of it.
         texts: Whether to hold all that is known of each sample, the columns of `load_run`. Otherwise: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer, target,
-            completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first. Words are then
-            categorical, and a completion is measured and let go.
+            completion_tokens, characters, looping, completion_checksum, the graders' of `harness.grading`,
+            boxes_after_first. Words are then categorical, and a completion is measured and let go.
         read: The folder's samples and scores, where they have been read.
 
     Raises:
@@ -143,7 +142,7 @@ def read_frame(
     frame = frame.astype({"answer": "category"} | dict.fromkeys(GRADERS, "boolean"))
     order = ["layout", "condition", "place", "replicate", "sample_index"]
     frame = frame.sort_values(order, ignore_index=True)
-    names = COLUMNS if texts else [*COLUMNS, "characters", "looping"]
+    names = COLUMNS if texts else [*COLUMNS, "characters", "looping", "completion_checksum"]
     frame = frame[[name for name in names if name in frame]]
     plain = ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer") if texts else ()
     frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame})

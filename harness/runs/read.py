@@ -52,7 +52,8 @@ class Run:
         model: The name or folder that the model was loaded from; None where it is not known.
         receipt: A run folder's receipt, whole.
         metric: What the verdicts were read from; None where there are none.
-        read: Makes `samples`; with `texts=True` the columns of `harness.load_run`, replicates and rewordings included.
+        read: Makes `samples`; with `texts=True` the columns of `harness.load_run`, replicates and reference
+            conditions included.
         read_prompts: Makes `prompts`.
     """
 
@@ -148,9 +149,9 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     chosen = layout or (layouts[0] if len(layouts) == 1 else None)
     if chosen not in layouts:
         raise ConfigError(f"{run.name}: expected one of the layouts {', '.join(layouts)}, got {chosen}. Name one.")
-    # of the yardsticks, rewordings and the control's prefix could not be aligned
+    # other instructions and the control's prefix could not be aligned
     kinds = run.about.get("yardsticks") or {}
-    asked = [one for one in asked if one.layout == chosen and kinds.get(one.condition) in (None, "other filler")]
+    asked = [one for one in asked if one.layout == chosen and one.condition not in kinds]
     if not run.is_logs and chosen == Layout.CHAT and any(one.prompt_token_sha256 is None for one in asked):
         raise RunError(
             f"{run.name}: a server templated its chat prompts, so the text that the model got is not recorded. Run it "

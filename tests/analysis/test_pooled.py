@@ -6,12 +6,12 @@ import pytest
 from scipy import stats
 
 from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
-from harness.analysis import paired_test, score_interval
+from harness.analysis import estimate_difference
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.outcomes import count_outcomes
 from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
 from harness.analysis.sweeps import COLUMNS as SWEEP_COLUMNS
-from harness.analysis.sweeps import group_lengths, sweep_table, trend
+from harness.analysis.sweeps import estimate_trend, group_lengths, sweep_table
 from harness.display.comparison_tables import show_pooled
 from tests.make import drawn, evaluation
 
@@ -29,12 +29,12 @@ def test_it_is_the_mean_of_the_models_and_a_test_over_problems_whatever_their_sa
     row = pool_changes([(one, 1), (two, 3)])
     total = 3 * one + two
     assert row["difference"] == pytest.approx(100 * (one.mean() + two.mean() / 3) / 2)
-    assert row["p"] == paired_test(total, 6, rng=np.random.default_rng(0))
-    ends = score_interval(total / 6)
-    assert [row["low"], row["high"]] == pytest.approx([100 * end for end in ends])
+    expected = estimate_difference(total, 6)
+    assert row["p"] == expected.p
+    assert [row["low"], row["high"]] == pytest.approx([100 * end for end in expected.interval()])
     assert (row["models"], row["n"]) == (2, 120) and "new_low" not in row, "so few models say nothing of new ones"
     single = pool_changes([(one, 1)])
-    assert single["p"] == paired_test(one, 1, rng=np.random.default_rng(0))
+    assert single["p"] == estimate_difference(one, 1).p
 
 
 def test_new_models_are_judged_by_crossed_random_effects():
@@ -114,17 +114,16 @@ def test_no_interval_for_new_models_is_shorter_than_that_for_these():
     assert few["new_low"] <= few["low"] < few["high"] <= few["new_high"] and few["new_p"] >= few["p"]
 
 
-def test_p_is_twice_the_smaller_of_those_of_mean_and_slope():
+def test_a_sweep_is_its_mean_and_its_longest_less_its_shortest():
     changes = simulate(EFFECTS["monotone, 0 to 4 points"], "coins", np.random.default_rng(1))
-    ranks = np.array([-7, -5, -3, -1, 1, 3, 5, 7])
-    singles = [
-        paired_test(values, most, rng=np.random.default_rng(0))
-        for values, most in ((changes.sum(axis=1), 8), (changes @ ranks, 32))
-    ]
-    assert trend(changes, 1) == 2 * min(singles) and singles[1] < singles[0]
-    for turned in (-changes, changes[:, ::-1]):
-        assert trend(turned, 1) == pytest.approx(trend(changes, 1))
-    assert trend(np.zeros((20, 3)), 1) == 1.0, "nothing moved"
+    mean, extremes = estimate_trend(changes, 1)
+    assert (mean.difference, mean.p) == (
+        pytest.approx(changes.mean()),
+        estimate_difference(changes.sum(axis=1), 8).p,
+    )
+    paired = changes[:, -1] - changes[:, 0]
+    assert (extremes.difference, extremes.p) == (pytest.approx(paired.mean()), estimate_difference(paired, 1).p)
+    assert [one.p for one in estimate_trend(np.zeros((20, 3)), 1)] == [1.0, 1.0], "nothing changed"
 
 
 def test_in_simulation_it_errs_as_promised():
@@ -161,8 +160,8 @@ def test_the_table_has_a_row_for_each_filler_and_place():
     assert (row["filler"], row["placement"], row["lengths"], row["n"]) == ("/", "end", "10 25 40", 200)
     accuracy = frame.groupby("condition")["correct"].mean()
     assert row["difference"] == pytest.approx(100 * (accuracy[["s10", "s25", "s40"]].mean() - accuracy["wo"]))
-    line = np.polyfit([0, 1, 2], 100 * accuracy[["s10", "s25", "s40"]].to_numpy(), 1)
-    assert row["slope"] == pytest.approx(2 * line[0]) and row["slope_low"] < row["slope"] < row["slope_high"]
+    assert row["longest_less_shortest"] == pytest.approx(100 * (accuracy["s40"] - accuracy["s10"]))
+    assert row["longest_low"] < row["longest_less_shortest"] < row["longest_high"]
     assert row["best"] == 25 and row["p"] == row["p_adjusted"] < 0.05 and row["low"] < row["difference"] < row["high"]
     json.dumps(table.to_dict("records"))
     assert sweep_table([], factors, baseline="wo").empty

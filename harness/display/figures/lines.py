@@ -40,8 +40,6 @@ def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: st
 def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Differences from the baseline against the filler's length: a panel for each model and layout, a line a filler.
 
-    Behind the lines: how far harmless rewordings lie from the baseline, and the noise of a difference (A/A).
-
     Args:
         table: As of `harness.analysis.compare`, with the yardsticks.
         factors: Of each condition, as of `frame.read_factors`.
@@ -51,18 +49,14 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
     looks, settings = style.looks(map(" ".join, doses)), style.split_settings(table)
     baseline = style.label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
-    note = f"Points less {baseline}; lines: {LEVEL} score intervals, adjusted as p is; filled: adjusted p < 0.05."
-    if (table["verdict"] == "rewording").any():
-        note += " Band: from the lowest to the highest of the harmless rewordings."
-    if table["aa_difference"].notna().any():
-        note += " Dotted: A/A, the interval of the primary contrast run again less the first."
+    note = f"Points less {baseline}; lines: {LEVEL} intervals, not adjusted; filled: adjusted p < 0.05."
     note += " Lengths are moved apart a little where lines would cover each other."
     with style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
         for panel, rows in zip(axes, settings.values(), strict=True):
-            _draw_behind(panel, rows)
+            panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
             found = style.without_yardsticks(rows).fillna({"difference": 0.0}).set_index("condition")  # the baseline's
             for number, (key, lengths) in enumerate(doses.items()):
-                mine = found.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="verdict")
+                mine = found.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="role")
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
                 legend = style.label(", ".join(_spell(part) for part in (key if several else key[:1]) if part))
@@ -78,21 +72,12 @@ def _spell(filler: str) -> str:
     return visible(filler, keep="") if filler.strip() else " ".join(map(name_character, filler))
 
 
-def _draw_behind(panel: Axes, rows: pandas.DataFrame) -> None:
-    panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    rewordings = rows.loc[rows["verdict"] == "rewording", "difference"]
-    if len(rewordings):
-        panel.axhspan(rewordings.min(), rewordings.max(), color="#e4e4e4", zorder=0, linewidth=0, label="rewordings")
-    for low, high in rows[["aa_low", "aa_high"]].dropna().to_numpy():
-        panel.axhspan(low, high, edgecolor=style.MUTED, linestyle=":", fill=False, zorder=1, label="A/A")
-
-
 def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: style.Look, name: str) -> None:
     """The line of one filler through its lengths, with the interval and the mark of each but the baseline."""
     line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1}
     size = 0.6 * FONT
     panel.plot(rows["x"], rows["difference"], **line)
-    shown = rows[rows["verdict"] != "baseline"]
+    shown = rows[rows["role"] != "baseline"]
     panel.vlines(shown["x"], shown["low"], shown["high"], color=look.colour, linewidth=0.9)
     for passed, mine in shown.groupby(shown["verdict"].isin(PASSED)):
         inner = look.colour if passed else "white"

@@ -115,7 +115,7 @@ def _parts(
         {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()
     ]
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
-    several = any(row["verdict"] != "baseline" for row in rows)
+    several = any(row["role"] != "baseline" for row in rows)
     receipts = [
         (receipt_line(about).removeprefix("receipt: "), one.receipt)
         for about, one in zip(board.receipt, runs, strict=True)
@@ -161,7 +161,7 @@ def _fill(parts: Mapping[str, Any]) -> str:
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
     found = [shown.show_mediators(board), shown.show_audit(board)]
-    names = ("pooled", "wordings", "texts", "sweeps", "causes", "rewordings")
+    names = ("pooled", "wordings", "texts", "sweeps", "causes")
     found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
     frame = over_wordings(join(runs))  # as the verdicts are
     frame = frame[~frame["condition"].isin(board.yardsticks)]
@@ -199,13 +199,10 @@ def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequ
             raise RunError(f"{one.name}: {first} are in no run of this report.")
 
 
-_FAMILIES = {"registered": "registered beforehand", "all": "not registered beforehand", "exploratory": "besides"}
-
-
 def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
     rows = shown_rows(board, board.comparison)
-    tested = [row for row in rows if row["test"] is not None]
+    tested = [row for row in rows if row["role"] != "baseline"]
     first = [row for row in tested if row["primary"]] or tested
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     about = f"{models[0] if len(models) == 1 else f'{len(models)} models'} on {task_name(board.receipt)}"
@@ -215,13 +212,14 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         "question": f"Does {names} change the accuracy of {about}?" if first else f"How accurate is {about}?",
         "answers": [
             {
-                "kind": row["verdict"],
+                "kind": row["verdict"] or row["role"],
                 "verdict": _judge(row),
                 "said": f"{row['model']}, {row['layout']}, {_say(row)}" if several else _say(row),
             }
             for row in first[:CARD_ROWS]
         ],
-        "counts": [*_count(tested)] or ["There is one condition only, so nothing is compared."],
+        "counts": [*_count(tested, registered=board.contrasts is not None)]
+        or ["There is one condition only, so nothing is compared."],
         "facts": {title: said for title, said in _facts(board, rows, models).items() if said},
     }
 
@@ -231,7 +229,7 @@ def _judge(row: Row) -> str:
     margin = row["margin"]
     if row["verdict"] == "equivalent" and margin:
         return f"equivalent within {points(margin)}"
-    return verdict(row["verdict"], row["within_margin"], margin, row["by_format"])
+    return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])
 
 
 def _say(row: Row) -> str:
@@ -240,17 +238,18 @@ def _say(row: Row) -> str:
     return f"{label(row['condition'])}: {change} points {ends}".rstrip() + p
 
 
-def _count(tested: Sequence[Row]) -> Iterator[str]:
-    """A sentence for each family of tests, that counts the verdicts of each kind."""
-    for family, named in _FAMILIES.items():
-        counts = Counter(_judge({**row, "within_margin": False}) for row in tested if row["family"] == family)
+def _count(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
+    """A sentence for the tested contrasts and one for the exploratory ones, that counts the verdicts of each kind."""
+    tested = "registered beforehand" if registered else "not registered beforehand"
+    for role, named in {"tested": tested, "exploratory": "besides"}.items():
+        counts = Counter(_judge({**row, "within_margin": False}) for row in compared if row["role"] == role)
         if counts:
             said = ", ".join(f"{times} {word}" for word, times in counts.items())
             yield f"{counts.total()} {plural('comparison', counts.total())} {named}: {said}."
 
 
 def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
-    bases = [row for row in rows if row["verdict"] == "baseline"]
+    bases = [row for row in rows if row["role"] == "baseline"]
     dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
     sizes = (f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases)
     noise = " ".join(remark_noise(board))
@@ -259,5 +258,6 @@ def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> di
         "Dataset": f"{task_name(board.receipt)} ({'; '.join(dict.fromkeys(sizes))})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
         "Ungraded": " ".join(remark_ungraded(board)),
-        "Noise and control": noise or "The baseline was run once and no positive control, so nothing shows them.",
+        "Noise and control": noise
+        or "No repeat run and no positive control were made, so noise and sensitivity are unknown.",
     }
