@@ -81,12 +81,12 @@ def test_right_answers_are_those_of_plain_hugging_face(counted, request, smollm2
         ours = rows.set_index("prompt_token_sha256")["correct"][:100]
         theirs = {}
         for row in read_prompts(folder):
-            if row["condition"] == name and row["prompt_token_sha256"] in ours.index.difference(theirs):
-                ids = tokenizer(row["prompt"])["input_ids"]
-                assert hash_token_ids(ids) == row["prompt_token_sha256"]
+            if row.condition == name and row.prompt_token_sha256 in ours.index.difference(theirs):
+                ids = tokenizer(row.prompt)["input_ids"]
+                assert hash_token_ids(ids) == row.prompt_token_sha256
                 written = whole_model.generate(torch.tensor([ids]), **greedy)[0, len(ids) :]
                 line, _, _ = tokenizer.decode(written).partition("\n")
-                theirs[row["prompt_token_sha256"]] = line.strip() == row["doc"]["answer"]
+                theirs[row.prompt_token_sha256] = line.strip() == row.doc["answer"]
         off = [key for key, right in theirs.items() if right != ours[key]]
         assert len(theirs) == len(ours) and len(off) <= 0.02 * len(ours), (name, off)
 

@@ -18,6 +18,7 @@ from harness.experiment.prompt import hash_prompts
 from harness.grading import GradeJob, GraderPool
 from harness.runs.folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
 from harness.runs.receipts import model_fingerprint
+from harness.runs.records import stored_prompts
 from tests.conftest import needs_vllm
 from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, table_page
 
@@ -59,12 +60,12 @@ def test_the_example_is_the_run_of_its_config():
     name = config.model_arguments()["pretrained"]
     assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
-    assert rows[: len(plan.prompts)] == json.loads(json.dumps(plan.prompts))
+    assert rows[: len(plan.rows)] == stored_prompts(plan)
     assert identity.prompts_sha256 == hash_prompts(rows)
 
 
 def test_its_verdicts_are_what_todays_grader_says():
-    targets = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(EXAMPLE)}
+    targets = {row.doc["id"]: row.doc["answer"] for row in read_prompts(EXAMPLE)}
     scores = read_scores(EXAMPLE)
     assert read_scored_by(EXAMPLE) == scored_now()
     counts = Counter()

@@ -51,7 +51,7 @@ def test_a_run_and_its_logs_have_the_same_problems():
     run = Run.load(GREEDY_RUN)
     (log,) = GREEDY_RUN.glob("samples_demo_random_*")
     assert Run.load(log).problems == run.problems and len(run.problems) == 500
-    docs = {row["condition"]: row["doc"] for row in read_prompts(GREEDY_RUN) if row["doc"]["id"].endswith("/7.json")}
+    docs = {row.condition: row.doc for row in read_prompts(GREEDY_RUN) if row.doc["id"].endswith("/7.json")}
     hashes = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
     assert len(hashes) == 4 and len({*hashes.values()}) == 1, "the condition is no part of the problem"
     other = {**docs["wo"], "problem": "Another?"}
