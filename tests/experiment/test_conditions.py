@@ -18,6 +18,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, Layout
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read import Run
+from harness.runs.records import stored_prompts
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
 from tests.make import TOY_DATA, TOY_MODEL
 
