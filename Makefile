@@ -91,7 +91,7 @@ calibrate: .venv/installed
 controls: .venv/installed
 	.venv/bin/python -m benchmarks.controls
 
-# How large the code is: lines and tokens without docstrings, comments and blank lines.
+# The size of the code: tokens by folder and in total, without docstrings and comments; words of the docs.
 size: .venv/installed
 	.venv/bin/python -m tools.size
 
