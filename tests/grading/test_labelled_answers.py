@@ -18,26 +18,25 @@ from harness.grading.compare import compare, describe_gold, grade
 from harness.grading.values import letter_value
 
 RULES = yaml.safe_load((Path(__file__).parents[1] / "data" / "labelled_answers.yaml").read_text(encoding="utf-8"))
-NOT_YET = pytest.mark.xfail(strict=True, reason="the grader does not read this yet")
-PAIRS = [
-    pytest.param(answer, target, verdict, rule["reason"], id=f"{rule['trap']}: {answer} | {target}", marks=marks)
-    for rule in RULES
-    for key, verdict, marks in (
-        ("same", "correct", ()),
-        ("different", "incorrect", ()),
-        ("not_yet", "correct", NOT_YET),
-    )
-    for answer, target in rule.get(key, ())
-]
+GROUPS = [RULES[first : first + 3] for first in range(0, len(RULES), 3)]
+EXPECTED = {"same": ("correct",), "different": ("incorrect",), "not_yet": ("incorrect", "refused")}
+"""Verdicts of the pairs under each key. Those of `not_yet` are the same, and the grader does not read them yet."""
 
 
-@pytest.mark.parametrize(("answer", "target", "verdict", "reason"), PAIRS)
-def test_labelled_pairs(answer, target, verdict, reason):
-    assert compare(answer, target).verdict == verdict, reason
+@pytest.mark.parametrize("rules", GROUPS, ids=lambda rules: "-".join(rule["trap"] for rule in rules))
+def test_labelled_pairs(rules):
+    failures = []
+    for rule in rules:
+        for key, verdicts in EXPECTED.items():
+            for answer, target in rule.get(key, ()):
+                verdict = compare(answer, target).verdict
+                if verdict not in verdicts:
+                    failures.append(f"{rule['trap']}, {key}: {answer} | {target} is {verdict}; {rule['reason']}")
+    assert not failures, "\n".join(failures)
 
 
 def test_every_rule_has_a_reason_and_both_kinds_of_pair():
-    assert len(PAIRS) >= 2100
+    assert sum(len(rule.get(key, ())) for rule in RULES for key in EXPECTED) >= 2100
     assert all(rule["reason"] and rule["same"] and rule["different"] for rule in RULES)
     assert len({rule["trap"] for rule in RULES}) == len(RULES)
 
@@ -414,14 +413,15 @@ def test_letters_have_all_signs_and_many_sizes():
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_answers():
+    """The caches are full after 4,096 answers."""
     code = """
 import resource
 from harness.grading.compare import compare
-for n in range(100_000):
+for n in range(20_000):
     compare((f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")[n % 4], "(x+1)^2")
-    if n in (20_000, 99_999):
+    if n in (8_000, 19_999):
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     early, late = map(int, done.stdout.split())
-    assert late - early < 2 * 1024, "KiB"
+    assert late - early < 768, "KiB"
