@@ -3,15 +3,11 @@
 import json
 import math
 import os
-import subprocess
 
 import pytest
 import torch
-import yaml
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness import load_run
-from harness.display.table_pages import make_table
 from harness.engines.backends import check_backend
 from harness.engines.interventions import checks, worker
 from harness.engines.interventions.arithmetic import (
@@ -36,7 +32,6 @@ from harness.experiment.config import RunConfig
 from harness.experiment.interventions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
-from tests.engines.test_faults import MLESS, samples, wait_for
 from tests.make import TOY_DATA, TOY_MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
@@ -311,36 +306,10 @@ ARMS = ["wo", FIRST, {"causes": "first", "layer": 1}, {"causes": "first", "layer
 ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "inward"}})
 
 
-def real(**more):
+def real():
     """SmolLM2 on products, under 14 conditions."""
     problems = {"dataset": {"make": "products"}, "answer": "line", "demonstrations": {"count": 2}}
-    return config(ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems, **more)
-
-
-@pytest.fixture(scope="session")
-def run(mless, smollm2, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("arms")
-    file = folder / "arms.yaml"
-    file.write_text(yaml.safe_dump(real().as_written()))
-    return mless("run", str(file), "--limit", "1", "--quiet", "-o", str(folder / "run")), folder / "run"
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_a_run_with_arms_answers_as_hugging_face_does(run):
-    done, folder = run
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "14 arms answer as in Hugging Face, 1 prompt each" in done.stderr
-    assert len(load_run(folder)) == 14
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_the_table_takes_the_filler_apart_and_the_probe_refuses_its_arms(run, mless, tmp_path):
-    page = make_table([str(run[1])])
-    assert "What of a filler counts" in page and "4-10" in page and "Layer 4" in page
-    refused = mless("probe", str(run[1]), "--conditions", "first,first-gap", "-o", str(tmp_path / "x.traces"))
-    assert refused.returncode == 2 and "changes the model under first-gap, which the probe does not" in refused.stderr
+    return config(ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems)
 
 
 @pytest.fixture(scope="module")
@@ -394,19 +363,3 @@ def test_a_hook_that_is_skipped_ends_the_run(asked, monkeypatch):
     monkeypatch.setattr(worker.Arms, "change_rows", lambda *_: None)
     with pytest.raises((EngineError, RuntimeError), match=r"interventions and recording reached \d+ of \d+ rows"):
         VLLMEngine(asked, sampled=False)
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_a_killed_run_with_arms_goes_on(mless, tmp_path):
-    file, folder = tmp_path / "arms.yaml", tmp_path / "run"
-    arms = ["wo", "mless", {"causes": "mless", "layer": 1}, {"causes": "mless", "layers": "2-3"}, ARM]
-    file.write_text(yaml.safe_dump(config(arms, max_gen_toks=100).as_written()))
-    process = subprocess.Popen([MLESS, "run", str(file), "--limit", "60", "--quiet", "-o", str(folder)])
-    wait_for(process, folder, 20)
-    process.kill()
-    process.wait()
-    before = samples(folder)
-    done = mless("run", str(file), "--limit", "60", "--quiet", "-o", str(folder))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(load_run(folder)) == 60 * 13 and before < 60 * 13
