@@ -11,8 +11,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
-from tests.gpu.run_jobs import MEASUREMENT_PREFIX
-
 settings.register_profile("mless", deadline=None)  # other work on the machine must not fail a test
 settings.load_profile("mless")
 os.environ.setdefault("MATH500_PATH", str(Path(__file__).resolve().parent / "data/toy/demo.jsonl"))
@@ -92,7 +90,7 @@ def gpu_share() -> dict[str, float]:
 
 def report(measurement: str) -> None:
     """Print a number that a claim rests on. The table of `make test-gpu` repeats such lines."""
-    print(f"\n{MEASUREMENT_PREFIX}{measurement}", flush=True)
+    print(f"\nmeasured: {measurement}", flush=True)
 
 
 def gpu_share_options() -> list[str]:
