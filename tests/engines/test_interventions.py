@@ -246,52 +246,21 @@ def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_ha
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
-@pytest.fixture(scope="module")
-def reference():
+def test_a_phantom_is_the_filler_that_no_other_layer_sees():
     from harness.engines.interventions.reference import Reference
 
-    return Reference(TOY_MODEL, "float32", [0])
-
-
-def test_a_phantom_is_the_filler_that_no_other_layer_sees(reference):
+    reference = Reference(TOY_MODEL, "float32", [0])
     settings = config(["wo", "mless", {"causes": "mless", "layer": 1}])
     requests = {
-        one.task.removeprefix("demo_"): one
-        for one in make_requests(make_plan(settings, limit=1), settings.resolve_sampling(None))
+        request.task.removeprefix("demo_"): request
+        for request in make_requests(make_plan(settings, limit=1), settings.resolve_sampling(None))
     }
-    whole, count = requests["mless"], reference.model.config.num_hidden_layers
-    for cell, switches in (
-        ("layer-1", None),
-        ("scale", {"scale": True, "bias": False}),
-        ("bias", {"scale": False, "bias": True}),
-    ):
-        absent = reference.answer(requests[f"mless-{cell}"].prompt_token_ids, requests[f"mless-{cell}"].intervention)
-        span = {name: requests["mless-masked"].intervention[name] for name in ("kind", "start", "size")}
-        hidden = {**span, "layers": [*range(count)], "scale": False, "bias": False, "first": switches}
-        own = reference._attention
-
-        def attention(module, *given, own=own, hidden=hidden, **more):
-            first = module.layer_idx == 0
-            reference._arm = (
-                {
-                    **hidden,
-                    **(hidden["first"] or {}),
-                    "layers": [] if first and not hidden["first"] else hidden["layers"],
-                }
-                if first
-                else hidden
-            )
-            return own(module, *given, **more)
-
-        from transformers import AttentionInterface
-
-        AttentionInterface.register("mless_interventions", attention)
-        try:
-            there = reference.answer(whole.prompt_token_ids, hidden)
-        finally:
-            AttentionInterface.register("mless_interventions", own)
-        assert absent["tokens"] == there["tokens"], cell
-        assert absent["logprobs"] == pytest.approx(there["logprobs"], abs=1e-4), cell
+    phantom, hidden = requests["mless-layer-1"], requests["mless-masked"]
+    later_layers = [*range(1, reference.model.config.num_hidden_layers)]
+    ours = reference.answer(phantom.prompt_token_ids, phantom.intervention)
+    theirs = reference.answer(hidden.prompt_token_ids, {**hidden.intervention, "layers": later_layers})
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
 
 
 def test_a_function_of_the_users_own_changes_activations(tmp_path):

@@ -154,19 +154,6 @@ def test_the_attention_it_recorded_is_eager_attention_and_under_an_arm_what_the_
 
 
 @pytest.mark.slow
-def test_curves_in_layers_1_to_13_are_those_of_eager_attention(run, whole_model, mless, tmp_path):
-    asked = ("--model", "smollm2", "--n", "3", "--layers", "1-13", "--conditions", ",".join(ASKED))
-    done = mless("probe", str(run), *asked, "-o", str(tmp_path / "drawn.traces"))
-    assert done.returncode == 0, done.stderr[-3000:]
-    with AttentionTraces.open(tmp_path / "drawn.traces") as traces:
-        assert len(traces) >= 9
-        for trace in traces:
-            weights = eager(whole_model, trace.token_ids)[0][:13]
-            expected = column_means(weights, np.arange(len(trace.tokens)))
-            np.testing.assert_allclose(trace.mean_all, expected, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_a_figure_of_the_study_is_the_same_from_the_run_and_from_the_probe(run, mless, tmp_path):
     config = str(ROOT / "configs/figures/qwen-heads-12-13-14-smollm2.yaml")
     for name, given in (("run", f"traces={run / RECORDED}"), ("probe", f"prompts={{run: {run}}}")):

@@ -182,89 +182,82 @@ def test_an_engine_that_is_silent_after_its_start_has_ended_or_hangs():
 
 
 WARMING_UP = f"{LOGGED.replace('ERROR', 'INFO')}Warming up FlashInfer attention.\n"
-
+WORKER_DIED = "Worker proc VllmWorker-0 died unexpectedly (exit code: {}), "
+NO_REASON = "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace\n"
 CONTINUED = "Everything finished is in the journal: run the same command again to continue."
+TERMINATED, KILLED = -signal.SIGTERM, -signal.SIGKILL
+ENDED = [
+    # what the processes have written, their exit codes, and the message
+    (
+        WARMING_UP,
+        [TERMINATED],
+        "The engine process got SIGTERM while it was warming up. A scheduler, an operator or a memory guard such as "
+        f"earlyoom sends this signal. {CONTINUED}",
+    ),
+    (
+        "",
+        [KILLED],
+        "The engine process got SIGKILL while it was importing. The kernel or a memory guard sends this signal where "
+        f"memory runs out: see `dmesg`. {CONTINUED}",
+    ),
+    (
+        f"{WARMING_UP}{LOGGED}{WORKER_DIED.format(-9)}shutting down executor.\n",
+        [1],
+        "The worker process of the engine got SIGKILL while it was warming up. ",
+    ),
+    (
+        # vLLM is often faster than the kernel
+        f"{WARMING_UP}{LOGGED}{WORKER_DIED.format(None)}shutting down\n{LOGGED}RuntimeError: cancelled\n",
+        [1],
+        "The worker process of the engine got a signal while it was warming up. ",
+    ),
+    (
+        f"{WARMING_UP}{LOGGED}{NO_REASON}",
+        [1],
+        "The worker process of the engine got a signal while it was warming up. ",
+    ),
+]
+FAILED = [
+    (f"{LOGGED}{MISSING_GCC}\n{LOGGED}{NO_REASON}", [1], f"Its last error: {MISSING_GCC}"),
+    (f"{LOGGED}{FULL}\n", [-signal.SIGABRT], "The GPU's memory is in use"),
+    (
+        f"{WARMING_UP}{LOGGED}ValueError: head size 33\n",
+        [-signal.SIGSEGV],
+        "The engine process got SIGSEGV while it was warming up. Its last error: ValueError: head size 33",
+    ),
+    (f"{WARMING_UP}{LOGGED}ValueError: head size 33\n", [1, TERMINATED], "Its last error: ValueError: head size 33"),
+    (
+        f"{LOGGED.replace('ERROR', 'WARNING')}{FULL}\n{LOGGED}ValueError: Unknown dtype: 'fp'\n",
+        [1],
+        "Its last error: ValueError: Unknown dtype: 'fp'",
+    ),
+    (
+        "Process VllmWorker-0:\nTraceback (most recent call last):\nKeyError: 'model.layers.9.weight'\n"
+        f"Process EngineCore:\nTraceback (most recent call last):\n{NO_REASON}",
+        [1],
+        "Its last error: KeyError: 'model.layers.9.weight'",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("log", "number", "message"),
-    [
-        (
-            WARMING_UP,
-            signal.SIGTERM,
-            "The engine process got SIGTERM while it was warming up. A scheduler, an operator or a "
-            f"memory guard such as earlyoom sends this signal. {CONTINUED}",
-        ),
-        (
-            "",
-            signal.SIGKILL,
-            "The engine process got SIGKILL while it was importing. The kernel or a memory guard "
-            f"sends this signal where memory runs out: see `dmesg`. {CONTINUED}",
-        ),
-    ],
-    ids=["SIGTERM", "SIGKILL"],
+    ("kind", "log", "exit_codes", "message"),
+    [*((StartEndedError, *row) for row in ENDED), *((ModelError, *row) for row in FAILED)],
 )
-def test_a_signal_from_outside_is_named_with_the_step_of_the_start(log, number, message):
-    error = make_start_error("some/model", SEE_ABOVE, log, [-number])
-    assert isinstance(error, StartEndedError)
-    assert str(error) == f"vLLM did not start. {message}"
+def test_a_signal_from_outside_is_told_from_an_error(kind, log, exit_codes, message, nvidia_smi):
+    error = make_start_error("some/model", SEE_ABOVE, log, exit_codes)
+    assert type(error) is kind and str(error).startswith(f"vLLM did not start. {message}")
+
+
+def test_after_an_error_of_its_own_vllm_ends_the_process():
+    error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, [TERMINATED])
+    assert type(error) is ModelError and str(error) == "vLLM did not start. Its last error: KeyError: 'vocab'"
 
 
 @needs_vllm
-def test_a_worker_process_that_a_signal_ended_is_named():
+def test_vllm_says_that_a_worker_died():
     module = Path(find_spec("vllm").origin).parent / "v1/executor/multiproc_executor.py"
-    source = module.read_text(encoding="utf-8")
-    assert '"Worker proc %s died unexpectedly (exit code: %s), "' in source
-    line = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
-    error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{line}\n", [1])
-    assert isinstance(error, StartEndedError)
-    assert "The worker process of the engine got SIGKILL while it was warming up." in str(error)
-    line = line.replace("-9", "None")  # vLLM is often faster than the kernel
-    log = f"{WARMING_UP}{LOGGED}{line}\n{LOGGED}RuntimeError: cancelled\n"
-    error = make_start_error("some/model", SEE_ABOVE, log, [1])
-    assert isinstance(error, StartEndedError)
-    assert "The worker process of the engine got a signal while it was warming up." in str(error)
-
-
-def test_a_worker_process_that_printed_no_error_was_ended_by_a_signal():
-    reason = "Exception: WorkerProc initialization failed due to an exception in a background process."
-    error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{reason}\n", [1])
-    assert isinstance(error, StartEndedError)
-    assert "The worker process of the engine got a signal while it was warming up." in str(error)
-    log = f"{LOGGED}{MISSING_GCC}\n{LOGGED}{reason}\n"
-    error = make_start_error("some/model", SEE_ABOVE, log, [1])
-    assert type(error) is ModelError and MISSING_GCC in str(error)
-
-
-def test_a_process_that_vllm_ended_after_an_error_is_no_cause(nvidia_smi):
-    terminated = [-signal.SIGTERM]
-    error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, terminated)
-    assert type(error) is ModelError and str(error).endswith("Its last error: KeyError: 'vocab'")
-    error = make_start_error("some/model", SEE_ABOVE, f"{LOGGED}{FULL}\n", [-signal.SIGABRT])
-    assert type(error) is ModelError and "The GPU's memory is in use" in str(error)
-
-
-def test_a_crash_is_named_by_its_signal_and_is_not_taken_for_an_order_to_end():
-    log = f"{WARMING_UP}{LOGGED}ValueError: head size 33\n"
-    error = make_start_error("some/model", SEE_ABOVE, log, [-signal.SIGSEGV])
-    assert type(error) is ModelError
-    assert str(error) == (
-        "vLLM did not start. The engine process got SIGSEGV while it was warming up. "
-        "Its last error: ValueError: head size 33"
-    )
-
-
-def test_a_process_that_vllm_ends_after_an_error_of_another_is_no_cause():
-    log = f"{WARMING_UP}{LOGGED}ValueError: head size 33\n"
-    error = make_start_error("some/model", SEE_ABOVE, log, [1, -signal.SIGTERM])
-    assert type(error) is ModelError
-    assert str(error) == "vLLM did not start. Its last error: ValueError: head size 33"
-
-
-def test_a_warning_is_no_cause(nvidia_smi):
-    warning = LOGGED.replace("ERROR", "WARNING") + FULL
-    told = explain_start_error("some/model", SEE_ABOVE, f"{warning}\n{LOGGED}ValueError: Unknown dtype: 'fp'\n")
-    assert told == "vLLM did not start. Its last error: ValueError: Unknown dtype: 'fp'"
+    assert f'"{WORKER_DIED.format("%s").replace("VllmWorker-0", "%s")}"' in module.read_text(encoding="utf-8")
 
 
 @needs_vllm
@@ -287,18 +280,6 @@ def test_who_holds_the_gpu_is_named_and_nobody_without_nvidia_smi(nvidia_smi, mo
         assert told.endswith("It is held by [N/A] (process 1, [N/A] MiB)."), "of the visible GPU alone"
     monkeypatch.setenv("PATH", "/nowhere")
     assert explain_start_error("some/model", SEE_ABOVE, FULL).rstrip().endswith("asks for 71.19 GiB.")
-
-
-def test_an_unknown_cause_is_quoted_without_advice():
-    said = (
-        'Process VllmWorker-0:\nTraceback (most recent call last):\n  File "worker.py", line 3\n'
-        "KeyError: 'model.layers.9.weight'\nProcess EngineCore:\nTraceback (most recent call last):\n"
-        "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace\n"
-    )
-    told = explain_start_error("some/model", SEE_ABOVE, said)
-    assert told == "vLLM did not start. Its last error: KeyError: 'model.layers.9.weight'"
-    told = explain_start_error("some/model", AssertionError("tp must divide heads"))
-    assert told == "vLLM did not start. Its last error: AssertionError: tp must divide heads"
 
 
 def test_what_children_write_is_passed_on_and_kept(capfd):
