@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.engines.start_errors import (
     ChildErrors,
@@ -34,116 +35,17 @@ FULL = (
 
 MISSING_GCC = "RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs."
 
-TEXTS = [
-    # harness/engines/interventions/worker.py
-    (
-        "RuntimeError: interventions and recording reached 4 of 12 rows, the rest skipped them",
-        "interventions and recording reached 4 of 12 rows: something skipped the rest, such as a CUDA graph.",
-    ),
-    (
-        "Worker failed with error 'attention recorded in 30 layers takes up to 0.14 GiB of 0.06 GiB', please check",
-        "attention recorded in 30 layers takes up to 0.14 GiB of 0.06 GiB for the cache: record fewer layers, or lower",
-    ),
-    # Python's multiprocessing/spawn.py
-    (
-        "RuntimeError: \n        An attempt has been made to start a new process before the\n        current process "
-        "has finished its bootstrapping phase.",
-        "has no main guard: the engine's process imports the script again, which starts an engine again. Put the call "
-        'under `if __name__ == "__main__":`.',
-    ),
-    # vllm/v1/worker/utils.py
-    (FULL, "12.1 of 79.1 GiB are free, and gpu_memory_utilization 0.9 asks for 71.19 GiB. It is held by "),
-    # torch, c10/cuda/CUDACachingAllocator.cpp
-    (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 23.64 "
-        "GiB of which 312.44 MiB is free. Including non-PyTorch memory, this process has 23.32 GiB memory in use.",
-        "The GPU ran out of memory: 1.02 GiB more were wanted, 312.44 MiB of 23.64 GiB were free. It is held by ",
-    ),
-    ("RuntimeError: CUDA error: out of memory", "The GPU ran out of memory. It is held by "),
-    # harness/engines/lifetime.py
-    (
-        "RuntimeError: Engine core initialization failed: its process ended just after it had loaded the model.",
-        "The engine process ended or hung just after it had loaded the model.",
-    ),
-    # torch, c10/cuda/CUDAFunctions.cpp; CUDA's own text, through torch and through NCCL
-    (
-        "RuntimeError: The NVIDIA driver on your system is too old (found version 12080). Please "
-        "update your GPU driver by downloading and installing a new version from the URL: "
-        "http://www.nvidia.com/Download/index.aspx Alternatively, go to: https://pytorch.org to "
-        "install a PyTorch version that has been compiled with your version of the CUDA driver.",
-        "The NVIDIA driver is too old for the installed vLLM and torch",
-    ),
-    (
-        "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
-        "Update the driver, or install both for the CUDA version that `nvidia-smi` shows.",
-    ),
-    (
-        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94\nCuda failure "
-        "'CUDA driver version is insufficient for CUDA runtime version'",
-        "The NVIDIA driver is too old for the installed vLLM and torch",
-    ),
-    # Python's importlib; vllm/config/device.py
-    ("ModuleNotFoundError: No module named 'vllm'", "Install `mless[gpu]`, or `mless[cpu]` on a machine without GPU."),
-    ("RuntimeError: Failed to infer device type, please set VLLM_LOGGING_LEVEL=DEBUG", "vLLM sees no device"),
-    # NCCL, src/misc/shmutils.cc, and Python's multiprocessing
-    (
-        "Error while creating shared memory segment /dev/shm/nccl-9GHgQB (size 9637888), error: No space left on "
-        "device (28)\ntorch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94",
-        "/dev/shm, the shared memory between the engine's processes, is full or too small.",
-    ),
-    ("OSError: [Errno 28] No space left on device: '/psm_0a1b2c3d'", "/dev/shm, the shared memory"),
-    # vllm/distributed/device_communicators/pynccl_wrapper.py
-    (
-        "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        "NCCL, the connection between GPUs, failed. Run again with NCCL_DEBUG=INFO",
-    ),
-    # gcc, FlashInfer, the dynamic loader
-    (
-        "/tmp/tmpa/cuda_utils.c:5:10: fatal error: Python.h: No such file or directory\nsubprocess."
-        "CalledProcessError: Command '['/usr/bin/gcc', ...]' returned non-zero exit status 1.",
-        "Python's header files are missing",
-    ),
-    (
-        "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist",
-        "nvcc was not found, and FlashInfer compiles with it.",
-    ),
-    (
-        "ImportError: libcudart.so.13: cannot open shared object file: No such file or directory",
-        "The library libcudart.so.13 is missing",
-    ),
-    # vllm/config/model.py, cache.py and scheduler.py, through pydantic
-    (
-        "1 validation error for ModelConfig\n  Value error, Model architectures ['FooForCausalLM'] are not supported "
-        "for now. Supported architectures: dict_keys(['AfmoeForCausalLM']) [type=value_error, input_value=(",
-        "vLLM refuses model.arguments: Model architectures ['FooForCausalLM'] are not supported for now.",
-    ),
-    (
-        "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig\ngpu_memory_utilization\n"
-        "  Input should be less than or equal to 1 [type=less_than_equal, input_value=2, input_type=int]",
-        "vLLM refuses model.arguments.gpu_memory_utilization: Input should be less than or equal to 1, got 2.",
-    ),
-    # huggingface_hub/errors.py
-    (
-        "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url",
-        "The hub refuses some/model (401/403)",
-    ),
-    (
-        "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot folder for the "
-        "specified revision on the local disk and outgoing traffic has been disabled.",
-        "The hub could not be reached for some/model, and it is not in the local cache.",
-    ),
-    (f"{MISSING_GCC}\nException: WorkerProc initialization failed. See stack trace", f"Its last error: {MISSING_GCC}"),
-]
+FILE = Path(__file__).parents[1] / "data" / "start_errors.yaml"
+CAUSES = [(cause["text"], cause["message"]) for cause in yaml.safe_load(FILE.read_text(encoding="utf-8"))]
 
 
-@pytest.mark.parametrize(("text", "message"), TEXTS)
+@pytest.mark.parametrize(("text", "message"), CAUSES)
 def test_a_cause_is_named_from_what_the_engine_printed(text, message, nvidia_smi):
     nvidia_smi("GPU-aa11, 7, /usr/bin/python3, 40000")
     logged = "".join(f"{LOGGED}{line}\n" for line in ["Traceback (most recent call last):", *text.splitlines()])
-    for said in (f"Process EngineCore:\n{text}\n", logged):
-        told = explain_start_error("some/model", SEE_ABOVE, said)
-        assert told.startswith("vLLM did not start. ") and message in told, told
+    for stderr in (f"Process EngineCore:\n{text}\n", logged):
+        explanation = explain_start_error("some/model", SEE_ABOVE, stderr)
+        assert explanation.startswith("vLLM did not start. ") and message in explanation, explanation
 
 
 MEMORY_PROFILING = ("v1/worker/gpu_worker.py", "Error in memory profiling. ")
@@ -262,7 +164,7 @@ def test_vllm_says_that_a_worker_died():
 
 @needs_vllm
 def test_every_pattern_has_a_text_here():
-    texts = [text for text, _ in TEXTS] + [read_message(*source) for source in VLLM_MESSAGES]
+    texts = [text for text, _ in CAUSES] + [read_message(*source) for source in VLLM_MESSAGES]
     flat = [" ".join(text.split()) for text in texts]
     patterns = [pattern for cause in read_causes() for pattern in cause["patterns"]]
     missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in flat)]
