@@ -1,6 +1,8 @@
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,40 +22,11 @@ def boxes_after_first(text):
     return len(read_boxes(text)[1:])
 
 
-@pytest.mark.parametrize(
-    ("text", "box"),
-    [
-        (r"so \boxed{3}.", "3"),
-        (r"\boxed{1} then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed {x}", "x"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed{1} and \boxed{2", "1"),
-        (r"\boxed{a \boxed{b} c}", r"a \boxed{b} c"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{}", None),
-        ("no box, $3$", None),
-        (r"\boxed{1", None),
-        ("}}}{{{", None),
-        (r"} \boxed{5}", "5"),
-        (r"\boxed 5", "5"),
-        (r"$\boxed5$.", "5"),
-        (r"\boxed -1,234.5, so", "-1,234.5"),
-        (r"\boxed .5", ".5"),
-        (r"\boxed\frac{1}{2}$", r"\frac{1}{2}"),
-        (r"\boxed\dfrac12", r"\dfrac12"),
-        (r"\boxed{7} in \boxed format", "7"),
-        (r"\boxed{7}, \boxed and \boxed", "7"),
-        (r"$\\boxed{5}$", "5"),
-        (r"\\boxed{\\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\\boxed 5", "5"),
-        (r"x &= 4 \\\boxed{5}", "5"),
-        (r"\boxed{ \boxed{5} }", "5"),
-        (r"\boxed{1} \boxed 2", "2"),
-        (r"\boxed{a \boxed 3 b}", r"a \boxed 3 b"),
-        (r"a box: {\boxed{1}", "1"),
-    ],
-)
+FILE = Path(__file__).parents[1] / "data" / "completions.yaml"
+CASES = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("text", "box"), CASES["last_box"])
 def test_the_last_closed_box(text, box):
     assert last_box(text) == box
 
@@ -160,21 +133,7 @@ def test_extraction_is_linear(piece, end):
     assert large < 40 * max(small, 1e-4)  # ten times the text; quadratic time would be a hundred times
 
 
-@pytest.mark.parametrize(
-    ("completion", "target", "verdict"),
-    [
-        (r"\boxed{3}", "3", "correct"),
-        (r"\boxed{4}", "3", "incorrect"),
-        (r"\boxed{}", "3", "no_box"),
-        ("3", "3", "no_box"),
-        (r"\boxed{\dfrac12}", r"\frac{1}{2}", "correct"),
-        (r"<think>\boxed{3}</think> so \boxed{4}", "3", "incorrect"),
-        (r"<think>\boxed{3}</think> done", "3", "no_box"),
-        (r"<think> maybe \boxed{3}?", "3", "no_box"),
-        (r"\boxed{" + "1" * 3000 + "}", "3", "refused"),
-        (r"\boxed{9^{9^{9}}}", "3", "refused"),
-    ],
-)
+@pytest.mark.parametrize(("completion", "target", "verdict"), CASES["verdicts"])
 def test_verdicts(completion, target, verdict):
     assert grade(completion, target).verdict == verdict
 
