@@ -385,6 +385,7 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fa
     assert seen == [threads] and carrier.gpus == [] and carrier.cores == 500
 
 
+@pytest.mark.slow  # it starts Ray
 def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeypatch):
     import ray
 

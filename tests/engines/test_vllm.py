@@ -115,7 +115,7 @@ def as_vllm(tokenizer, prompt_ids, token_ids):
 
 def texts():
     rng = random.Random(7)
-    return ["".join(rng.choices(PIECES, k=12)) for _ in range(2000)]
+    return ["".join(rng.choices(PIECES, k=12)) for _ in range(400)]
 
 
 def test_texts_in_many_scripts_cut_after_each_token(any_tokenizer):

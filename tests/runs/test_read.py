@@ -51,7 +51,7 @@ def test_a_run_and_its_logs_have_the_same_problems():
 
 def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
     layouts = {"raw", "chat", "as_published"}
-    run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=sorted(layouts), audit=False, limit=2)
+    run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=sorted(layouts), limit=2)
     assert {one.layout for log in find_logs(run) for one in Run.load(log).prompts} == layouts
 
 
@@ -331,7 +331,7 @@ def two_datasets(tmp_path):
     data = tmp_path / "own.jsonl"
     data.write_text("".join(json.dumps({"question": f"{i}?", "answer": str(i)}) + "\n" for i in range(4)))
     for name, dataset in (("first", TOY_DATA), ("second", {"path": str(data)})):
-        write_run(tmp_path / "runs" / name, right, dataset=dataset, limit=4, audit=False)
+        write_run(tmp_path / "runs" / name, right, dataset=dataset, limit=4)
     return tmp_path / "runs"
 
 
