@@ -51,8 +51,10 @@ def test_the_streaming_form_hands_out_each_tag_once(pool):
     tags = [("a", n) for n in range(20)]
     for tag in tags:
         pool.submit(tag, GradeJob(completion=rf"\boxed{{x+{tag[1]}}}", target="x+3"))
+    pool.submit("no box", GradeJob(completion="3", target="3"))
     first = pool.poll(timeout_s=10)
     results = dict(first) | dict(pool.drain())
+    assert results.pop("no box").verdict == "no_box"
     assert first and list(pool.drain()) == [] and pool.poll(5) == []
     assert {tag for tag, grade in results.items() if grade.correct} == {("a", 3)}
     assert set(results) == set(tags)
