@@ -51,6 +51,13 @@ def _unpacked(folder: Path) -> Path:
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "results" / "example"
+
+
+def read_data(name: str):
+    """Labelled cases of tests/data."""
+    return yaml.safe_load((ROOT / "tests" / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
 TOY = ROOT / "tests" / "data" / "toy"
 """A tiny model that was trained on the problems beside it: see its card. Its files name each other from the root."""
 TOY_MODEL = str(TOY / "model")

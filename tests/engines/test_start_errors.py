@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import yaml
 
 from harness.engines.start_errors import (
     ChildErrors,
@@ -20,7 +19,7 @@ from harness.engines.start_errors import (
 )
 from harness.errors import ModelError, StartEndedError
 from tests.conftest import PATIENCE, needs_vllm
-from tests.make import TOY_CONFIG, TOY_MODEL
+from tests.make import TOY_CONFIG, TOY_MODEL, read_data
 
 SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 """All that the process which starts the engine is told."""
@@ -35,8 +34,7 @@ FULL = (
 
 MISSING_GCC = "RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs."
 
-FILE = Path(__file__).parents[1] / "data" / "start_errors.yaml"
-CAUSES = [(cause["text"], cause["message"]) for cause in yaml.safe_load(FILE.read_text(encoding="utf-8"))]
+CAUSES = [(cause["text"], cause["message"]) for cause in read_data("start_errors")]
 
 
 @pytest.mark.parametrize(("text", "message"), CAUSES)

@@ -2,7 +2,6 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 import harness
 from harness.errors import RunError
@@ -12,7 +11,7 @@ from harness.runs.journal import Journal
 from harness.runs.records import Sample
 from tests.conftest import PATIENCE
 from tests.engines.test_backends import request
-from tests.make import ROOT, TOY_CONFIG
+from tests.make import TOY_CONFIG, read_data
 
 
 def prompt(**fields):
@@ -25,11 +24,9 @@ def sample(completion, reason="stop"):
 
 
 PREFIX, LINE = {"answer_prefix": r"It is \boxed{"}, {"read": "line"}
-FILE = ROOT / "tests" / "data" / "completions.yaml"
-CONTINUED = yaml.safe_load(FILE.read_text(encoding="utf-8"))["continued"]
 
 
-@pytest.mark.parametrize(("begun", "completion", "reason", "verdict"), CONTINUED)
+@pytest.mark.parametrize(("begun", "completion", "reason", "verdict"), read_data("completions")["continued"])
 def test_grading_knows_what_the_prompt_began(begun, completion, reason, verdict):
     job = grade_job(prompt(**begun), sample(completion, reason))
     assert grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line).verdict == verdict

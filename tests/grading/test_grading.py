@@ -1,13 +1,12 @@
 import time
-from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.grading import Grade, grade
 from harness.grading.extract import read_boxes
+from tests.make import read_data
 
 
 def first_box(text):
@@ -22,8 +21,7 @@ def boxes_after_first(text):
     return len(read_boxes(text)[1:])
 
 
-FILE = Path(__file__).parents[1] / "data" / "completions.yaml"
-CASES = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+CASES = read_data("completions")
 
 
 @pytest.mark.parametrize(("text", "box"), CASES["last_box"])

@@ -1,14 +1,13 @@
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import yaml
 
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditColumns, AuditJob, Grade, GraderPool, as_record
 from harness.grading.other_graders import COLUMNS, STEPS, authors_answer, authors_rule, rewrite
 from tests.grading.test_labelled_answers import DATASET
+from tests.make import read_data
 
 DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
 SINGLE = DOUBLED.replace("{{}}", "{}")
@@ -19,8 +18,7 @@ def test_the_published_instruction_is_the_one_with_doubled_braces():
     assert "\\boxed{}" in INSTRUCTION
 
 
-FILE = Path(__file__).parents[1] / "data" / "authors_rule.yaml"
-RULE = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+RULE = read_data("authors_rule")
 PROMPTS = {"doubled": DOUBLED, "single": SINGLE, "none": ""}
 
 
