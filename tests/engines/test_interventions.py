@@ -32,7 +32,7 @@ from harness.experiment.config import RunConfig
 from harness.experiment.interventions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
-from tests.make import TOY_DATA, TOY_MODEL
+from tests.make import TOY_DATA, TOY_MODEL, read_data
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
 
@@ -131,7 +131,6 @@ def config(conditions, **more):
     return RunConfig.model_validate({**values, **more, "model": model, "conditions": conditions})
 
 
-RECORD = {"record": {"attention": "1-2"}}
 ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "share": 0.1}}
 
 
@@ -158,45 +157,20 @@ def test_causes_are_the_seven_cells_beside_the_filler_and_every_request_has_a_ke
     assert RunConfig.model_validate(later.as_written()) == later
 
 
-@pytest.mark.parametrize(
-    ("conditions", "message"),
-    [
-        ([{"causes": "dots", "layer": 1}], "a condition with a filler"),
-        ([{"causes": "mless"}], "a condition with a filler"),
-        ([{"causes": ["mless"], "layers": "4"}], "a condition with a filler"),
-        ([{"causes": "mless", "layers": "4-x"}], "expected such as 1,3 or 11-13, counted from 1; got '4-x'"),
-        ([{**ARM, "intervention": {"kind": "filler", "layer": 1, "bias": False}}], "the condition has none"),
-        ([{**ARM, "intervention": {"kind": "redistribute", "layer": 0, "share": 0.1}}], "counted from 1; got '0'"),
-        ([{**ARM, "intervention": {"kind": "redistribute", "layer": 1, "share": 2}}], "less than 1"),
-        ([{"name": "x", "unit": "/", "intervention": {"kind": "filler", "layer": 1}}], "that changes nothing"),
-        (
-            [{"name": "x", "unit": "/", "intervention": {"kind": "filler", "layer": 2, "elsewhere": False}}],
-            "need Layer 1",
-        ),
-    ],
-)
-def test_what_is_no_intervention_is_refused(conditions, message):
-    with pytest.raises((ConfigError, ValueError), match=message):
-        config(["wo", *conditions])
+REFUSED = read_data("refused_configs")
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"model": {"backend": "hf"}}, "needs backend vllm; it is hf"),
-        ({"model": {"backend": "hf"}, "conditions": ["mless"], **RECORD}, "attention is recorded, which needs backend"),
-        (
-            {"arguments": {"kv_cache_dtype": "fp8"}},
-            "kv_cache_dtype is 'fp8': interventions and recording cannot go with a cache",
-        ),
-        ({"arguments": {"pipeline_parallel_size": 2}}, "cannot go with pipeline parallel"),
-        ({"arguments": {"tensor_parallel_size": 2}}, "all units of a layer on one GPU"),
-        ({"arguments": {"batch_invariant": True}}, "cannot go with batch invariance"),
-    ],
-)
-def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(more, message):
-    settings = config(["wo", *more.pop("conditions", [ARM])], **more)
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("case", REFUSED["interventions"], ids=str)
+def test_what_is_no_intervention_is_refused(case):
+    with pytest.raises((ConfigError, ValueError), match=case["message"]):
+        config(["wo", *case["conditions"]])
+
+
+@pytest.mark.parametrize("case", REFUSED["engines"], ids=str)
+def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(case):
+    changes = {"conditions": [ARM], **case["change"]}
+    settings = config(["wo", *changes.pop("conditions")], **changes)
+    with pytest.raises(ConfigError, match=case["message"]):
         check_backend(settings)
 
 
