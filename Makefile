@@ -9,15 +9,15 @@ OLDEST_VLLM = 0.28.0
 
 .PHONY: demo example example-anew causes test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
 
-# The figure and the report are of the folder that the run names in its last line. With --fork that is
-# results/products-2 where results/products holds a run with other settings.
+# The run goes to results/$(DEMO). Where that folder holds a run with other settings, the command says so and stops:
+# make demo OUTPUT=another/folder
 # README's picture is `mless plot results/products --kind forest`, with its CSV in docs/figures/products.csv.
 DEMO = products
+OUTPUT = results/$(DEMO)
 demo: .venv/installed
-	set -e; shown="$$(.venv/bin/mless run configs/runs/$(DEMO).yaml --fork)"; echo "$$shown"; \
-	folder="$$(echo "$$shown" | sed -n '$$s/^run  *//p')"; \
-	.venv/bin/mless figure configs/figures/flipped-$(DEMO).yaml --set prompts.run="$$folder" -o "$$folder"; \
-	.venv/bin/mless report "$$folder" -o "$$folder/report.html"
+	.venv/bin/mless run configs/runs/$(DEMO).yaml --output $(OUTPUT)
+	.venv/bin/mless figure configs/figures/flipped-$(DEMO).yaml --set prompts.run=$(OUTPUT) -o $(OUTPUT)
+	.venv/bin/mless report $(OUTPUT) -o $(OUTPUT)/report.html
 
 # The committed example run, results/example: generated where it is not whole (15 minutes on two cores; an interruption is
 # continued), then all that is made of it (2 minutes): tables, traces, figures, report, and the notebook's outputs.

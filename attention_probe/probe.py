@@ -22,11 +22,11 @@ from harness import models
 from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
 from harness.constants import BASELINE, GAP, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, STUDIED, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_first
-from harness.experiment.conditions import yardstick
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
 from harness.runs.prompts_of_run import Source
+from harness.runs.records import as_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -39,8 +39,8 @@ class ProbeSettings:
     Attributes:
         model: Folder, hub name or `smollm2`; None for the model that was run.
         layers: Decoder layers, as indices from 0.
-        conditions: Names of conditions; `mless-gap` is the position gap of `mless`. Empty for all that the source has
-            but yardsticks, and the gap of `mless`. The baseline is always recorded.
+        conditions: Names of conditions; `mless-gap` is the position gap of `mless`. Empty for all that the source
+            has and the gap of `mless`. The baseline is always recorded.
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
         device: `cpu`, `cuda`, ...
@@ -67,7 +67,7 @@ class ProbeSettings:
             ConfigError: a condition or the baseline is not in the source, or the source does not record where its
                 filler stands.
         """
-        usual = [name for name in source.conditions if not yardstick(name) and name not in source.changed]
+        usual = [name for name in source.conditions if name not in source.changed]
         usual += [f"{STUDIED}{GAP}"] if STUDIED in usual and not self.record.completion else []
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
         made_of = {name: without_gap(name, source.conditions) for name in conditions}
@@ -150,7 +150,8 @@ def run_probe(
     exact = None if settings.dtype == "float32" else settings.load_model("float32")
     checks = self_check(loaded, prompts, settings.record, exact)
     receipt = make_receipt(source, selection, settings, tokenizer, checks)
-    header = make_header(loaded.config, loaded.fingerprint, source, selection, settings)
+    fingerprint = as_json(receipts.model_fingerprint(loaded.name, loaded.revision))
+    header = make_header(loaded.config, fingerprint, source, selection, settings)
     with AttentionTraces.create(path, header, receipt=receipt) as traces:
         for prompt in every:
             if traces.has(prompt.problem_id, prompt.condition):
@@ -244,7 +245,7 @@ def make_header(
         queries="completion" if settings.record.completion else "prompt",
         dtype=settings.dtype,
         options=options | {"model_type": config.model_type},
-        on_outcome=selection.on_outcome,
+        flip=selection.criterion.flip,
     )
 
 
@@ -268,6 +269,5 @@ def make_receipt(
             "n": len(selection.problems),
         },
         "self_check": checks,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
+        **receipts.software(),
     }

@@ -18,7 +18,6 @@ from attention_probe.traces import AttentionTraces
 from harness import models
 from harness.analysis.choose_problems import Criterion, select
 from harness.engines.attention import Floats, means
-from harness.experiment.conditions import yardstick
 from harness.experiment.plan import Plan, Request
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.prompts_of_run import Source, answered_prompts, by_problem, filled_answers, prompt_id
@@ -29,8 +28,8 @@ from harness.runs.records import as_json
 class RunRecorder:
     """Says of which requests attention is recorded, and adds what comes back to a folder of traces.
 
-    Recorded is the first sample of each prompt of the first layout, but of those yardsticks whose tokens are not the
-    baseline's (rewordings, the positive control), and of fillers in the answer.
+    Recorded is the first sample of each prompt of the first layout, but not of reference conditions, whose tokens are
+    not the baseline's, and not of fillers in the answer.
 
     Args:
         plan: The run's.
@@ -46,9 +45,8 @@ class RunRecorder:
         model = ModelTokenizer.from_arguments(arguments)
         assert config.record and model  # as the plan found
         self._plan, layout = plan, config.layouts[0]
-        hidden = filled_answers(config.all_conditions)
-        aligned = [one.name for one in config.all_conditions if yardstick(one.name) in (None, "other filler")]
-        names = tuple(name for name in aligned if name not in hidden)
+        hidden = filled_answers(config.conditions)
+        names = tuple(condition.name for condition in config.conditions if condition.name not in hidden)
         asked = [row for row in plan.prompts if row["condition"] in names and row["layout"] == str(layout)]
         rows = [{**row, "where": config.name} for row in asked]
         source = Source(
@@ -68,7 +66,7 @@ class RunRecorder:
         numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
         settings = ProbeSettings(model=source.model, layers=numbers, conditions=names, dtype=dtype)
         header = make_header(shape, as_json(model_fingerprint(name, revision)), source, chosen, settings)
-        receipt = make_receipt(source, chosen, settings, model.tokenizer, {"notices": ["recorded in the run's engine"]})
+        receipt = make_receipt(source, chosen, settings, model.tokenizer, {"recorded_by": "the run's engine"})
         self._traces = AttentionTraces.create(path, header, receipt=receipt)
 
     def ask(self, request: Request) -> Request:

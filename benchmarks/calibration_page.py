@@ -22,21 +22,21 @@ Written by `{command}` with seed {seed} at {revision:.12}, {date}. Do experiment
 intervals keep their promises? {experiments:,} experiments a row; rates in percent, with a standard error of {error:.2f}
 near 5 and 95. A missed target is **bold**; {reported:g} percent discordance has none. n is 500 unless said.
 
-`undecided`: every problem is settled or a coin, as the power formula assumes. `beta`: chances of success from a
+`undecided`: every problem is settled or a coin, as the simulation of power assumes. `beta`: chances of success from a
 U-shaped beta distribution with mean 0.65. Exact tests reject less than 5 percent where no p lies just below 0.05.
 """
 NONE = """
 ## No effect anywhere
 
 Baseline and three conditions alike. Any: a difference has p < 0.05 after Holm (target: at most 5). First: the first
-has, unadjusted. One: its interval holds 0 (94 to 96). Shown: a table's interval does (at least 95). Equivalent: at a
-margin of 1 point. At margin: the same where the true difference is the margin (at most 5).
+has, unadjusted. Covers: its interval holds 0 (at least 94). Equivalent: at a margin of 1 point. At margin: the same
+where the true difference is the margin (at most 5).
 """
 LEAST = """
 ## The minimal detectable effect
 
-The first condition has the effect that 80 percent should find. Found: within 2 points of that for `undecided`. One and
-shown: intervals that hold the effect.
+The first condition has the effect that 80 percent should find. Found: within 2 points of that for `undecided`.
+Covers: the interval holds the effect.
 """
 FEW = """
 ## Few problems
@@ -63,11 +63,8 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         missed.append(f"{what} {_percent(rate)}: {one.cell}")
         return f"**{_percent(rate)}**"
 
-    def covers(one: Rates) -> tuple[str, str]:
-        return (
-            judged("score coverage", one, one.score_covers, 0.94, 0.96),
-            judged("coverage of the interval shown", one, one.shown_covers, 0.95, 1),
-        )
+    def covers(one: Rates) -> str:
+        return judged("coverage", one, one.covers, 0.94, 1)
 
     usual = [one for one in rates if one.cell.population in ("undecided", "beta") and one.cell.tests == 3]
     full = [one for one in usual if one.cell.n == N and one.cell.discordance >= REPORTED]
@@ -84,13 +81,13 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         reported=100 * REPORTED,
     )
     text += NONE + table(
-        (*SETTING, "any", "first", "one", "shown", "equivalent", "at margin"),
+        (*SETTING, "any", "first", "covers", "equivalent", "at margin"),
         (
             (
                 *_setting(one),
                 judged("false effects", one, one.false_any, 0, 0.05),
                 _percent(one.false_single),
-                *covers(one),
+                covers(one),
                 _percent(one.equivalent),
                 judged("false equivalence", one, margin[_setting(one)].equivalent, 0, 0.05)
                 if _setting(one) in margin
@@ -101,7 +98,7 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         ),
     )
     text += LEAST + table(
-        (*SETTING, "effect, points", "found", "one", "shown"),
+        (*SETTING, "effect, points", "found", "covers"),
         (
             (
                 *_setting(one),
@@ -109,16 +106,16 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
                 judged("power", one, one.found, _formula(one) - 0.02, _formula(one) + 0.02)
                 if one.cell.population == "undecided"
                 else _percent(one.found),
-                *covers(one),
+                covers(one),
             )
             for one in full
             if one.cell.effect not in (0, MARGIN)
         ),
     )
     text += FEW + table(
-        ("n", "k", "one", "shown"),
+        ("n", "k", "covers"),
         (
-            (str(one.cell.n), str(one.cell.k), _percent(one.score_covers), _percent(one.shown_covers))
+            (str(one.cell.n), str(one.cell.k), _percent(one.covers))
             for one in sorted(few, key=lambda one: (one.cell.k, one.cell.n))
             if one.cell.population == "undecided"
         ),
@@ -130,8 +127,8 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         setting = (one.cell.population, one.cell.n, one.cell.k, f"{100 * one.cell.discordance:g}", one.cell.tests)
         first = judged("false effects", one, one.false_single, 0, single)
         found = (first, judged("false effects after Holm", one, one.false_any, 0, several))
-        rows.append((*map(str, setting), *found, _percent(one.score_covers), _percent(one.shown_covers)))
-    text += HARD + table(("population", "n", "k", "discordance", "tests", "first", "any", "one", "shown"), rows)
+        rows.append((*map(str, setting), *found, _percent(one.covers)))
+    text += HARD + table(("population", "n", "k", "discordance", "tests", "first", "any", "covers"), rows)
     return text, missed
 
 

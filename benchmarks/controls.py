@@ -111,7 +111,7 @@ CONTROLS = (
     ),
     # math_verify reads the last number before the cut
     Control(name="a cut", change=_cut, verdict=FORMAL, parts=("format",), states=("truncated",), graders=_WITHOUT_BOX),
-    Control(name="a second box", change=_second_box, parts=("answer",), graders=("first_box",)),
+    Control(name="a second box", change=_second_box, parts=("answer",)),
     Control(
         name="a loop",
         change=_loop,

@@ -7,9 +7,10 @@ import gc
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points, version
-from importlib.util import find_spec
-from typing import Annotated, Any
+from importlib.metadata import version
+from itertools import groupby
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -18,42 +19,64 @@ from harness.constants import GARBAGE_OBJECTS
 from harness.display.wording import visible
 from harness.errors import HarnessError, RunInterrupted
 
-GROUPS = {
-    "Run": {
-        "run": "mless run --model Qwen/Qwen2.5-Math-7B",
-        "regrade": "mless regrade results/mine",
-        "fetch": "mless fetch configs/runs/qwen2.5-math-7b-published.yaml",
-    },
-    "Read the result": {
-        "table": "mless table results/example --mediators --audit",
-        "leaderboard": "mless leaderboard results",
-        "compare": "mless compare results/example:random results/example:mless",
-        "show": "mless show results/example --changed",
-        "plot": "mless plot results/example --kind forest -o figures",
-        "report": "mless report results/example -o report.html",
-    },
-    "Look into the model": {
-        "probe": "mless probe results/example --flip changed --controls -o flipped.traces",
-        "heads": "mless heads flipped.traces --measure mass_filler",
-        "figure": "mless figure configs/figures/qwen-heads-12-13-14.yaml",
-    },
-    "Use lm-eval, check the installation": {
-        "tasks": 'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...',
-        "doctor": "mless doctor --model Qwen/Qwen2.5-Math-7B",
-    },
-}
-"""The commands in groups, as `--help` lists them, with an example each. Each is the function of that name in a module
-of that name, here or in a package that adds its own."""
+
+class Command(NamedTuple):
+    """A command: the function in a module that has the same name.
+
+    Attributes:
+        group: The heading under which `--help` lists it.
+        module: The module's full name. This package must not import the probe, so it names the probe's commands.
+        example: A call of the command.
+    """
+
+    group: str
+    module: str
+    example: str
+
+    @property
+    def name(self) -> str:
+        """What a user types after `mless`."""
+        return self.module.rpartition(".")[2]
+
+
+_RUN, _READ, _MODEL = "Run", "Read the result", "Look into the model"
+_INSTALLATION = "Use lm-eval, check the installation"
+COMMANDS = (
+    Command(_RUN, "harness.commands.run", "mless run --model Qwen/Qwen2.5-Math-7B"),
+    Command(_RUN, "harness.commands.regrade", "mless regrade results/mine"),
+    Command(_RUN, "harness.commands.fetch", "mless fetch configs/runs/qwen2.5-math-7b-published.yaml"),
+    Command(_READ, "harness.commands.table", "mless table results/example --mediators --audit"),
+    Command(_READ, "harness.commands.leaderboard", "mless leaderboard results"),
+    Command(_READ, "harness.commands.compare", "mless compare results/example:random results/example:mless"),
+    Command(_READ, "harness.commands.show", "mless show results/example --changed"),
+    Command(_READ, "harness.commands.plot", "mless plot results/example --kind forest -o figures"),
+    Command(_READ, "harness.commands.report", "mless report results/example -o report.html"),
+    Command(
+        _MODEL,
+        "attention_probe.commands.probe",
+        "mless probe results/example --flip changed --controls -o flipped.traces",
+    ),
+    Command(_MODEL, "attention_probe.commands.heads", "mless heads flipped.traces --measure mass_filler"),
+    Command(_MODEL, "attention_probe.commands.figure", "mless figure configs/figures/qwen-heads-12-13-14.yaml"),
+    Command(
+        _INSTALLATION,
+        "harness.commands.tasks",
+        'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...',
+    ),
+    Command(_INSTALLATION, "harness.commands.doctor", "mless doctor --model Qwen/Qwen2.5-Math-7B"),
+)
+"""All commands, in the order of `--help`."""
 
 
 class _Grouped(TyperGroup):
-    """Lists the commands in their groups, each with its first sentence, whole."""
+    """Lists the commands in their groups, each with the whole of its first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for group, examples in GROUPS.items():
-            found = {name: self.commands[name].get_short_help_str(200) for name in examples if name in self.commands}
+        for group, commands in groupby(COMMANDS, key=attrgetter("group")):
             with formatter.section(group):
-                formatter.write_dl(list(found.items()))
+                formatter.write_dl(
+                    [(command.name, self.commands[command.name].get_short_help_str(200)) for command in commands]
+                )
 
 
 app = typer.Typer(
@@ -79,21 +102,9 @@ def mless(
     """Put meaningless tokens before a maths question, and measure whether the model answers better."""
 
 
-def add_commands() -> None:
-    """Add all commands, those of packages that build on this one too. This package must not import them.
-
-    Entry points of the group `mless.commands` name the packages that have a module for each of their commands.
-    """
-    if app.registered_commands:
-        return
-    packages = ["harness.commands", *(entry.module for entry in entry_points(group="mless.commands"))]
-    for name, example in ((name, example) for group in GROUPS.values() for name, example in group.items()):
-        for package in packages:
-            if find_spec(f"{package}.{name}"):
-                module = import_module(f"{package}.{name}")
-                app.command(epilog=f"Example: {example}")(getattr(module, name))
-                break
-
+for command in COMMANDS:
+    function = getattr(import_module(command.module), command.name)
+    app.command(epilog=f"Example: {command.example}")(function)
 
 _UNUSABLE = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
 """What the operating system raises of a path that a user gave and that cannot be what it should be."""
@@ -105,7 +116,6 @@ def main() -> None:
 
     gc.set_threshold(GARBAGE_OBJECTS)
     try:
-        add_commands()
         with sign_of_life():
             app()
     except HarnessError as error:

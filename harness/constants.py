@@ -184,8 +184,6 @@ GARBAGE_OBJECTS = 100_000
 """So many new objects before Python looks for cycles: at its usual 700 a leaderboard takes a sixth longer."""
 LOOP_LENGTH, LOOP_COUNT = 100, 4
 """A completion loops if its last so many characters occur so many times in it."""
-REMEMBERED_BYTES = 64 * 2**20
-"""Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
 
 # Statistics
 ALPHA = 0.05
@@ -200,18 +198,8 @@ FEWEST_GRADED = 0.5
 """Where a smaller share of a condition's samples has a graded answer, an effect that is not seen says nothing."""
 TOLD_UNGRADED = 0.05
 """From this share of ungraded samples on, a line says why they are."""
-SIGN_FLIP_DRAWS = 100_000
-"""Random sign flips where the exact distribution would be too long: p is then right to 0.1 points near ALPHA."""
-EXACT_SIGN_FLIPS = 20_000
-"""Differences that add up to at most this many samples have the exact distribution: it takes a second at most."""
-ROOT_GAP = 1e-12
-"""How far from an end, relatively, a root is looked for: at the end itself a weight would be infinite."""
 FEWEST_MODELS = 4
 """Fewer models say nothing about new ones."""
-FEWEST_LENGTHS = 3
-"""Fewer lengths of a filler are no sweep."""
-FEWEST_REWORDINGS = 3
-"""Fewer show no range."""
 FEWEST_TEXTS = 8
 """Fewer other texts say little of new ones of their kind."""
 FEWEST_WORDINGS = FEWEST_MODELS
@@ -219,8 +207,6 @@ FEWEST_WORDINGS = FEWEST_MODELS
 MODELS_HEEDED = 0.7
 """From this share of the problems' part of the variance on, the models' part decides the degrees of freedom: with it
 4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md)."""
-BREAKS_FORMAT = 0.01
-"""A rewording that changes by this share of the samples how many can be graded is set apart."""
 
 # Display: tables, figures, report, progress
 INCHES, FONT = 7.0, 7.5
@@ -239,8 +225,6 @@ CORE_SPEEDS = {True: 1e11, False: 4e10}
 most of each prompt was cached."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
-PLANNED_EFFECT = 0.02
-"""The mean effect over texts or instructions that a dry run looks for: what studies of fillers report."""
 PLANNED_SPREAD = 0.02
 """By how much a dry run takes the effect to scatter between them. In docs/figures/wordings.csv, of a small model, it
 scatters several times as far."""
@@ -274,18 +258,12 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
 CHECKED_TOKENS = 2048
 """The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
-SAMPLED_QUERIES = 64
-"""Queries on which the self-check compares the Layer 1 identity."""
 BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """How large a block of weights may get before it takes fewer queries."""
-FINGERPRINT_VALUES = 4096
-"""Values of each first-layer tensor that are hashed into the fingerprint."""
 ABSENT = -1
 """In `original_pos` of a token: the baseline has no such token."""
 GAP = "-gap"
 """How the name of a position gap ends: the prompt without its filler, and with the filler's room left open."""
-TRACES_FORMAT = 7
-"""Of a folder of traces; another one is not read."""
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
 """The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
 NORMAL_CONSISTENCY = 1.4826
@@ -299,25 +277,12 @@ BAND_DRAWS = 2000
 """Bootstrap draws of a curve's band."""
 BAND = 0.95
 """Level of a curve's band."""
-RANKING_DRAWS = 10_000
-"""Sign flips or permutations of labels; where there are no more than these, all are taken."""
 HEADS_BASELINE = "random"
 """What `mless heads` subtracts unless told: another filler, since softmax guarantees a change from no filler."""
-UNLIKE_SCATTER = 2.0
-"""Strings of one side scatter unlike those of the other from this ratio of standard deviations on: with 5, a test of 4
-against 4 erred in 33 of 100 cases."""
-HEADS_ALPHA = 0.05
-"""Heads with a smaller adjusted p are counted."""
-FLIPS_AT_ONCE = 500
-"""Rows of flips that are in memory at a time."""
-TIE = 1e-9
-"""Relative: sums of the same numbers in another order must count as equal."""
 
 # Interventions
 OUTWARD_QUANTILE = 0.995
 """How far activations are moved outward at most: the p1 of the study's ARM for Qwen2.5-Math-1.5B and Qwen2.5-7B."""
-NEAR_ZERO_QUANTILE = 0.05
-"""Near zero is what 5 percent of activations are without a filler: a share that a filler can lower or raise."""
 ARM_PROMPTS, ARM_TOKENS = 8, 8
 """Prompts of each arm that Hugging Face answers too, and tokens of each answer: a minute for 12 arms of SmolLM2."""
 QUERY_SETS = 3
@@ -340,15 +305,10 @@ Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
 """What became of a problem from one condition to another."""
 Choice = Literal[Flip, "changed"]
 """Which problems are chosen: those with one outcome, or those that changed in either direction."""
-Repeats = Literal["share", "first", "majority", "any"]
-"""By what of its several samples a problem changes: the share that is right, the first, the majority, or any right one.
-"""
 View = Literal["aligned", "full"]
 """A curve with the filler's positions taken out, or over the prompt as it was."""
 Shown = Literal[View, "difference"]
 """Also the paired difference of two conditions, token by token, in the aligned view."""
-Gate = Literal["worse", "not-equivalent"]
-"""What a comparison in continuous integration may not be."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 """What the probe's layers are computed in."""
 
@@ -368,5 +328,4 @@ class Kind(StrEnum):
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
     WORDINGS = "wordings"
-    BUDGETS = "budgets"
     CAUSES = "causes"

@@ -1,4 +1,4 @@
-"""Where tasks and configs lie, in the checkout or inside the installed wheel; and where the cache is."""
+"""What this installation and this machine offer: tasks and configs, in the checkout or in the wheel; a cache; cores."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def task_version() -> float:
 def cache_folder() -> Path:
     """Where mless keeps what it can make again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "mless"
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

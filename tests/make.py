@@ -18,11 +18,11 @@ import numpy as np
 import pandas
 import yaml
 
-from attention_probe.analysis.curves import average_curves
+from attention_probe.analysis.curves import average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
-from harness.execution.run import _generation_config, _session, execute, run_identity
-from harness.experiment.conditions import find_yardsticks
+from harness.execution.generate import session_facts
+from harness.execution.run import _generation_config, execute, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
@@ -117,7 +117,7 @@ def write_run(
     setting = identity.hash_setting()
     targets = {row["doc"]["id"]: row["doc"]["answer"] for row in plan.prompts}
     with RunFolder(folder, identity, plan.prompts) as opened:
-        opened.note(SESSION, _session(plan))
+        opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             text, reason = answer(request, targets[request.problem_id])
             sample = Sample.of(request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason)
@@ -138,6 +138,10 @@ def add_stop(run: Path) -> None:
 
 def right(request: Request, target: str) -> tuple[str, str]:
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
+
+
+CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}
+"""What a run says of its positive control, by name."""
 
 
 def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Run:
@@ -167,16 +171,10 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                         "looping": verdict == "truncated",
                         **dict.fromkeys(GRADERS, correct),
                         "boxes_after_first": 0,
-                        "gold_outside": 0,
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
-    known = {
-        "model": model,
-        "primary": None,
-        "greedy": True,
-        "yardsticks": find_yardsticks(frame["condition"].unique()),
-    }
+    known = {"model": model, "primary": None, "greedy": True}
     return Run(
         name=f"results/{model}" if layout == "raw" else f"results/{model}-{layout}",
         about={**known, **facts},
@@ -257,8 +255,8 @@ FILLED = ("mless", "random")
 
 def make_header(**changes):
     facts = {"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED), "baseline": "wo"}
-    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "fingerprint": {}, "options": {}}
-    return TraceHeader(**facts | {"on_outcome": False} | changes)
+    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "options": {}, "flip": None} | changes
+    return TraceHeader(**{"fingerprint": {"name": facts["model"]}} | facts)
 
 
 def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes):
@@ -308,7 +306,9 @@ def same(one, other):
 
 def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
-    table = average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)
+    problems = {"problem_ids": chosen_problems(traces, [condition, baseline] if baseline else [condition])}
+    given = {"conditions": [condition], "heads": [head], "view": view, "baseline": baseline}
+    table = average_curves(traces, **given, **problems | options)
     return SimpleNamespace(**{name: table[name].to_numpy() for name in table})
 
 

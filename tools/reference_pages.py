@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.analysis import causes, comparison, controls, outcomes, pooled, reference, sweeps
+from harness.analysis import causes, comparison, controls, pooled, reference, sweeps
 from harness.experiment import config as runs
 from harness.experiment import interventions, problems
 from harness.experiment.conditions import Condition
@@ -57,7 +57,6 @@ TABLES: dict[str, dict[str, str]] = {
     "Sweeps (`sweeps`)": sweeps.COLUMNS,
     "A filler taken apart (`causes`)": causes.COLUMNS,
     "What else changed (`mediators`)": controls.MEDIATORS,
-    "Completions cut (`caps`)": outcomes.CAPS,
     "Published numbers (`reference.rows`)": reference.COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
@@ -78,7 +77,11 @@ def config_page() -> str:
         for name, model in models.items():
             about, meanings = _read(model)
             parts += [f"### {name[0].upper()}{name[1:]}\n"] if name else []
-            rows = [f"- `{key}`{_default(field)}: {meanings[key]}" for key, field in model.model_fields.items()]
+            rows = [
+                f"- `{key}`{_default(field)}: {meanings[key]}"
+                for key, field in model.model_fields.items()
+                if not field.exclude
+            ]
             parts.append("\n".join([about, "", *rows, ""]))
     return "\n".join(parts)
 

@@ -9,19 +9,17 @@ from harness.analysis.leaderboard import make_leaderboard
 from harness.analysis.outcomes import accuracy_table, clustered_error
 from harness.analysis.pooled import pool_changes
 from harness.analysis.power import detection_power, minimal_detectable_effect
-from harness.analysis.tests import difference_bounds, equivalence_p, holm, paired_test, score_interval
+from harness.analysis.tests import estimate_difference, holm, score_interval
 
 __all__ = [
     "accuracy_table",
     "clustered_error",
     "compare",
     "detection_power",
-    "difference_bounds",
-    "equivalence_p",
+    "estimate_difference",
     "holm",
     "make_leaderboard",
     "minimal_detectable_effect",
-    "paired_test",
     "pool_changes",
     "score_interval",
 ]

@@ -1,103 +1,84 @@
-"""What of a filler changes accuracy: the factorial of interventions on it, and what they do to activations.
+"""What of a filler changes accuracy: interventions that show the model a part of it, and what they do to activations.
 
 The cells of a filler differ in three switches: whether other layers see it, and its scale and bias in some layers. Each
-effect is a mean over all settings of the other switches, so all cells tell of it.
+cell is compared with the position gap, where only the positions after the filler are moved. So an effect belongs to one
+prompt and one computation, and is no mean over cells.
+
+Scale gives original tokens less weight by the weight of the filler, and bias adds the filler's values with that weight.
+Only both together, or neither, are attention: with scale alone the weights add up to less than 1, with bias alone to
+more. Such cells separate the parts of a sum. No prompt makes a model compute them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
-from math import prod
 from typing import Any
 
-import numpy as np
 import pandas
 
-from harness.analysis.outcomes import Outcomes, Setting
-from harness.analysis.pooled import pool_changes
+from harness.analysis.outcomes import Outcomes, Setting, refuse_unpaired
+from harness.analysis.pooled import estimate_over_draws
 from harness.analysis.tests import holm
-
-SWITCHES = ("elsewhere", "scale", "bias")
-"""The switches of a cell, in the order of `Condition.factors`. `elsewhere`: other layers see the filler."""
+from harness.experiment.conditions import Condition
 
 COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
-    "condition": "the condition whose filler is taken apart",
-    "layers": "the layers whose attention to it is switched",
-    "effect": "the switch, or switches: half the difference that one of them makes to the effect of the others",
+    "filler": "the condition with the filler as it is",
+    "condition": "the condition that is compared with the position gap",
+    "layers": "the layers whose attention to the filler is switched; missing for the filler as it is",
+    "valid_attention": "whether the attention weights add up to 1: scale and bias are both on, or both off",
     "n": "problems",
-    "difference": "accuracy with it on less accuracy with it off, mean over the settings of the others, points",
-    "low": "lower end of its score interval",
+    "difference": "accuracy less that of the position gap, points",
+    "low": "lower end of its 95 % interval",
     "high": "upper end",
     "p": "its two-sided p-value",
-    "p_adjusted": "the same, adjusted for all effects of this filler in these layers (Holm)",
+    "p_adjusted": "the same, adjusted for all conditions of this filler (Holm)",
 }
-"""Meaning of each column of `factorial_table`."""
+"""Meaning of each column of `causes_table`."""
 
 
-def factorial_table(
-    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], factors: Mapping[str, Mapping[str, Any]]
+def causes_table(
+    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], conditions: Mapping[str, Condition]
 ) -> pandas.DataFrame:
-    """Main effects and interactions of every filler all of whose cells were run; of later layers those that see it.
+    """The filler as it is, and each of its cells, against the position gap.
 
     Args:
         settings: As of `outcomes.by_setting`, split by model and layout alone.
-        factors: Of each condition, as of `Condition.factors`.
+        conditions: The config's, by name.
     """
     fillers: dict[tuple[Any, ...], str] = {}
-    cells: dict[tuple[Any, ...], dict[tuple[bool, ...], str]] = {}
-    for name, of in factors.items():
-        key = (of["filler"], of["filler_tokens"], of["placement"])
-        if of["cell"]:
-            cells.setdefault((key, of["cell"]["layers"]), {})[tuple(of["cell"]["on"])] = name
-        elif of["filler"] and not of["words"]:
+    gaps: dict[tuple[Any, ...], str] = {}
+    cells: dict[tuple[Any, ...], list[str]] = {}
+    for name, condition in conditions.items():
+        key = (condition.filler_content, condition.filler_tokens, condition.placement)
+        if condition.cell:
+            if not any(condition.cell["on"]):
+                gaps[key] = name
+            else:
+                cells.setdefault(key, []).append(name)
+        elif condition.filler and not condition.words:
             fillers[key] = name
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
-        for (key, layers), named in cells.items():
-            every = {**named, (True, True, True): fillers.get(key, "")}
-            found = {on: arms[name][0] for on, name in every.items() if name in arms}
-            varied = (0, 1, 2) if len(found) == 8 else (1, 2)
-            found = {on: one for on, one in found.items() if len(varied) == 3 or on[0]}
-            if len(found) < 2 ** len(varied) or len({tuple(one.problem_ids) for one in found.values()}) > 1:
+        for key, gap in gaps.items():
+            if gap not in arms or key not in fillers:
                 continue
-            about = {**dict(setting), "condition": fillers[key], "layers": layers}
-            effects = [_effect(found, chosen) for size in (1, 2, 3) for chosen in combinations(varied, size)]
+            names = [name for name in (fillers[key], *cells.get(key, [])) if name in arms]
+            effects = [_compare_with_gap(arms[gap][0], arms[name][0]) for name in names]
             adjusted = holm([effect["p"] for effect in effects])
-            rows += [about | effect | {"p_adjusted": p} for effect, p in zip(effects, adjusted, strict=True)]
+            for name, effect, p in zip(names, effects, adjusted.tolist(), strict=True):
+                cell = conditions[name].cell or {"layers": None, "on": [True, True, True]}
+                _, scale, bias = cell["on"]
+                about = {**dict(setting), "filler": fillers[key], "condition": name, "layers": cell["layers"]}
+                rows.append({**about, "valid_attention": scale == bias, **effect, "p_adjusted": p})
     return pandas.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _effect(cells: Mapping[tuple[bool, ...], Outcomes], chosen: Sequence[int]) -> dict[str, Any]:
-    """One effect: half of the cells less the other half, by the product of the chosen switches' signs."""
-    first = next(iter(cells.values()))
-    signs = [prod(1 if on[switch] else -1 for switch in chosen) for on in cells]
-    change = np.sum([sign * one.right for sign, one in zip(signs, cells.values(), strict=True)], axis=0)
-    found = pool_changes([(change, len(cells) // 2 * first.k)], pandas.factorize(first.clusters)[0])
-    kept = {name: found[name] for name in ("n", "difference", "low", "high", "p")}
-    name = "all three" if len(chosen) == 3 else " x ".join(SWITCHES[switch] for switch in chosen)
-    return {"effect": name, **kept}
-
-
-def near_zero_table(receipts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """The share of activations near zero under each condition, percent, in the first layer of each intervention.
-
-    Near zero is what 5 percent are under the baseline, over the tokens behind the filler of the prompts that Hugging
-    Face answered when the run checked itself.
-
-    Args:
-        receipts: Of run folders.
-    """
-    engines = [(one["model"]["name"], each["engine"]) for one in receipts for each in one["sessions"] if each["engine"]]
-    rows = [
-        {
-            "model": model,
-            "condition": name,
-            **{f"layer_{int(layer) + 1}": 100 * share for layer, share in shares.items()},
-        }
-        for model, engine in engines
-        for name, shares in (engine.get("interventions") or {}).get("near_zero", {}).items()
-    ]
-    return pandas.DataFrame(rows).drop_duplicates()
+def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:
+    refuse_unpaired(gap, cell)
+    changes = gap.by_draw(cell.right_by_prompt - gap.right_by_prompt)
+    effect = estimate_over_draws(changes, gap.by_draw(gap.samples_by_prompt), gap.clusters)
+    low, high = effect.interval()
+    points = {"difference": effect.difference, "low": low, "high": high}
+    return {"n": len(gap.clusters), "p": effect.p, **{name: 100 * share for name, share in points.items()}}

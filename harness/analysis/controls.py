@@ -1,4 +1,4 @@
-"""What a difference is held against: rewordings, what else a condition changes, other graders.
+"""What else a condition changes, and what other graders say of the same completions.
 
 Mediators are missing boxes, length and loops. The audit has the verdicts of all graders on the same completions, and
 how often each differs from ours.
@@ -6,19 +6,14 @@ how often each differs from ours.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas
 
-from harness.analysis.outcomes import Outcomes, Setting, refuse_unpaired
-from harness.analysis.tests import holm, sign_flip_test
-from harness.constants import ALPHA, BASELINE, BREAKS_FORMAT, FEWEST_REWORDINGS
+from harness.constants import BASELINE
 from harness.grading import COLUMNS as GRADERS
-
-APART = "set apart"
-"""The verdict of a rewording that breaks the format."""
 
 MEDIATORS = {
     "samples": "samples, replicates of the baseline left out",
@@ -28,60 +23,11 @@ MEDIATORS = {
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
     "characters": "mean characters of a completion",
-    "anywhere": "percent with the gold answer somewhere outside of a box, perhaps by chance; for no verdict",
     "looping": "percent that end in a loop: the last 100 characters occur at least 4 times",
 }
 """Meaning of each column of `mediator_table`."""
 
 _STATES = ["no_box", "truncated", "refused", "timed_out"]
-
-
-def measure_rewordings(rows: Sequence[dict[str, Any]], yardsticks: Mapping[str, str], *, baseline: str) -> None:
-    """Add to the rows of one model and layout how they compare with harmless rewordings of the instruction.
-
-    Args:
-        rows: All of them. Those with another baseline, those of yardsticks and the baseline's own are left as they are;
-            a rewording that has a verdict already, which sets it apart, does not count.
-        yardsticks: The kind of each condition that the others are held against.
-        baseline: The condition that the rewordings reword. It counts as one of the wordings.
-    """
-    means = [
-        row["accuracy"]
-        for row in rows
-        if row["condition"] == baseline or (yardsticks.get(row["condition"]) == "rewording" and "verdict" not in row)
-    ]
-    for row in rows if len(means) > FEWEST_REWORDINGS else ():
-        if row["baseline"] == baseline and row["condition"] not in (baseline, *yardsticks):
-            row |= {"wordings": len(means), "wording_low": min(means), "wording_high": max(means)}
-            row["wording_difference"] = row["accuracy"] - float(np.mean(means))
-
-
-def find_broken(
-    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], conditions: Collection[str], *, baseline: str
-) -> dict[tuple[Setting, str], float]:
-    """Conditions that break the format, by setting: the change in samples that cannot be graded.
-
-    A condition breaks the format if it changes their share by at least `BREAKS_FORMAT`, and that is no chance: by a
-    sign-flip test over problems, adjusted by Holm over the setting's conditions. Right and wrong answers have no part
-    in it, so setting such a condition apart is no choice by the result.
-
-    Args:
-        settings: As of `outcomes.by_setting`.
-        conditions: Which are looked at: rewordings, or texts.
-        baseline: The condition that they are compared with.
-    """
-    broken = {}
-    for setting, arms in settings.items():
-        old, changes = arms[baseline][0], {}
-        for name in (name for name in arms if name in conditions):
-            refuse_unpaired(old, arms[name][0])
-            changes[name] = np.bincount(old.clusters, old.graded - arms[name][0].graded)
-        p = holm([sign_flip_test(change, rng=np.random.default_rng(0)) for change in changes.values()])
-        for (name, change), adjusted in zip(changes.items(), p, strict=True):
-            share = float(change.sum() / old.samples.sum())
-            if adjusted < ALPHA and abs(share) >= BREAKS_FORMAT:
-                broken[setting, name] = share
-    return broken
 
 
 def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
@@ -95,7 +41,6 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     first = frame[frame["replicate"] == 0]
     verdict = first["verdict"]
     counted = first[[*keys, "completion_tokens", "characters"]].assign(
-        anywhere=(first["gold_outside"] > 0).where(first["gold_outside"].notna()).astype(float),
         samples=1,
         no_box=verdict == "no_box",
         truncated=verdict == "truncated",
@@ -106,7 +51,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     arms = counted.groupby(keys, observed=True, sort=False)
     table = arms[["completion_tokens", "characters"]].mean()
     table["samples"] = arms["samples"].sum()
-    table[[*_STATES, "anywhere", "looping"]] = 100 * arms[[*_STATES, "anywhere", "looping"]].mean()
+    table[[*_STATES, "looping"]] = 100 * arms[[*_STATES, "looping"]].mean()
     return table[list(MEDIATORS)].reset_index()
 
 

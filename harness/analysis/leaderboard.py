@@ -10,16 +10,16 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.causes import factorial_table, near_zero_table
+from harness.analysis.causes import causes_table
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
-from harness.analysis.other_prompts import over_wordings, text_table, wording_table
+from harness.analysis.other_prompts import merge_instructions, text_table, wording_table
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import pool
 from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
-from harness.experiment.conditions import read_contrast
-from harness.runs.frame import read_factors
+from harness.errors import ComparisonError
+from harness.experiment.conditions import Condition, read_contrast
 from harness.runs.read import Run
 from harness.runs.same_settings import join
 
@@ -39,15 +39,14 @@ class Leaderboard:
         texts: `other_prompts.text_table`: each condition against other texts. Empty where there are few.
         wordings: `other_prompts.wording_table`: each contrast over all instructions. Empty where there is one.
         sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
-        causes: `causes.factorial_table`. Empty without interventions.
-        near_zero: `causes.near_zero_table`. Empty without interventions.
+        causes: `causes.causes_table`. Empty without interventions.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
-        yardsticks: Conditions that the others are held against, with the kind of each.
+        reference_conditions: Those of the runs, by name, each with its kind, `of` and number.
         by: Columns that the rows are split by, beside model, layout and condition.
         clusters: How many clusters the problems are in; 0 where none has a cluster.
-        draws: The difference of each contrast with each draw of examples. Empty where there are no several draws.
+        draws: The difference of the primary contrast with each draw of examples. Empty where there is one draw.
         receipt: One entry per run: where it is from, versions, hashes, settings.
     """
 
@@ -59,20 +58,14 @@ class Leaderboard:
     wordings: pandas.DataFrame
     sweeps: pandas.DataFrame
     causes: pandas.DataFrame
-    near_zero: pandas.DataFrame
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
-    yardsticks: Mapping[str, str]
+    reference_conditions: Mapping[str, Mapping[str, Any]]
     by: tuple[str, ...]
     clusters: int
     draws: Sequence[Mapping[str, Any]]
     receipt: tuple[Mapping[str, Any], ...]
-
-    @property
-    def greedy(self) -> frozenset[str]:
-        """Models that decoded greedily."""
-        return frozenset(str(entry["model"]) for entry in self.receipt if entry.get("greedy"))
 
 
 def make_leaderboard(
@@ -103,18 +96,17 @@ def make_leaderboard(
     baseline = baseline or usual
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    named = {name: kind for one in runs for name, kind in (one.about.get("yardsticks") or {}).items()}
-    there = set().union(*map(_conditions, runs))
-    yardsticks = {name: kind for name, kind in named.items() if name in there and name != baseline}
-    if baseline != usual:  # what rewords another prompt tells nothing of this one
-        frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
+    references = _join_reference_conditions(runs)
+    references.pop(baseline, None)
+    if baseline != usual:  # a control of another baseline says nothing about this one
+        frame, references = frame[~frame["condition"].isin(references)], {}
     contrasts, primary = _registered(runs) if baseline == usual and not by else (None, None)
-    others = (str(name) for name in frame["condition"].unique() if name not in (baseline, *yardsticks))
+    others = (str(name) for name in frame["condition"].unique() if name not in (baseline, *references))
     pairs = {name: (name, baseline) for name in others}
     pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
-    factors = join_factors(runs)
-    draws = [] if by else [*effects_by_draw(frame, pairs)]
-    each, frame = frame, over_wordings(frame)
+    conditions = join_conditions(runs)
+    draws = [*effects_by_draw(frame, read_contrast(primary))] if primary else []
+    each, frame = frame, merge_instructions(frame, references)
     counted = count_outcomes(frame, by=by)
     apart = counted if each is frame else count_outcomes(each)
     whole = [] if by else counted
@@ -127,21 +119,20 @@ def make_leaderboard(
             contrasts=contrasts,
             primary=primary,
             left_out=_left_out(runs, contrasts or ()),
-            yardsticks=yardsticks,
+            reference_conditions=references,
             counted=counted,
         ),
         mediators=mediator_table(frame, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         pooled=pool(whole, pairs),
-        texts=text_table(by_setting(whole), factors, baseline=baseline),
-        wordings=wording_table({} if by else by_setting(apart), pairs),
-        sweeps=sweep_table(whole, factors, baseline=baseline),
-        causes=factorial_table(by_setting(whole), factors),
-        near_zero=near_zero_table([one.receipt for one in runs if one.about.get("source") == "run" and not by]),
+        texts=text_table(by_setting(whole), conditions),
+        wordings=wording_table({} if by else by_setting(apart), pairs, references),
+        sweeps=sweep_table(whole, conditions, baseline=baseline),
+        causes=causes_table(by_setting(whole), conditions),
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
-        yardsticks=yardsticks,
+        reference_conditions=references,
         by=tuple(by),
         clusters=frame["cluster"].nunique() if "cluster" in frame else 0,
         draws=draws,
@@ -149,10 +140,26 @@ def make_leaderboard(
     )
 
 
-def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """`Condition.factors` of every condition and other filler in the run folders. Logs do not record them."""
-    configs = [one.receipt["config"] for one in runs if one.about.get("source") == "run"]
-    return {name: factors for config in configs for name, factors in read_factors(config).items()}
+def join_conditions(runs: Sequence[Run]) -> dict[str, Condition]:
+    """The conditions of all configs, by name, without reference conditions. Logs do not record them."""
+    conditions = [condition for run in runs for condition in run.conditions.values()]
+    return {condition.name: condition for condition in conditions if condition.kind is None}
+
+
+def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
+    """The reference conditions of all runs that have samples, by name.
+
+    Raises:
+        ComparisonError: a name stands for a reference condition in one run, and for something else in another.
+    """
+    known: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for run in runs:
+        for name in _conditions(run):
+            fields = run.reference_conditions.get(name, {})
+            other, known_fields = known.setdefault(name, (run.name, fields))
+            if fields != known_fields:
+                raise ComparisonError(f"{run.name}: the condition {name!r} is another one than in {other}.")
+    return {name: fields for name, (_, fields) in known.items() if fields}
 
 
 def task_name(facts: Iterable[Mapping[str, Any]]) -> str:
@@ -211,7 +218,7 @@ def as_json(board: Leaderboard, **more: Any) -> str:
         "pooled": records(board.pooled),
         **{
             name: records(table)
-            for name in ("texts", "wordings", "sweeps", "causes", "near_zero")
+            for name in ("texts", "wordings", "sweeps", "causes")
             if len(table := getattr(board, name))
         },
         **({"draws": board.draws} if board.draws else {}),

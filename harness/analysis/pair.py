@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scipy.special import ndtri
+
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
-from harness.analysis.tests import fewest_problems
-from harness.constants import PASSED, Gate
-from harness.errors import ComparisonError, RunError, list_first
+from harness.constants import ALPHA, POWER
+from harness.errors import ComparisonError, ConfigError, RunError, list_first
 from harness.runs.lm_eval_files import one_log
 from harness.runs.read import Run
 from harness.runs.same_settings import other_problems
@@ -67,12 +69,11 @@ class Side:
         )
 
 
-def compare_pair(old: Side, new: Side, *, margin: float | None = None) -> Leaderboard:
+def compare_pair(old: Side, new: Side) -> Leaderboard:
     """All tables of the second side against the first, paired by problem; the noise too where both were run twice.
 
     Raises:
         ComparisonError: they are the same, of other problems, other numbers of samples, or other graders.
-        ConfigError: a margin out of range.
     """
     import pandas
 
@@ -93,21 +94,34 @@ def compare_pair(old: Side, new: Side, *, margin: float | None = None) -> Leader
     joined = pandas.concat(frames, ignore_index=True)
     about = {"source": "pair", "model": model, "greedy": old.run.about.get("greedy")}
     run = Run(name=" ".join(names), about=about, read=lambda: joined, read_prompts=list)
-    board = make_leaderboard([run], baseline=names[0], margin=margin)
+    board = make_leaderboard([run], baseline=names[0])
     receipts = {side.run.name: {"name": side.run.name, **side.run.about} for side in sides}
     return replace(board, receipt=tuple(receipts.values()))
 
 
-def check_gate(board: Leaderboard, gate: Gate) -> tuple[int, str]:
-    """The exit code of a comparison, and a sentence: 0 if it passes the gate, 1 if not, 3 if it cannot be judged."""
-    (row,) = board.comparison[board.comparison["baseline"] != board.comparison["condition"]].to_dict("records")
-    if gate == "worse":
-        if row["verdict"] == "unmeasured":
-            return 3, f"cannot be judged: {row['unmeasured']}"
-        return int(row["verdict"] == "worse"), f"{row['condition']} is {row['verdict']}"
-    needed = fewest_problems(row["margin"] / 100)
-    reason = row["unmeasured"] or (f"{row['n']} problems, and equivalence needs {needed}" if row["n"] < needed else "")
-    if reason and row["verdict"] not in PASSED:
-        return 3, f"cannot be judged: {reason}"
-    word = "equivalent" if row["within_margin"] else "not equivalent"
-    return int(not row["within_margin"]), f"{row['condition']} is {word} within a margin of {row['margin']:g}"
+def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
+    """The exit code of a gate in continuous integration, and a sentence that explains it.
+
+    It is 0 if the second side is shown to lose less than `points`, 1 if it is significantly worse, and 3 if neither is
+    shown.
+
+    Raises:
+        ConfigError: the points are out of range.
+    """
+    if not 0 < points < 100:
+        raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
+    (row,) = board.comparison[board.comparison["role"] != "baseline"].to_dict("records")
+    name, low = row["condition"], f"{row['low']:+.1f}"
+    if row["low"] > -points and not row["unmeasured"]:
+        return 0, f"{name} loses less than {points:g} points: the interval's lower end is {low}."
+    if row["verdict"] == "worse":
+        return 1, f"{name} is worse: {row['difference']:+.1f} points, p {row['p']:.3g}."
+    if row["unmeasured"]:
+        return 3, f"Not shown: {row['unmeasured']}."
+    # the length of an interval falls with the root of the number of problems
+    quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
+    needed = math.ceil(row["n"] * (quantiles * (row["difference"] - row["low"]) / points) ** 2)
+    return 3, (
+        f"Not shown: the interval's lower end is {low}. If both are equally accurate, about {needed:,} problems would "
+        f"show that {name} loses less than {points:g} points ({100 * POWER:.0f} % power); here are {row['n']:,}."
+    )

@@ -1,4 +1,4 @@
-"""Tests of a paired difference, score intervals, equivalence within a margin, p-values adjusted for several tests.
+"""The test and interval of a paired difference, score intervals of accuracies, p-values adjusted for several tests.
 
 All of them take one number for each problem, or p-values. They know of no model, condition or frame. Where problems
 stand in clusters, which count as one, the number is a cluster's mean, and `weights` say what part of the problems the
@@ -8,17 +8,24 @@ cluster holds: see `by_cluster`.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import bdtr, gammaln, ndtr, ndtri, xlog1py, xlogy
+from scipy.special import bdtr, ndtri
 
-from harness.constants import ALPHA, EXACT_SIGN_FLIPS, ROOT_GAP, SIGN_FLIP_DRAWS
+from harness.constants import ALPHA, DEFAULT_SEED
+
+EXACT_SIGN_FLIPS = 20_000
+"""Differences that add up to at most this many samples have the exact distribution: it takes a second at most."""
+SIGN_PATTERNS = 10_000
+"""Random sign patterns of an interval: its ends are then right to 2 percent of a standard error."""
+ROOT_GAP = 1e-12
+"""How far from an end, relatively, a root is looked for: at the end itself a weight would be infinite."""
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Bounds = tuple[float, float]
 
 
 def by_cluster(values: npt.ArrayLike, clusters: Integers) -> tuple[Floats, Floats]:
@@ -55,65 +62,102 @@ def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> t
     return float(((1 - old) * new).sum()), float((old * (1 - new)).sum())
 
 
-def paired_test(changes: npt.ArrayLike, k: int, *, rng: np.random.Generator, clusters: Integers | None = None) -> float:
-    """Two-sided p-value of a difference between two conditions: the test of every table.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedDifference:
+    """The mean difference between two conditions, its sign-flip test, and intervals that invert this test.
 
-    With one sample a problem it is `mcnemar_test`. With several, or where problems stand in clusters, it is the larger
-    of two p-values, because each errs where the other holds: `sign_flip_test` takes a gain and a loss of one size for
-    equally likely, and errs in 6 of 100 where few problems gain much and many lose a little (1 % of 200 problems,
-    k = 20; the larger p: 5 of 100); the score test, which `score_interval` inverts, needs more than a handful of
-    changes.
+    Attributes:
+        difference: The mean over problems, as a share.
+        p: Two-sided p-value of the true mean being 0.
+        clusters: The number of clusters.
+        changed: The number of clusters whose sum of differences is not 0.
+        subset_means: [2, pattern] For each random sign pattern, the smaller and the larger of two means: over the
+            clusters with a plus, and over those with a minus. Signs are such that the difference is not below 0.
+    """
+
+    difference: float
+    p: float
+    clusters: int
+    changed: int
+    subset_means: Floats
+
+    def interval(self, level: float = 1 - ALPHA) -> tuple[float, float]:
+        """Every mean that the sign-flip test does not reject at 1 - `level`, so 0 is outside exactly if p is below it.
+
+        The test of a mean subtracts it from each difference and flips the signs of the rest. A flipped sum is as far
+        out as the observed one exactly if the mean lies at or beyond one of the pattern's two subset means. So each end
+        is a quantile of these means.
+
+        Sign flips do not know of changes that no problem showed. With up to five changes nothing is significant at 5
+        percent, so there the interval also holds what so many clusters may miss: a share q of all problems that change
+        by a whole problem is not seen at all with probability (1 - q)^clusters.
+
+        Source:
+            Intervals from subset means: Hartigan (1969), doi:10.1080/01621459.1969.10501057.
+        """
+        alpha = 1 - level
+        smaller, larger = self.subset_means
+        below = smaller <= 0
+        weights = np.ones(len(smaller))
+        if 0 < below.mean() < 1:
+            # the random patterns only estimate p: with these weights they agree with the exact test at 0
+            weights = np.where(below, self.p / below.mean(), (1 - self.p) / (1 - below.mean()))
+        low = float(np.quantile(smaller, alpha, weights=weights, method="inverted_cdf"))
+        high = -float(np.quantile(-larger, alpha, method="inverted_cdf"))
+        if 2.0 ** (1 - self.changed) >= alpha:
+            unseen = 1 - (alpha / 2) ** (1 / self.clusters)
+            low, high = min(low, abs(self.difference) - unseen), max(high, abs(self.difference) + unseen)
+        low, high = max(low, -1.0), min(high, 1.0)
+        return (low, high) if self.difference >= 0 else (-high, -low)
+
+
+def estimate_difference(changes: npt.ArrayLike, k: int, *, clusters: Integers | None = None) -> PairedDifference:
+    """The difference between two conditions with its test and interval: those of every table.
+
+    The test takes a gain and a loss of one size for equally likely. Where few problems gain much and many lose a
+    little, it errs in 6 instead of 5 of 100 (1 % of 200 problems, k = 20).
 
     Args:
-        changes: Right samples under a condition less those under the baseline, one number a problem.
+        changes: [problem] Right samples under a condition less those under the baseline.
         k: Samples a problem under either.
-        rng: Where random sign patterns come from, if they are needed.
         clusters: As of `by_cluster`; by default each problem is one.
     """
     numbers = np.asarray(changes, dtype=np.int64)
     clusters = np.arange(len(numbers)) if clusters is None else clusters
     sums = np.bincount(clusters, numbers).astype(np.int64)
-    if k == 1 and len(sums) == len(numbers):
-        return mcnemar_test(int((numbers > 0).sum()), int((numbers < 0).sum()))
-    means, weights = by_cluster(numbers / k, clusters)
-    score = score_statistic(means, 0, weights=weights)
-    return max(sign_flip_test(sums, rng=rng), 2 * float(ndtr(-abs(score))))
+    # a loss is measured as the gain that it mirrors, so that exchanging the conditions mirrors the interval
+    gains = np.column_stack([-sums if sums.sum() < 0 else sums, np.bincount(clusters)])
+    kinds, counts = np.unique(gains, axis=0, return_counts=True)
+    plus = np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts))) @ kinds
+    minus = counts @ kinds - plus
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = np.stack([plus[:, 0] / plus[:, 1], minus[:, 0] / minus[:, 1]]) / k
+    # where all signs are alike, one subset is empty, and no mean is rejected
+    alike = np.isnan(means).any(axis=0)
+    smaller, larger = (
+        np.where(alike, -np.inf, means.min(axis=0)),
+        np.where(alike, np.inf, means.max(axis=0)),
+    )
+    return PairedDifference(
+        difference=float(numbers.mean()) / k,
+        p=sign_flip_test(sums),
+        clusters=len(sums),
+        changed=int(np.count_nonzero(sums)),
+        subset_means=np.stack([smaller, larger]),
+    )
 
 
-def mcnemar_test(wrong_to_right: int, right_to_wrong: int) -> float:
-    """Two-sided exact p-value that flips go either way equally often; 1 without flips.
-
-    Source:
-        McNemar (1947), doi:10.1007/BF02295996, in its exact binomial form: Fagerland, Lydersen and Laake (2013),
-        doi:10.1186/1471-2288-13-91, who also show that it is conservative.
-    """
-    flips = wrong_to_right + right_to_wrong
-    return min(1.0, 2 * float(bdtr(min(wrong_to_right, right_to_wrong), flips, 0.5))) if flips else 1.0
-
-
-def sign_flip_test(
-    differences: npt.ArrayLike,
-    *,
-    rng: np.random.Generator,
-    draws: int = SIGN_FLIP_DRAWS,
-    exact_up_to: int = EXACT_SIGN_FLIPS,
-) -> float:
+def sign_flip_test(differences: npt.ArrayLike) -> float:
     """Two-sided p-value that whole numbers `differences` [problem] are as likely with either sign.
 
-    Exact while the differences add up to at most `exact_up_to` in size: the sum of randomly signed whole numbers has
-    a distribution that convolution gives without listing all sign patterns. Beyond, `draws` seeded random patterns,
-    with p = (1 + as far out) / (1 + draws). For differences of -1, 0 and 1 this is `mcnemar_test`.
-
-    Args:
-        differences: Right samples under a condition less those under the baseline, one number a problem.
-        rng: Where random patterns come from, if they are needed.
-        draws: How many.
-        exact_up_to: Largest sum of absolute differences, after dividing out a common factor, that is done exactly.
+    The sum of randomly signed whole numbers has a distribution that convolution gives without listing all sign
+    patterns. Where the differences add up to more than `EXACT_SIGN_FLIPS`, seeded random patterns take its place, with
+    p = (1 + as far out) / (1 + patterns). For differences of -1, 0 and 1 this is McNemar's exact test.
 
     Source:
         Fisher (1935), The Design of Experiments, section 21; distribution by convolution: Pagano and Tritchler
         (1983), doi:10.1080/01621459.1983.10477990; p of random patterns: Phipson and Smyth (2010),
-        doi:10.2202/1544-6115.1585.
+        doi:10.2202/1544-6115.1585; McNemar (1947), doi:10.1007/BF02295996.
     """
     numbers = np.asarray(differences, dtype=np.int64)
     sizes, counts = np.unique(np.abs(numbers[numbers != 0]), return_counts=True)
@@ -123,115 +167,44 @@ def sign_flip_test(
     sizes //= common
     observed = abs(int(numbers.sum())) // common
     total = int(sizes @ counts)
-    if total <= exact_up_to:
-        sums = 2 * np.arange(total + 1) - total
-        return min(1.0, float(_positive_sum(sizes, counts)[np.abs(sums) >= observed].sum()))
-    sums = 2 * (rng.binomial(counts, 0.5, size=(draws, len(counts))) @ sizes) - total
-    return (1 + int((np.abs(sums) >= observed).sum())) / (1 + draws)
-
-
-def binomial_chances(draws: int, chance: float) -> Floats:
-    """Chance of each number 0 ... draws of successes; scipy.stats has it too, but takes longer to load than a table."""
-    hits = np.arange(draws + 1)
-    log_ways = gammaln(draws + 1) - gammaln(hits + 1) - gammaln(draws - hits + 1)
-    return np.asarray(np.exp(log_ways + xlogy(hits, chance) + xlog1py(draws - hits, -chance)))
-
-
-def _positive_sum(sizes: Integers, counts: Integers) -> Floats:
-    """Probability of each sum [0 ... total] of the sizes that get a plus, each by a fair coin."""
-    chances: Floats = np.ones(1)
+    if total > EXACT_SIGN_FLIPS:
+        plus = np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts))) @ sizes
+        return (1 + int((np.abs(2 * plus - total) >= observed).sum())) / (1 + SIGN_PATTERNS)
+    chances: Floats = np.ones(1)  # of each sum of the sizes with a plus
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         spread = np.zeros(size * count + 1)
-        spread[::size] = binomial_chances(count, 0.5)
+        # scipy.stats.binom.pmf, but loading scipy.stats takes longer than making a table
+        spread[::size] = np.diff(bdtr(np.arange(count + 1), count, 0.5), prepend=0)
         chances = np.convolve(chances, spread).astype(np.float64, copy=False)
-    return chances
+    return min(1.0, 2 * float(chances[: (total - observed) // 2 + 1].sum()))
 
 
-def score_interval(
-    values: npt.ArrayLike, *, bounds: Bounds | None = None, level: float = 1 - ALPHA, weights: npt.ArrayLike = 1.0
-) -> tuple[float, float]:
-    """Every mean that the score test of `score_statistic` does not reject, for `values` [problem] within `bounds`.
+def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tuple[float, float]:
+    """The interval of a mean of `values` [problem] between 0 and 1: every mean that the score test does not reject.
 
-    For right or wrong (bounds 0 and 1) this is Wilson's interval, for differences of right or wrong (bounds -1 and 1)
-    Tango's; for averages over k samples it is their construction on more possible values, which is ours. It needs no
-    draws, has positive length even if no two problems differ, and never leaves the bounds.
+    The test divides by the standard error under its hypothesis, that of the likeliest distribution on the values, 0
+    and 1 that has the mean. For right or wrong this is Wilson's interval; for averages over k samples it is the same
+    construction on more possible values, which is ours. It needs no draws, has positive length even if all problems
+    are alike, and never leaves 0 to 1.
 
     Args:
         values: Each problem's value.
-        bounds: Least and greatest value that a problem can have; by default those of differences, `difference_bounds`.
-        level: Confidence level in (0, 1).
         weights: Of clusters; by default all are alike.
 
-    Returns:
-        Low and high end, in the unit of the values.
-
     Source:
-        Wilson (1927), doi:10.1080/01621459.1927.10502953; Tango (1998), Statistics in Medicine 17:891-908,
-        doi:10.1002/(SICI)1097-0258(19980430)17:8<891::AID-SIM780>3.0.CO;2-B; recommended for paired proportions by
-        Fagerland, Lydersen and Laake (2014), doi:10.1002/sim.6148.
+        Wilson (1927), doi:10.1080/01621459.1927.10502953; the likeliest distribution with a given mean: Owen (1988),
+        doi:10.1093/biomet/75.2.237, here with 0 and 1 as further possible values.
     """
-    bounds = bounds or difference_bounds(values, 1)
     distinct = _distinct(values, weights)
-    critical = float(ndtri((1 + level) / 2))
+    critical = float(ndtri(1 - ALPHA / 2))
     mean = float((distinct[0] * distinct[1]) @ distinct[2] / distinct[2].sum())
     ends = [
         outer
         if abs(mean - outer) < ROOT_GAP
-        else brentq(lambda at: abs(_statistic(*distinct, at, bounds)) - critical, mean, _towards(outer, mean))
-        for outer in bounds
+        else brentq(lambda at: abs(_statistic(*distinct, at)) - critical, mean, _towards(outer, mean))
+        for outer in (0.0, 1.0)
     ]
     return float(ends[0]), float(ends[1])
-
-
-def difference_bounds(changes: npt.ArrayLike, k: int) -> tuple[float, float]:
-    """Bounds for `score_interval` of differences: `changes` [problem] in right samples, out of k samples a problem.
-
-    How far problems may move that were not seen: between the greatest change seen, if many problems changed, and a
-    whole problem, -1 and 1, if none did. A kind of change that makes up a third of all is missed among m changes with
-    probability (2/3)^m, and by this share of the way the bounds lie beyond what was seen. So no single problem makes
-    the interval jump. With k = 1 they are -1 and 1, which is Tango's interval.
-
-    With -1 and 1 for any k, intervals for large k would be far too long: a chance of unseen whole changes would be held
-    against averages that hardly move (500 problems, k = 20, 2 percent discordance: all of 2,500 simulated intervals
-    covered, instead of 95 percent).
-    """
-    sizes = np.abs(np.asarray(changes))
-    seen = float(sizes.max()) / k
-    reach = seen + (1 - seen) * (2 / 3) ** np.count_nonzero(sizes)
-    return -reach, reach
-
-
-def hold_zero(ends: tuple[float, float], difference: float, *, passed: bool) -> tuple[float, float]:
-    """The interval `ends` of a difference, made to hold 0 exactly where its test was not passed.
-
-    An interval beside a verdict must not contradict it. A test adjusted for several, or behind another one, may fail
-    where the interval alone leaves 0 out: the interval is then extended to 0. Where the test is passed and the interval
-    alone would reach 0, the interval ends there, without 0. Each still holds its true difference as often as before
-    the tests were adjusted; that all hold theirs at once is not promised.
-
-    Source:
-        Intervals of stepwise tests: Strassburger and Bretz (2008), doi:10.1002/sim.3338, whose promise is stronger.
-    """
-    low, high = ends
-    if not passed:
-        return min(low, 0.0), max(high, 0.0)
-    least = math.nextafter(0, 1)  # an end that is not 0, though it is printed so
-    return (max(low, least), high) if difference > 0 else (low, min(high, -least))
-
-
-def score_statistic(
-    values: npt.ArrayLike, mean: float, *, bounds: Bounds | None = None, weights: npt.ArrayLike = 1.0
-) -> float:
-    """How many standard errors the mean of `values` [problem] lies above `mean`, if `mean` were the true one.
-
-    The standard error is the one under that hypothesis: the variance of the likeliest distribution on the values
-    within `bounds` that has this mean. Under it the statistic is about standard normal.
-
-    Source:
-        As `score_interval`; the likeliest distribution with a given mean: Owen (1988), doi:10.1093/biomet/75.2.237,
-        here with the bounds as further possible values.
-    """
-    return _statistic(*_distinct(values, weights), mean, bounds or difference_bounds(values, 1))
 
 
 def _distinct(values: npt.ArrayLike, weights: npt.ArrayLike) -> tuple[Floats, Floats, Integers]:
@@ -241,12 +214,13 @@ def _distinct(values: npt.ArrayLike, weights: npt.ArrayLike) -> tuple[Floats, Fl
     return found[:, 0].copy(), found[:, 1].copy(), counts
 
 
-def _statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float, bounds: Bounds) -> float:
+def _statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float) -> float:
+    """How many standard errors the observed mean lies above `mean`, if `mean` were the true one."""
     n = int(counts.sum())
     difference = float((distinct * weights) @ counts) / n - mean
     if difference == 0:
         return 0.0
-    variance = _variance(weights * (distinct - mean), counts / n, bounds[0] - mean, bounds[1] - mean)
+    variance = _variance(weights * (distinct - mean), counts / n, -mean, 1 - mean)
     return math.copysign(math.inf, difference) if variance <= 0 else difference / math.sqrt(variance / n)
 
 
@@ -281,33 +255,14 @@ def _towards(end: float, inner: float) -> float:
     return end + (inner - end) * ROOT_GAP
 
 
-def equivalence_p(values: npt.ArrayLike, margin: float, *, weights: npt.ArrayLike = 1.0) -> float:
-    """P-value of two one-sided tests: small where the true mean of `values` [problem] is surely within the margin.
-
-    It is below alpha exactly if the score interval of level 1 - 2 alpha lies inside (-margin, margin) and there are
-    `fewest_problems`. The latter is for what no interval sees: if a share `margin` of all problems changes wholly and
-    no other does, n problems hold none of these with probability (1 - margin)^n, and p is never below that.
-
-    Args:
-        values: Each problem's difference.
-        margin: Difference that would matter, in the same unit.
-        weights: As for `score_interval`.
-
-    Source:
-        Schuirmann (1987), doi:10.1007/BF01068419; with the score statistic: Tango (1998), as in `score_interval`;
-        what n problems may miss: the rule of three, Hanley and Lippman-Hand (1983),
-        doi:10.1001/jama.1983.03330370053031.
-    """
-    above = ndtr(-score_statistic(values, -margin, weights=weights))
-    below = ndtr(score_statistic(values, margin, weights=weights))
-    missed = (1 - margin) ** np.size(values)
-    return float(max(above, below, missed))
-
-
 def fewest_problems(margin: float) -> int:
     """How many problems equivalence within the margin needs: so many that (1 - margin)^n is at most 5 percent.
 
-    About 3 / margin, the rule of three: see `equivalence_p`.
+    This is for what no interval sees: a share `margin` of all problems changes wholly, and no other does. The number is
+    about 3 / margin, the rule of three.
+
+    Source:
+        Hanley and Lippman-Hand (1983), doi:10.1001/jama.1983.03330370053031.
     """
     return math.ceil(math.log(ALPHA) / math.log1p(-margin))
 

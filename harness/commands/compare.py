@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Explain, FormatName, Margin, Metric
-from harness.constants import Gate
+from harness.commands.options import Explain, FormatName, Metric
 
 
 def compare(
@@ -17,10 +16,12 @@ def compare(
     filter_: Annotated[
         str | None, typer.Option("--filter", help="Filter of the metric, where a log has several.")
     ] = None,
-    margin: Margin = None,
-    fail_if: Annotated[
-        Gate | None,
-        typer.Option(help="Exit with 1 if B is that, with 3 if it cannot be judged."),
+    not_worse_by: Annotated[
+        float | None,
+        typer.Option(
+            metavar="POINTS",
+            help="Exit with 0 if B is shown to lose less than so many points, 1 if it is worse, 3 if neither is shown.",
+        ),
     ] = None,
     form: FormatName = "text",
     explain: Explain = False,
@@ -29,13 +30,13 @@ def compare(
 
     Of a run that names no condition its baseline is taken.
     """
-    from harness.analysis.pair import Side, check_gate, compare_pair
+    from harness.analysis.pair import Side, check_not_worse, compare_pair
     from harness.display.table_pages import show_board
 
     named = ",".join([metric or "", filter_]) if filter_ else metric
-    board = compare_pair(Side.read(old, named), Side.read(new, named), margin=margin)
+    board = compare_pair(Side.read(old, named), Side.read(new, named))
     typer.echo(show_board(board, form, explain=explain))
-    if fail_if:
-        code, said = check_gate(board, fail_if)
-        typer.echo(f"mless: {said}", err=True)
+    if not_worse_by is not None:
+        code, message = check_not_worse(board, not_worse_by)
+        typer.echo(f"mless: {message}", err=True)
         raise typer.Exit(code)

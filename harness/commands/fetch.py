@@ -13,39 +13,26 @@ from harness.commands.options import Overrides
 def fetch(
     config: Annotated[Path, typer.Argument(help="A run config, or `smollm2`: prints that model's folder last.")],
     overrides: Overrides = None,
-    pin: Annotated[Path | None, typer.Option(help="Also write the config with its revision pinned, here.")] = None,
 ) -> None:
     """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1; or the model `smollm2`."""
-    import yaml
-
     from harness.constants import SMOLLM2, SMOLLM2_LABEL
-    from harness.errors import ConfigError
     from harness.experiment.config import load_config
     from harness.experiment.problems import open_dataset
     from harness.experiment.tokenizer import fetch_repository
     from harness.models import fetch_smollm2
-    from harness.runs.journal import clear_messages, write_whole
 
-    if pin is not None and pin.exists():
-        raise ConfigError(f"--pin {pin} exists already.")
-    if str(config) == SMOLLM2 and not (pin or overrides):
+    if str(config) == SMOLLM2 and not overrides:
         typer.echo(f"{SMOLLM2_LABEL}:\n{fetch_smollm2()}")
         return
     settings = load_config(config, overrides or ())
-    arguments, values, lines = settings.model_arguments(), settings.as_written(), []
+    arguments, lines = settings.model_arguments(), []
     for key, revision in (("pretrained", "revision"), ("tokenizer", "tokenizer_revision")):
         name = arguments.get(key)
         if isinstance(name, str) and Path(name).is_dir():
             lines.append(f"{key:<11}{name} is a folder: nothing to fetch")
         elif isinstance(name, str):
             folder = fetch_repository(name, arguments.get(revision), weights=key == "pretrained")
-            values["model"]["arguments"][revision] = folder.name
             lines.append(f"{key:<11}{name}@{folder.name} in {folder}")
     dataset = open_dataset(settings.dataset)
     lines.append(f"data       {dataset.source}, {len(dataset.problems)} problems, sha256 {dataset.sha256[:12]}")
-    if pin is not None:
-        with clear_messages(pin):
-            pin.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(pin, yaml.safe_dump(values, sort_keys=False))
-        lines.append(f"pinned     {pin}")
     typer.echo("\n".join(lines))

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.constants import Format, Repeats, Split
-from harness.errors import ConfigError
+from harness.constants import Format, Split
 
 ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/products.yaml.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -24,27 +23,10 @@ Explain = Annotated[bool, typer.Option("--explain", help="Say below a table of p
 Condition = Annotated[str, typer.Option(help="Condition that is compared with the baseline.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
 LayoutName = Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")]
-RightBy = Annotated[Repeats, typer.Option(help="By what of its several samples a problem changes.")]
 Subject = Annotated[str | None, typer.Option(help="Only this subject.")]
 Level = Annotated[int | None, typer.Option(help="Only this level.")]
-Caps = Annotated[
-    str | None, typer.Option(metavar="N,N...", help="Grade completions cut after so many tokens too: 256,512,1024.")
-]
 DrawCount = Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")]
 DrawSeed = Annotated[int, typer.Option(help="Seed of the random draw.")]
-
-
-def read_caps(text: str) -> list[int]:
-    """The numbers of `--caps`, in order.
-
-    Raises:
-        ConfigError: one is no number from 1.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if bad := [part for part in parts if not (part.isascii() and part.isdigit() and int(part))]:
-        raise ConfigError(f"--caps {text}: expected numbers of tokens from 1, got {bad[0]!r}.")
-    return sorted({*map(int, parts)})
-
 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable.")

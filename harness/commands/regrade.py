@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.commands.options import Metric
 from harness.commands.run import show_run
+from harness.constants import REGRADED_SHOWN
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN_CHARACTERS = 30
+"""Of a gold answer its last characters, of an answer its first: a table fits 80 columns."""
 
 
 def regrade(
@@ -24,7 +31,31 @@ def regrade(
     from harness.runs.journal import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):
-        typer.echo(regrade_logs(run, metric=metric, completion=completion, gold=gold))
+        typer.echo(describe_grades(regrade_logs(run, metric=metric, completion=completion, gold=gold)))
         return
     typer.echo(regrade_run(run))
     show_run(run)
+
+
+def describe_grades(grades: pandas.DataFrame) -> str:
+    """How many are right, by the log's own metric too, and the first on which the two differ."""
+    from harness.analysis.leaderboard import records
+    from harness.display.table import Column, Table, render
+
+    summary = f"{len(grades)} samples: right by mless {grades['ours'].mean():.1%}"
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in grades["verdict"].value_counts().items())
+    title = "The first"
+    if grades["theirs"].notna().all():
+        summary += f", by the log's metric {grades['theirs'].mean():.1%}"
+        grades = grades[grades["ours"] != grades["theirs"]]
+        summary += f"; they differ on {len(grades)}"
+        title += " on which they differ"
+    rows = records(grades.head(REGRADED_SHOWN).fillna({"answer": "-"}))
+    columns = [
+        Column("name", "name", str, numeric=False),
+        Column("gold", "gold", lambda gold: gold[-SHOWN_CHARACTERS:], numeric=False),
+        Column("answer", "answer", lambda answer: answer[:SHOWN_CHARACTERS], numeric=False),
+        Column("verdict", "verdict", str, numeric=False),
+    ]
+    table = Table(title, rows, columns)
+    return "\n".join([f"{summary}.", f"Verdicts: {counts}.", *(["", render([table])] if len(grades) else [])])

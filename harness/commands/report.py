@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from harness.commands.options import Baseline, Caps, Margin, Metric, RunNames, read_caps
+from harness.commands.options import Baseline, Margin, Metric, RunNames
 from harness.constants import Definition
 
 
@@ -18,7 +18,6 @@ def report(
         list[Path] | None, typer.Option(help="Traces of these runs' prompts; repeatable; default: what they recorded.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
-    caps: Caps = None,
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
@@ -28,17 +27,16 @@ def report(
 ) -> None:
     """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
     from harness.display.report.page import write_report
-    from harness.execution.regrade import grade_at_caps
     from harness.runs.folder import RECORDED
     from harness.runs.read import locate
 
-    (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
+    # the probe's, which this package must not import, only name
+    read_attention = import_module("attention_probe.figures.from_traces").read_attention
     chosen = head and list(dict.fromkeys(head))
     found = locate(runs)
     own = [run / RECORDED for run in found if isinstance(run, Path)]
     shown = traces or [path for path in own if path.is_dir()]
-    curves = [reader.load()(path, layer=layer, heads=chosen, definition=definition) for path in shown]
-    budgets = grade_at_caps(runs, read_caps(caps)) if caps else None
+    curves = [read_attention(path, layer=layer, heads=chosen, definition=definition) for path in shown]
     given: dict[str, Any] = {"baseline": baseline, "margin": margin, "metric": metric}
-    size = write_report(found, output, attention=curves, budgets=budgets, **given)
+    size = write_report(found, output, attention=curves, **given)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

@@ -35,10 +35,6 @@ def run(
         str | None,
         typer.Option(metavar="auto|N", help="Run N engines, or one on each GPU that there is; default: one."),
     ] = None,
-    fork: Annotated[
-        bool,
-        typer.Option("--fork", help="If the folder holds a run with other settings, start a new folder beside it."),
-    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print a line every 30 s instead of progress bars.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
 ) -> None:
@@ -63,7 +59,7 @@ def run(
     wanted = check_backend(settings, engines)
     folder = output or settings.folder
     refuse_foreign(folder)  # before the plan is built, which takes seconds
-    settings = settle(settings, folder, fork=fork)
+    settings = settle(settings, folder)
     plan = make_plan(settings, limit=limit)
     more = [] if wanted == 1 else [f"engines   {wanted}, in Ray actors"]
     if dry_run:
@@ -71,7 +67,7 @@ def run(
         typer.echo(f"{show_prompts(plan)}\n{describe_plan(plan, more)}")
         return
     typer.echo(describe_plan(plan, more), err=True)
-    show_run(execute(plan, output=folder, fork=fork, quiet=quiet, engines=engines))
+    show_run(execute(plan, output=folder, quiet=quiet, engines=engines))
 
 
 def show_run(folder: Path) -> None:

@@ -6,17 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import (
-    Baseline,
-    Caps,
-    Explain,
-    FormatName,
-    Margin,
-    Metric,
-    RunNames,
-    SplitBy,
-    read_caps,
-)
+from harness.commands.options import Baseline, Explain, FormatName, Margin, Metric, RunNames, SplitBy
 
 
 def table(
@@ -33,12 +23,10 @@ def table(
     reference: Annotated[
         str | None, typer.Option(metavar="NAME", help="Add published numbers: a name in results/reference, or a file.")
     ] = None,
-    caps: Caps = None,
     explain: Explain = False,
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
     from harness.display.table_pages import make_table
-    from harness.execution.regrade import grade_at_caps
 
     typer.echo(
         make_table(
@@ -51,7 +39,6 @@ def table(
             mediators=mediators,
             audit=audit,
             reference=reference,
-            budgets=grade_at_caps(runs, read_caps(caps)) if caps else None,
             explain=explain,
         )
     )

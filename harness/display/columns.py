@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import causes, comparison, controls, other_prompts, outcomes, pooled, sweeps
+from harness.analysis import causes, controls, other_prompts, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.table import Column
 from harness.display.wording import (
@@ -41,16 +41,12 @@ def _starred(name: Any, primary: Any) -> str:
     return f"{label(name)} *" if primary else label(name)
 
 
-def _bare(value: Any, word: Any) -> str:
-    return f"({signed(value)})" if word == "exploratory" else signed(value)
+def _bare(value: Any, role: Any) -> str:
+    return f"({signed(value)})" if role == "exploratory" else signed(value)
 
 
 def _by_grader(right: Any, change: Any) -> str:
     return number(right) + ("" if change is None else f" {signed(change)}")
-
-
-def _agreeing(value: Any, agrees: Any, write: Callable[[Any], str] = number) -> str:
-    return write(value) + {None: "", True: ", agrees", False: ", differs"}[agrees]
 
 
 def _meant(meanings: Mapping[str, str], *columns: tuple[str, str, Callable[..., str]]) -> tuple[Column, ...]:
@@ -62,9 +58,9 @@ DIFFERENCE = Column(
     "difference low high",
     f"difference [{LEVEL}]",
     difference,
-    "from {baseline} in points, paired by problem, with a score interval{zero}",
+    "from {baseline} in points, paired by problem; the interval is not adjusted for several tests, p is",
 )
-P = Column("p_adjusted", "p adj.", p_value, "{test}, adjusted by Holm over {family}")
+P = Column("p_adjusted", "p adj.", p_value, "sign-flip test, adjusted by Holm over {family}")
 ANSWERS = Column(
     "answer_difference answer_low answer_high",
     f"by answer [{LEVEL}]",
@@ -72,7 +68,7 @@ ANSWERS = Column(
     "the part of it from pairs of samples that both have a graded answer; the rest is format",
 )
 VERDICT = Column(
-    "verdict within_margin margin by_format",
+    "verdict role within_margin margin by_format",
     "verdict",
     verdict,
     f"of {{prompts}}. better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not "
@@ -82,15 +78,9 @@ VERDICT = Column(
     strong=True,
 )
 FLIPS = Column("wrong_to_right right_to_wrong", "+ / -", flips, "flips, {flips}")
-BARE = Column("difference verdict", "", _bare, strong=True)
+BARE = Column("difference role", "", _bare, strong=True)
 """A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
 
-REWORDINGS = _meant(
-    comparison.COLUMNS,
-    ("wordings", "rewordings", count),
-    ("wording_low wording_high", "their accuracies", interval),
-    ("wording_difference", "less their mean", signed),
-)
 TEXTS = _meant(
     other_prompts.TEXTS,
     ("texts kind", "against", "{} {}".format),
@@ -116,24 +106,16 @@ SWEEPS = _meant(
     sweeps.COLUMNS,
     ("lengths", "tokens", lambda lengths: str(lengths).replace(" ", ", ")),
     ("difference low high", f"all lengths [{LEVEL}]", difference),
-    ("slope slope_low slope_high", "shortest to longest", difference),
+    ("longest_less_shortest longest_low longest_high", "longest less shortest", difference),
     ("p_adjusted", "p adj.", p_value),
     ("best", "best", str),
 )
 CAUSES = _meant(
     causes.COLUMNS,
-    ("layers", "layers", str),
-    ("effect", "effect", str),
-    ("difference low high", f"on less off [{LEVEL}]", difference),
+    ("layers", "layers", lambda layers: layers or NONE),
+    ("valid_attention", "weights add up to 1", lambda valid: "yes" if valid else "no"),
+    ("difference low high", f"less the gap [{LEVEL}]", difference),
     ("p_adjusted", "p adj.", p_value),
-)
-BUDGETS = _meant(
-    outcomes.CAPS,
-    ("cap", "tokens", count),
-    ("accuracy accuracy_low accuracy_high", f"acc. % [{LEVEL}]", accuracy),
-    ("boxed", "answer %", number),
-    ("stated", "stated", number),
-    ("neither", "neither", number),
 )
 MEDIATORS = _meant(
     controls.MEDIATORS,
@@ -143,7 +125,6 @@ MEDIATORS = _meant(
     ("timed_out", "late", number),
     ("completion_tokens", "tokens", partial(number, digits=0)),
     ("looping", "loops", number),
-    ("anywhere", "anywhere", number),
 )
 GRADERS = tuple(
     Column(f"{name} {name}_difference", heading, _by_grader, legend)
@@ -152,14 +133,17 @@ GRADERS = tuple(
         ("exact_match_boxed", "boxed", "lm-eval's exact_match on the last box"),
         ("authors_rule", "authors'", "the study's rule: the answer may be a substring of the gold"),
         ("authors_rule_strict", "strict", "the same without substrings"),
-        ("first_box", "first box", ""),
     )
 )
 REFERENCE = _meant(
     {},
-    ("accuracy low high", f"ours % [{LEVEL}]", lambda *ours: "not run" if ours[0] is None else accuracy(*ours)),
+    (
+        "accuracy accuracy_low accuracy_high",
+        f"ours % [{LEVEL}]",
+        lambda *ours: "not run" if ours[0] is None else accuracy(*ours),
+    ),
     ("authors_rule", "authors'", number),
-    ("reference agrees", "theirs", _agreeing),
-    ("difference difference_low difference_high", "our difference", difference),
-    ("reference_difference difference_agrees", "their difference", partial(_agreeing, write=signed)),
+    ("reference", "theirs", number),
+    ("difference low high", "our difference", difference),
+    ("reference_difference", "their difference", signed),
 )

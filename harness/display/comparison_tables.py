@@ -6,28 +6,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.controls import APART
 from harness.analysis.leaderboard import Leaderboard, records
+from harness.analysis.pooled import FEWEST_DRAWS
 from harness.analysis.tests import fewest_problems
 from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
 from harness.display import columns as declared
 from harness.display.columns import word
 from harness.display.table import Column, Row, Table
-from harness.display.wording import LEVEL, define_flips, difference, label, number, p_value, plural, signed
+from harness.display.wording import (
+    LEVEL,
+    define_flips,
+    describe_repeat,
+    difference,
+    label,
+    p_value,
+    plural,
+    signed,
+)
 from harness.errors import list_first
-from harness.experiment.conditions import CONTROLS
+from harness.experiment.conditions import read_contrast
 
 if TYPE_CHECKING:
     import pandas
 
     from harness.analysis.reference import Reference
-
-_TESTS = {"mcnemar": "exact McNemar test", "sign-flip and score": "sign-flip and score test, the larger p of the two"}
-_NOISE = {
-    True: "under greedy decoding this measures only what the engine does not repeat exactly",
-    False: "drawn with other seeds, this is one instance of what chance alone does, and no bound on it",
-}
-"""What running both sides again measures, under greedy decoding (True) and when sampling."""
 
 
 def show_comparison(board: Leaderboard) -> Table:
@@ -68,8 +70,8 @@ def show_leaderboard(board: Leaderboard) -> Table:
 
 
 def shown_rows(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
-    """The rows of a table of the leaderboard, without those of the yardsticks, which have a table of their own."""
-    return [row for row in records(table) if row["condition"] not in board.yardsticks]
+    """The rows of a table of the leaderboard, without those of reference conditions."""
+    return [row for row in records(table) if row["condition"] not in board.reference_conditions]
 
 
 def heading(board: Leaderboard) -> tuple[str, list[Column]]:
@@ -108,7 +110,7 @@ def _explained(columns: Sequence[Column], facts: dict[str, Any]) -> list[Column]
 
 def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
     """The facts that the legends name, and remarks on what was registered, the noise and the controls."""
-    compared = [row for row in rows if row["test"] is not None]
+    compared = [row for row in rows if row["role"] != "baseline"]
     if not compared:
         return {}, ["One condition only: nothing is compared."]
     judged = [row for row in compared if row["p_adjusted"] is not None]
@@ -117,12 +119,18 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     family = f"the {tests} registered beforehand ({names})"
     if board.contrasts is None:
         family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
-    wordings = {name[-3:] for name, kind in board.yardsticks.items() if kind == "other wording"}
+    instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
+    has_examples = any((run.get("settings") or {}).get("demonstrations") for run in board.receipt)
+    fewest_draws = min(row["draws"] for row in compared)
+    examples = ""
+    if fewest_draws >= FEWEST_DRAWS:
+        examples = " with new draws of examples"
+    elif has_examples or fewest_draws > 1:
+        examples = " with these examples"
+    prompts = f"{len(instructions)} instructions together" if len(instructions) > 1 else "this prompt"
     facts = {
         "baseline": label(board.baseline),
-        "prompts": f"{len(wordings) + 1} instructions together" if wordings else "this prompt",
-        "zero": f" that holds 0 exactly where adjusted p is not below {ALPHA:g}" if judged else "",
-        "test": " or ".join(_TESTS[name] for name in dict.fromkeys(row["test"] for row in compared)),
+        "prompts": prompts + examples,
         "family": family,
         "margin": compared[0]["margin"],
         "fewest": f"{fewest_problems(compared[0]['margin'] / 100)} {'clusters' if board.clusters else 'problems'}",
@@ -131,8 +139,16 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     }
     # what changes how verdicts must be read comes first
     remarks = [*remark_ungraded(board), *_remark_tests(board, compared, judged)]
-    if board.draws:
-        remarks.append("Intervals and p are for these draws of examples: others can move the differences further.")
+    if fewest_draws >= FEWEST_DRAWS:
+        remarks.append(
+            f"{fewest_draws} draws of examples: intervals and p are for new draws from the same pool, as draws and "
+            "problems are crossed random effects."
+        )
+    elif examples:
+        remarks.append(
+            f"Verdicts, intervals and p are for these examples: with others a difference can be another one. From "
+            f"{FEWEST_DRAWS} draws on they are for new examples."
+        )
     return facts, remarks if board.by else [*remarks, *remark_noise(board), *_remark_draws(board)]
 
 
@@ -148,7 +164,7 @@ def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[
     if board.primary:
         several = len({(row["model"], row["layout"]) for row in compared}) > 1
         share = ", with an equal share of alpha for each model and layout" if several else ""
-        yield f"*: the primary contrast, tested first{share}: the others can only be found behind it."
+        yield f"*: the primary contrast, tested first{share}. The others are tested only if it is significant."
     if not judged:
         yield "No test was registered beforehand, so all are exploratory: neither adjusted nor judged."
     elif len(judged) < len(compared):
@@ -170,34 +186,32 @@ def remark_ungraded(board: Leaderboard) -> Iterator[str]:
         return
     shares = {(one["model"], one["layout"], one["condition"]): one for one in records(board.mediators)}
     states = {column.key: column.heading.removesuffix(" %") for column in declared.MEDIATORS[:4]}
-    worst = max(rows, key=lambda row: row["most_difference"] - row["least_difference"])
-    said, most = [], 0.0
-    contrast = worst["condition"].removesuffix(f" - {worst['baseline']}")
-    for name in (worst["baseline"], contrast):
-        one = shares[worst["model"], worst["layout"], name]
-        most = max(most, sum(one[state] for state in states))
-        found = [f"{word} {one[state]:.1f} %" for state, word in states.items() if one[state] >= SHOWN_POINTS]
-        said += [f"{label(name)} {', '.join(found)}"] if found else []
-    if most >= 100 * TOLD_UNGRADED:
+    ungraded = {key: sum(one[state] for state in states) for key, one in shares.items()}
+
+    def sides(row: Row) -> list[tuple[Any, ...]]:
+        is_contrast = row["baseline"] != board.baseline
+        condition = read_contrast(row["condition"])[0] if is_contrast else row["condition"]
+        return [(row["model"], row["layout"], name) for name in (row["baseline"], condition)]
+
+    worst = max((sides(row) for row in rows), key=lambda keys: sum(ungraded[key] for key in keys))
+    if max(ungraded[key] for key in worst) >= 100 * TOLD_UNGRADED:
+        said = []
+        for key in worst:
+            present = {word: shares[key][state] for state, word in states.items() if shares[key][state] >= 0.05}
+            endings = [f"{word} {share:.1f} %" for word, share in present.items()]
+            said += [f"{label(key[-1])} {', '.join(endings)}"] if endings else []
         advice = ": raise max_gen_toks" if "cut off" in " ".join(said) else ""
-        ends = f"{signed(worst['least_difference'])} to {signed(worst['most_difference'])}"
-        yield (
-            f"Ungraded: {'; '.join(said)}{advice}. If all of these were right on one side only, the difference would "
-            f"be {ends}."
-        )
+        yield f"Ungraded: {'; '.join(said)}{advice}."
 
 
 def remark_noise(board: Leaderboard) -> Iterator[str]:
-    """The positive control, the noise of A/A, and rewordings that were set apart, by model and layout."""
-    rows = sorted(records(board.comparison), key=lambda row: row["verdict"] == "baseline")
+    """The repeat run (A/A) and the positive control, by model and layout."""
+    rows = sorted(records(board.comparison), key=lambda row: row["role"] == "baseline")
     for row in rows:
         where = ", ".join(row[key] for key in ("model", "layout"))
         if row["aa_difference"] is not None:
-            again = difference(row["aa_difference"], row["aa_low"], row["aa_high"])
-            name = label(row["condition"])
-            said = f"{name} less its baseline, both run again, moves by {again}"
-            yield f"A/A, {where}: {said}; {_NOISE[row['model'] in board.greedy]}."
-        elif row["verdict"] == "positive control":
+            yield f"A/A, {where}, {label(row['condition'])} and its baseline: {describe_repeat(row)}."
+        elif row["role"] == "reference":
             harmed = row["p"] < ALPHA and row["difference"] < 0
             seen = (
                 "seen: grader and pairing work"
@@ -205,9 +219,7 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
                 else "NOT SEEN: this run has not shown that it could see any effect"
             )
             change = f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
-            yield f"Positive control, {where} ({CONTROLS[row['condition']]}): {change}: {seen}."
-    if apart := [f"{row['condition']} ({row['model']})" for row in rows if row["verdict"] == APART]:
-        yield f"Set apart, as they change how many samples have a gradable answer: {', '.join(apart)}."
+            yield f"Positive control, {where} ({row['condition']}): {change}: {seen}."
 
 
 def show_sweeps(board: Leaderboard) -> Table | None:
@@ -216,13 +228,6 @@ def show_sweeps(board: Leaderboard) -> Table | None:
     _, differing = _share(rows, ("model", "layout", "words"))
     words = [word(name) for name in ("model", "layout", "filler", "placement", "words") if name in differing]
     return Table("Lengths of a filler, difference in points", rows, [*words, *declared.SWEEPS]) if rows else None
-
-
-def show_rewordings(board: Leaderboard) -> Table | None:
-    """Each condition against harmless rewordings of the instruction; None without these."""
-    rows = [row for row in shown_rows(board, board.comparison) if row["wordings"]]
-    table = Table("Against harmless rewordings", rows, [*_settings(board), *declared.REWORDINGS])
-    return table if rows and not board.by else None
 
 
 def show_texts(board: Leaderboard) -> Table | None:
@@ -247,35 +252,16 @@ def show_wordings(board: Leaderboard) -> Table | None:
 
 
 def show_causes(board: Leaderboard) -> Table | None:
-    """What of each filler changes accuracy; None without all cells of one."""
+    """What of each filler changes accuracy; None without a position gap."""
     rows = records(board.causes)
     title, differing = _share(rows, ("model", "layout", "n"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    remark = "Each effect is a mean over the settings of the other switches; p is adjusted within a filler and layers."
-    return (
-        Table(f"What of a filler counts: {title}, points", rows, [*words, *declared.CAUSES], [remark]) if rows else None
+    words = [word(name) for name in ("model", "layout", "filler", "condition") if name in differing]
+    remark = (
+        "Each condition is compared with the position gap. Where scale or bias is on alone, attention weights do not "
+        "add up to 1: this is not valid attention, and no prompt makes a model compute it."
     )
-
-
-def show_near_zero(board: Leaderboard) -> Table | None:
-    """The share of activations near zero under each condition; None without interventions."""
-    rows = records(board.near_zero)
-    layers = [name for name in map(str, board.near_zero) if name.startswith("layer_")]
-    columns = [Column(name, f"Layer {name.removeprefix('layer_')}", number) for name in layers]
-    remark = "Near zero: what 5 percent are under the baseline, of the tokens behind the filler in the prompts checked."
-    return Table("Activations near zero, percent", rows, [word("condition"), *columns], [remark]) if rows else None
-
-
-def show_budgets(table: pandas.DataFrame) -> Table:
-    """Each condition, had its completions been cut after so many tokens.
-
-    Args:
-        table: As of `outcomes.cap_table`.
-    """
-    rows = records(table)
-    _, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    return Table("Completions cut after so many tokens", rows, [*words, *declared.BUDGETS])
+    title = f"Parts of a filler: {title}, points"
+    return Table(title, rows, [*words, *declared.CAUSES], [remark]) if rows else None
 
 
 def show_mediators(board: Leaderboard) -> Table:
@@ -307,11 +293,8 @@ def show_reference(table: pandas.DataFrame, reference: Reference, differences: S
     rows = records(table)
     shared, differing = _share(rows, ("model", "layout"))
     words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    read = "" if reference.exact else f", give or take {reference.uncertainty:g} points of reading error"
-    agrees = (
-        f"agrees: their number lies in our {LEVEL} interval{read}. It is for another run on the same problems with "
-        f"{reference.setup.samples} {plural('sample', reference.setup.samples)} each: only the dice differ. Where our "
-        "run has one sample a problem, nothing says how far they move."
-    )
+    samples = f"{reference.setup.samples} {plural('sample', reference.setup.samples)}"
+    read = "" if reference.exact else f", read off a figure to within {reference.uncertainty:g} points"
+    remark = f"theirs: means of {samples} a problem{read}."
     title = ", ".join(filter(None, [f"Reference: {reference.source}", shared]))
-    return Table(title, rows, [*words, *declared.REFERENCE], [agrees, *differences])
+    return Table(title, rows, [*words, *declared.REFERENCE], [remark, *differences])

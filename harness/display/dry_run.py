@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.analysis.power import least_prompts, minimal_detectable_effect
+from harness.analysis.power import minimal_detectable_effect
 from harness.constants import (
     ALPHA,
     ARM_PROMPTS,
@@ -17,14 +17,13 @@ from harness.constants import (
     FEWEST_TEXTS,
     FEWEST_WORDINGS,
     PLANNED_DISCORDANCE,
-    PLANNED_EFFECT,
     PLANNED_SPREAD,
     POWER,
     START_SECONDS,
 )
 from harness.display.table import Column, Table, fold, render
 from harness.display.wording import visible
-from harness.engines.devices import computes_bf16, count_cores, describe_processor
+from harness.engines.devices import computes_bf16, describe_processor
 from harness.engines.vllm import device_type
 from harness.errors import list_first
 from harness.experiment.conditions import contrast_name
@@ -33,6 +32,7 @@ from harness.experiment.plan import Plan, group_name
 from harness.experiment.token_checks import ConditionPrompts
 from harness.experiment.tokenizer import template_switches
 from harness.grading import describe_gold
+from harness.resources import count_cores
 from harness.runs.folder import RECEIPT
 
 PROMPTS = tuple(
@@ -65,19 +65,22 @@ def show_prompts(plan: Plan) -> str:
 
 
 def _groups(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
-    """The prompts of each condition and layout; yardsticks of a kind are together, and so are draws."""
-    together: dict[tuple[str, str], list[ConditionPrompts]] = {}
+    """The prompts of each condition and layout; reference conditions of a kind are together, and so are draws."""
+    groups: dict[tuple[str, str], list[ConditionPrompts]] = {}
     for arm in plan.arms.values():
-        together.setdefault((group_name(arm.condition.name), str(arm.layout)), []).append(arm)
-    return together
+        if arm.prompts:  # none, if a limit leaves a draw of examples no problem
+            name = group_name(arm.condition.kind, arm.condition.name)
+            groups.setdefault((name, str(arm.layout)), []).append(arm)
+    return groups
 
 
 def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
     """The filler's tokens, from the fewest to the most, and those around it where no more differs from `wo`."""
     fillers = sorted({prompt.filler_tokens for arm in arms for prompt in arm.prompts})
     said, one = "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))), arms[0]
-    without = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.layout == one.layout]
-    if not (without and one.condition.filler and one.lengths) or one.condition.factors()["words"]:
+    plain = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.condition.has_examples]
+    without = [arm for arm in plain if (arm.layout, arm.draw) == (one.layout, one.draw)]
+    if not (without and one.condition.filler and one.lengths) or one.condition.words:
         return said
     return f"{said} + {one.lengths[0] - without[0].lengths[0] - one.prompts[0].filler_tokens}"
 
@@ -99,7 +102,7 @@ def _lines(plan: Plan) -> Iterator[str]:
             yield f"note      {arm.condition.name}, {arm.layout}: {said[0]}{more}"
     yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.before_raw or 'no BOS token'}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
-    groups = Counter(group_name(condition.name) for condition in config.yardsticks)
+    groups = Counter(group_name(one.kind, one.name) for one in config.all_conditions if one.kind)
     extra = [f"{name} {config.replicates} times" for name in config.repeated[:2] if config.replicates > 1]
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
@@ -116,9 +119,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
     else:
         yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
-    if power := describe_power(config, len({problem.counts_with for problem in asked})):
-        yield f"detects   {power}"
-    yield from describe_prompts(config, len(asked))
+    yield from describe_power(config, len({problem.counts_with for problem in asked}))
     if config.model.backend == "vllm" and device_type() == "cpu":
         yield f"cpu       {describe_processor(config.model.arguments)}"
     yield f"time      {describe_time(config, plan.size, sum(known))}"
@@ -144,10 +145,8 @@ def _prompts(plan: Plan) -> Table:
     return Table("Tokens of the filler + its separators, its place, tokens of the prompt", rows, PROMPTS)
 
 
-def describe_power(config: RunConfig, problems: int) -> str:
-    """The smallest true gain that a run detects, in a sentence. Empty if it tests nothing.
-
-    If a filler moves whole problems, some up and some down, all samples of a problem agree and count as one.
+def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
+    """The smallest differences that a run would detect: of its contrasts, and as a mean over new texts or instructions.
 
     Args:
         config: The run's.
@@ -157,36 +156,27 @@ def describe_power(config: RunConfig, problems: int) -> str:
     tested = [pair for pair in config.tested if set(pair) <= names]
     primary = config.primary_contrast
     tests = (1 if primary else len(tested)) * max(1, len(config.layouts))
-    if not tests:
-        return ""
-    gains, most = [], f"{100 * PLANNED_DISCORDANCE:.0f} points"
-    for samples in dict.fromkeys((config.samples_per_problem, 1)):
-        effect = minimal_detectable_effect(n=problems, k=samples, discordance=PLANNED_DISCORDANCE, alpha=ALPHA / tests)
-        gains.append(f"no gain up to {most}" if math.isnan(effect) else f"{100 * effect:.1f} points")
-    both = f", {gains[1]} if it moves them both ways" if len(gains) > 1 else ""
-    which = ", ".join(contrast_name(*one) for one in ([primary] if primary else tested))
-    which += ", the primary contrast" if primary else ""
-    alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
-    return (
-        f"{gains[0]} if the filler moves all problems one way{both}, where samples with and without it disagree on "
-        f"{100 * PLANNED_DISCORDANCE:.0f} % of them ({100 * POWER:.0f} % power, {alpha}; {which})"
-    )
-
-
-def describe_prompts(config: RunConfig, problems: int) -> Iterator[str]:
-    """How many texts or instructions find the planned effect for new ones, where the run has several."""
-    kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
-    texts = max([config.filler_null, *kinds.values()])
-    instructions = 1 + len(config.across.instructions) if config.across else 0
     planned: dict[str, Any] = {"n": problems, "k": config.samples_per_problem, "discordance": PLANNED_DISCORDANCE}
+    disagree = f"samples with and without a filler disagree on {100 * PLANNED_DISCORDANCE:.0f} % of the problems"
+    power = f"{100 * POWER:.0f} % power"
+    if tests:
+        smallest = _in_points(minimal_detectable_effect(**planned, alpha=ALPHA / tests))
+        contrasts = ", ".join(contrast_name(*pair) for pair in ([primary] if primary else tested))
+        alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
+        yield f"detects   differences from {smallest} on ({contrasts}; {power}, {alpha}, if {disagree})"
+    kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
+    texts = max(kinds.values(), default=0)
+    instructions = 1 + len(config.across.instructions) if config.across else 0
     for noun, count, fewest in (("texts", texts, FEWEST_TEXTS), ("instructions", instructions, FEWEST_WORDINGS)):
         if count >= fewest:
-            least, enough = least_prompts(PLANNED_EFFECT, spread=PLANNED_SPREAD, **planned)
-            needed = f"{least} of them; here are {count}" if least else f"at least {enough:,} problems"
-            yield (
-                f"new       {100 * PLANNED_EFFECT:g} points over new {noun} need {needed} (if the effect "
-                f"scatters between {noun} by {100 * PLANNED_SPREAD:g} points; {100 * POWER:.0f} % power)"
-            )
+            smallest = _in_points(minimal_detectable_effect(**planned, prompts=count, spread=PLANNED_SPREAD))
+            scatter = f"the effect scatters between {noun} by {100 * PLANNED_SPREAD:g} points"
+            yield f"new       mean effects over new {noun} from {smallest} on ({count} {noun}; {power}, if {scatter})"
+
+
+def _in_points(effect: float) -> str:
+    most = f"more than {100 * PLANNED_DISCORDANCE:.0f} points"
+    return most if math.isnan(effect) else f"{100 * effect:.1f} points"
 
 
 def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:

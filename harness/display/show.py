@@ -16,7 +16,7 @@ from rich.text import Text
 
 from harness.analysis.choose_problems import Criterion, Selection
 from harness.display.table import Column, Table, fold, render
-from harness.display.wording import LEVEL, define_flips, difference, flips, label, visible
+from harness.display.wording import LEVEL, define_flips, describe_repeat, difference, flips, label, visible
 from harness.errors import RunError, list_first
 from harness.experiment.plan import group_name
 from harness.runs.prompts_of_run import RunPrompt, Source
@@ -30,12 +30,13 @@ _COLOURS = {"filler": "reverse", "separator": "reverse", "problem": "bold", "tem
 def describe_run(run: Run) -> str:
     """A run at a glance: how it was made, what it holds, how its samples ended, and what to do next.
 
-    What others are held against (rewordings, other fillers, the positive control) is named and not counted.
+    Reference conditions, such as the positive control, are named and not counted.
     """
     frame = run.samples
     first = frame[frame["replicate"] == 0]
-    asked = first[~first["condition"].isin(run.about.get("yardsticks") or {})]
-    groups = Counter(group_name(name) for name in first["condition"].unique())
+    references = run.reference_conditions
+    asked = first[~first["condition"].isin(references)]
+    groups = Counter(group_name(references.get(name, {}).get("kind"), name) for name in first["condition"].unique())
     conditions = ", ".join(name if number == 1 else f"{number} {name}" for name, number in groups.items())
     rows = [{"verdict": name, "samples": count} for name, count in asked["verdict"].value_counts().items() if count]
     columns = [
@@ -67,9 +68,9 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
         criterion: What was asked for.
         outcomes: How many problems had each outcome.
     """
-    again = f"{difference(row['aa_difference'], row['aa_low'], row['aa_high'])}: both sides run again, less the first"
-    if row["aa_difference"] is None:
-        again = "both sides were run once, so the noise of the difference is not known"
+    again = "both sides were run once, so the noise of the difference is not known"
+    if row["aa_difference"] is not None:
+        again = f"both sides were run again: {describe_repeat(row)}"
     matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
     within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
     noun = "problems" if sum(outcomes.values()) <= row["n"] else "problems by draw"
@@ -128,12 +129,12 @@ def print_problem(
         RunError: the run has no such problem, condition or layout.
     """
     asked = run.prompts
-    kinds = run.about.get("yardsticks") or {}
     here = [one for one in asked if problem in (one.problem_id, one.doc.get("id"))]
     shown = [
         one
         for one in here
-        if layout in (None, one.layout) and (one.condition == condition if condition else one.condition not in kinds)
+        if layout in (None, one.layout)
+        and (one.condition == condition if condition else one.condition not in run.reference_conditions)
     ]
     if not shown:
         wanted = ", ".join(filter(None, (problem, condition, layout)))

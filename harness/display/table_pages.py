@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.analysis.leaderboard import (
     Leaderboard,
@@ -21,10 +21,7 @@ from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
 from harness.runs.read import Run, locate
 from harness.runs.receipts import receipt_line
-from harness.runs.same_settings import by_table, join
-
-if TYPE_CHECKING:
-    import pandas
+from harness.runs.same_settings import by_table
 
 
 def make_table(
@@ -38,7 +35,6 @@ def make_table(
     mediators: bool = False,
     audit: bool = False,
     reference: str | None = None,
-    budgets: pandas.DataFrame | None = None,
     explain: bool = True,
 ) -> str:
     """The page of `mless table`.
@@ -53,7 +49,6 @@ def make_table(
         mediators: Whether to add what else changed. A further table stands in place of the comparison in CSV.
         audit: Whether to add what other graders say.
         reference: Published numbers to add: see `read_reference`.
-        budgets: Accuracy by token budget to add, as of `outcomes.cap_table`.
         explain: Whether plain text says what every column means, or only what must be known to read the verdicts.
 
     Raises:
@@ -62,8 +57,8 @@ def make_table(
     """
     by = list(dict.fromkeys(Split(name).value for name in by))
     read = [Run.load(run, metric=metric) for run in locate(runs)]
-    if form == "csv" and mediators + audit + bool(reference) + (budgets is not None) > 1:
-        raise ConfigError("CSV holds one table: expected one of --mediators, --audit, --reference and --caps at most.")
+    if form == "csv" and mediators + audit + bool(reference) > 1:
+        raise ConfigError("CSV holds one table: expected one of --mediators, --audit and --reference at most.")
     if reference and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
@@ -74,8 +69,6 @@ def make_table(
         shown.show_texts(board),
         shown.show_sweeps(board),
         shown.show_causes(board),
-        shown.show_near_zero(board),
-        shown.show_rewordings(board),
     ]
     frame, further = board.comparison, dict[str, Any]()
     if mediators:
@@ -86,16 +79,11 @@ def make_table(
         frame = board.audit
     if reference:
         published = read_reference(reference)
-        frame = reference_table(
-            board.comparison, board.audit, published, join(read), receipts=board.receipt, baseline=board.baseline
-        )
+        frame = reference_table(board.comparison, board.audit, published, baseline=board.baseline)
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
         tables.append(shown.show_reference(frame, published, differences))
         said = published.model_dump(exclude={"accuracies"})
         further["reference"] = {"name": reference, **said, "rows": records(frame), "differences": differences}
-    if budgets is not None:
-        tables.append(shown.show_budgets(budgets))
-        frame, further["caps"] = budgets, records(budgets)
     if form == "json":
         return as_json(board, **further)
     return as_csv(frame, board) if form == "csv" else _page(tables, form, explain, board)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 from harness.constants import ALPHA, PASSED
@@ -74,6 +75,14 @@ def define_flips(samples: int) -> str:
     return f"problems from wrong to right and from right to wrong{several}"
 
 
+def describe_repeat(row: Mapping[str, Any]) -> str:
+    """What changed when both sides of a contrast were run again (A/A)."""
+    change = f"the difference changes by {signed(row['aa_difference'])} points"
+    if _missing(row["aa_samples"]):
+        return change
+    return f"{row['aa_changed']} of {row['aa_samples']} completions differ, and {change}"
+
+
 def p_value(value: Any) -> str:
     """A p-value with three digits, or more if rounding would move it across alpha."""
     if _missing(value):
@@ -84,10 +93,10 @@ def p_value(value: Any) -> str:
     return next((text for text in texts if (float(text) < ALPHA) == (value < ALPHA)), repr(value))
 
 
-def verdict(word: Any, within_margin: Any = False, margin: Any = None, by_format: Any = False) -> str:
+def verdict(word: Any, role: Any, within_margin: Any = False, margin: Any = None, by_format: Any = False) -> str:
     """The verdict in a word. A significant difference says if it is within the margin, or may be all format."""
-    if word == "baseline":
-        return NONE
+    if word is None:
+        return NONE if role == "baseline" else str(role)
     said = (["format"] if by_format else []) + ([f"< {margin:g}"] if within_margin else [])
     return f"{word} ({', '.join(said)})" if word in PASSED and said else str(word)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.constants import BF16_FLAGS, FEW_CORES
+from harness.resources import count_cores
 
 
 def gpu_driver() -> str | None:
@@ -60,11 +61,6 @@ def computes_bf16(flags: Path = Path("/proc/cpuinfo")) -> bool:
         return not BF16_FLAGS.isdisjoint(flags.read_text(encoding="utf-8").split())
     except OSError:
         return True
-
-
-def count_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_all_cores() -> None:

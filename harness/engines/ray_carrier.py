@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.constants import EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS, QUOTED_CHARACTERS
-from harness.engines.devices import count_cores
 from harness.engines.lifetime import CONTINUE, stopped
 from harness.engines.vllm import Finished, VLLMEngine
 from harness.errors import EngineError, HarnessError
 from harness.experiment.plan import Request
+from harness.resources import count_cores
 
 
 @contextmanager

@@ -1,29 +1,24 @@
-"""Grade again, without a model: a finished run, its completions cut at token budgets, or what mless did not make."""
+"""Grade again, without a model: a finished run, or completions that mless did not generate."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas
-from msgspec import structs
 
-from harness.analysis.outcomes import cap_table
 from harness.constants import GRADER_VERSION, REGRADED_SHOWN
 from harness.display.progress import progress_bar
-from harness.display.table import Column, Table, render
-from harness.errors import ConfigError, JournalError, RunError, list_first
+from harness.errors import ConfigError, JournalError, list_first
 from harness.execution.run import finish
-from harness.execution.scoring import Scorer, grade_job
-from harness.experiment.tokenizer import ModelTokenizer, decode_completion, encode
-from harness.grading import GradeJob, GraderPool, count_outside
+from harness.execution.scoring import Scorer
+from harness.grading import GradeJob, GraderPool
 from harness.runs.folder import (
-    JOURNAL,
     SCORES,
-    PromptPlaces,
     compress_finished,
     lock,
     read_prompts,
@@ -36,11 +31,7 @@ from harness.runs.folder import (
 from harness.runs.journal import Journal, clear_messages, expand, read_header, read_records
 from harness.runs.lm_eval_files import find_logs
 from harness.runs.lm_eval_logs import read_log
-from harness.runs.read import Run, locate
-from harness.runs.records import Generated, Score, as_json
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from harness.runs.records import Score, as_json
 
 
 def regrade(path: Path) -> str:
@@ -115,8 +106,8 @@ class Completed:
         return GradeJob(completion=self.read or lines[-1], target=gold, line=True)
 
 
-def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> str:
-    """How many are right by our grader, and by the log's own metric; and the samples on which the two differ.
+def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
+    """Grade completions that mless did not generate.
 
     Args:
         path: A sample log, a folder of logs, or a CSV or JSONL file.
@@ -124,31 +115,35 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
         completion: The column of completions in a CSV or JSONL file.
         gold: That of gold answers.
 
+    Returns:
+        A row for each completion: `name`, `gold`, `answer`, `verdict`; `ours`: whether it is right, and `theirs`:
+        whether it is by the log's metric, missing where there is none.
+
     Raises:
         RunError: a log is missing or damaged.
         ConfigError: the file cannot be read, lacks a column, or holds no completion.
     """
     logs = find_logs(path) if path.is_dir() else [path] if path.name.startswith("samples_") else []
-    samples = [one for log in logs for one in _of_log(log, metric)] if logs else [*_of_table(path, completion, gold)]
+    samples = list(chain.from_iterable(_of_log(log, metric) for log in logs))
+    if not logs:
+        samples = list(_of_table(path, completion, gold))
     if not samples:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
-        for number, one in enumerate(samples):
-            pool.submit(number, one.job())
+        for number, sample in enumerate(samples):
+            pool.submit(number, sample.job())
         grades: dict[int, Any] = dict(pool.drain())
-    rows = []
-    for number, one in enumerate(samples):
-        told = {"name": one.name, "gold": one.gold[-30:], "answer": (grades[number].answer or "-")[:30]}
-        rows.append({**told, "verdict": grades[number].verdict, "ours": grades[number].correct, "theirs": one.right})
-    frame = pandas.DataFrame(rows)
-    said = f"{len(frame)} samples: right by mless {frame['ours'].mean():.1%}"
-    if known := bool(frame["theirs"].notna().all()):
-        rows = [row for row in rows if row["ours"] != row["theirs"]]
-        said += f", by the log's metric {frame['theirs'].mean():.1%}; they differ on {len(rows)}"
-    counts = ", ".join(f"{word} {count}" for word, count in frame["verdict"].value_counts().items())
-    columns = [Column(name, name, str, numeric=False) for name in ("name", "gold", "answer", "verdict")]
-    shown = Table("The first on which they differ" if known else "The first", rows[:REGRADED_SHOWN], columns)
-    return "\n".join([f"{said}.", f"Verdicts: {counts}.", *(["", render([shown])] if rows else [])])
+    return pandas.DataFrame(
+        {
+            "name": sample.name,
+            "gold": sample.gold,
+            "answer": grades[number].answer,
+            "verdict": grades[number].verdict,
+            "ours": grades[number].correct,
+            "theirs": sample.right,
+        }
+        for number, sample in enumerate(samples)
+    )
 
 
 def _of_log(path: Path, metric: str | None) -> Iterator[Completed]:
@@ -170,70 +165,3 @@ def _of_table(path: Path, completion: str, gold: str) -> Iterator[Completed]:
         raise ConfigError(f"{path} has no column {absent[0]!r}: expected one of {list_first([*map(str, table)], 8)}.")
     for number, row in enumerate(table.to_dict("records"), start=1):
         yield Completed(name=str(row.get("id", number)), completion=str(row[completion]), gold=str(row[gold]))
-
-
-def grade_at_caps(runs: Sequence[str], caps: Sequence[int]) -> pandas.DataFrame:
-    """Accuracy of each condition, had its completions been cut after so many tokens.
-
-    It tells a gain in answers from one in length: a condition whose answers are only shorter gains at small caps alone.
-    A completion that is no longer than the cap keeps its verdict.
-
-    Args:
-        runs: Names of run folders. Their journals keep the tokens; logs of lm-eval do not.
-        caps: In tokens.
-
-    Returns:
-        Columns model, layout, condition, and those of `outcomes.CAPS`.
-
-    Raises:
-        RunError: a run is not finished, or its completions have no tokens.
-        ModelError: the model's tokenizer cannot be loaded.
-    """
-    paths = locate(runs)
-    if strange := [path for path in paths if not isinstance(path, Path)]:
-        raise RunError(f"{strange[0]}: --caps needs a run folder, whose journal keeps the tokens.")
-    return pandas.concat([_grade_run(Path(str(path)), caps) for path in paths], ignore_index=True)
-
-
-def _grade_run(path: Path, caps: Sequence[int]) -> pandas.DataFrame:
-    run, prompts, scores = Run.load(path), read_prompts(path), read_scores(path)
-    places, yardsticks = PromptPlaces(prompts), run.about["yardsticks"]
-    model = ModelTokenizer.from_arguments(read_receipt(path)["config"]["model"]["arguments"])
-    rows: list[dict[str, Any]] = []
-    with GraderPool() as pool, progress_bar("grade") as advance:
-        for number, sample in enumerate(read_records(path / JOURNAL, Generated), start=1):
-            prompt = prompts[places.find(sample)]
-            if sample.replicate or prompt["condition"] in yardsticks:
-                continue
-            if sample.token_ids is None or model is None:
-                raise RunError(f"{path}: the tokens of its completions are not known, so none can be cut.")
-            longer = len(sample.token_ids) > min(caps)
-            prompt_ids = encode(prompt["prompt"], model.tokenizer)[0] if longer else ()
-            for cap in caps:
-                cut = _cut(sample, cap, prompt_ids, model.tokenizer)
-                job = grade_job(prompt, cut)
-                if cut is not sample:
-                    pool.submit(len(rows), job)
-                said, verdict = count_outside(job.completion, job.target) > 0, scores[sample.key].verdict
-                asked = {name: prompt[name] for name in ("condition", "layout")} | {"problem_id": sample.problem_id}
-                asked["cluster"] = prompt["doc"].get("cluster") or sample.problem_id
-                index = sample.sample_index
-                rows.append({**asked, "cap": cap, "sample_index": index, "verdict": verdict, "stated": said})
-            _fill_in(rows, pool.poll())
-            advance(number, len(scores))
-        _fill_in(rows, pool.drain())
-    return cap_table(pandas.DataFrame(rows).assign(model=run.about["model"]))
-
-
-def _cut(sample: Generated, cap: int, prompt_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Generated:
-    """The sample as it would have been with so many tokens at most; itself if it has no more."""
-    assert sample.token_ids is not None
-    if len(sample.token_ids) <= cap:
-        return sample
-    text = decode_completion(tokenizer, prompt_ids, sample.token_ids[:cap])
-    return structs.replace(sample, completion=text, finish_reason="length")
-
-
-def _fill_in(rows: list[dict[str, Any]], graded: Iterable[tuple[int, Any]]) -> None:
-    for place, grade in graded:
-        rows[place]["verdict"] = grade.verdict

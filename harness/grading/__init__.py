@@ -1,10 +1,9 @@
 """Right or wrong: from a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
 from harness.grading.compare import describe_gold, grade
-from harness.grading.extract import Grade, GradeJob, Verdict, count_outside
+from harness.grading.extract import GRADED, Grade, GradeJob, Verdict
 from harness.grading.other_graders import (
     COLUMNS,
-    UNGRADED,
     Audit,
     AuditColumns,
     AuditJob,
@@ -16,7 +15,7 @@ from harness.grading.pool import GraderPool
 
 __all__ = [
     "COLUMNS",
-    "UNGRADED",
+    "GRADED",
     "Audit",
     "AuditColumns",
     "AuditJob",
@@ -27,7 +26,6 @@ __all__ = [
     "as_record",
     "as_text",
     "column",
-    "count_outside",
     "describe_gold",
     "grade",
 ]

@@ -9,6 +9,8 @@ from typing import Literal
 from harness.constants import LONGEST_ANSWER
 
 Verdict = Literal["correct", "incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
+GRADED = ("correct", "incorrect")
+"""The verdicts of an answer that was compared with the gold answer."""
 
 TOO_LONG = f"longer than {LONGEST_ANSWER} characters"
 _BRACE = re.compile(
@@ -22,7 +24,6 @@ _NOTHING = re.compile(  # blanks, TeX's spaces, dots that stand for an answer, a
     r"|\\(?:[hv]space\*?|[hv]?phantom)\{[^{}]*\}"
     r"|\\(?:boxed|fbox|mbox|text(?:bf|it|rm)?|math(?:rm|bf|it|sf))(?=\s*\{))*"
 )
-_LOOKS = re.compile(r"\$|\\(?:left|right)(?![A-Za-z])|\\[!,;:]")
 _INNER_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{([^{}]*)\}\s*")
 
 
@@ -112,22 +113,6 @@ def read_boxes(completion: str) -> list[str]:
         if not _NOTHING.fullmatch(text, start, end)
     ]
     return [(inner[1] if (inner := _INNER_BOX.fullmatch(content)) else content).strip() for content in contents]
-
-
-def count_outside(text: str, gold: str) -> int:
-    """How often the gold answer stands in a text outside of its boxes. A short one, such as 2, does by chance."""
-    outside, last = "", 0
-    for start, end, _ in _find_boxes(text):
-        outside += text[last:start]
-        last = end
-    spaced = r"\s*".join(re.escape(letter) for letter in _tidy(gold) if not letter.isspace())
-    pattern = rf"(?<![\w.\\]){spaced}(?!\w|[.,]\d)"
-    return len(re.findall(pattern, _tidy(outside + text[last:]))) if spaced else 0
-
-
-def _tidy(text: str) -> str:
-    """Without what TeX needs for its looks alone."""
-    return _LOOKS.sub("", text).replace("dfrac", "frac").replace("tfrac", "frac")
 
 
 def _find_boxes(text: str) -> list[tuple[int, int, bool]]:

@@ -21,11 +21,7 @@ from typing import Annotated, Any, get_type_hints
 from msgspec import Meta, Struct, structs
 
 from harness.constants import LONGEST_ANSWER
-from harness.grading.compare import compare
-from harness.grading.extract import Grade, count_outside, read_boxes
-
-UNGRADED = ("refused", "timeout", "crashed")
-"""The verdicts that say nothing about the answer."""
+from harness.grading.extract import Grade, read_boxes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,25 +71,21 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
     r"""The verdicts of the other graders. None: the grader did not end, failed, or was not asked.
 
     Only this class names them: records, tables and exports take their columns and descriptions from here. For
-    `exact_match_boxed`, `first_box` and `boxes_after_first`, which use our extraction, an empty box is no box.
+    `exact_match_boxed` and `boxes_after_first`, which use our extraction, an empty box is no box.
 
     Attributes:
         math_verify: lm-eval's call of math_verify. Any expression in the text can count, even instead of the box.
         exact_match_boxed: lm-eval's own comparison, of the content of the last closed box. Wrong without one.
         authors_rule: The rule of the study's authors, on prompt plus completion, with its substring bug.
         authors_rule_strict: The authors' rule with equality only.
-        first_box: Our grader on the first closed box, for models that go on to a next problem. Wrong without one.
-        boxes_after_first: Number of closed boxes after the first.
-        gold_outside: How often the gold answer stands outside of any box, a short one by chance: it grades nothing.
+        boxes_after_first: Number of closed boxes after the first: the model may have gone on to a next problem.
     """
 
     math_verify: Annotated[bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")] = None
     exact_match_boxed: Annotated[bool | None, column("audit: lm-eval's minerva exact_match on the last box")] = None
     authors_rule: Annotated[bool | None, column("audit: the study's own rule, substrings included")] = None
     authors_rule_strict: Annotated[bool | None, column("audit: the study's rule without substrings")] = None
-    first_box: Annotated[bool | None, column("audit: our grader on the first box")] = None
     boxes_after_first: Annotated[int | None, column("further boxes after the first")] = 0
-    gold_outside: Annotated[int | None, column("how often the gold answer stands outside of any box")] = None
 
 
 class Audit(AuditColumns, frozen=True, kw_only=True):
@@ -152,19 +144,8 @@ def _exact_match_boxed(job: AuditJob) -> Finding:
     return {"exact_match_boxed": right}, remark
 
 
-def _first_box(job: AuditJob) -> Finding:
-    boxes = read_boxes(job.completion)
-    further: dict[str, int | None] = {"boxes_after_first": max(0, len(boxes) - 1)}
-    if not boxes:
-        return {"first_box": False, **further}, None
-    graded = compare(boxes[0], job.target)
-    if graded.verdict in UNGRADED:
-        return {"first_box": None, **further}, graded.reason or graded.verdict
-    return {"first_box": graded.correct, **further}, None
-
-
-def _gold_outside(job: AuditJob) -> Finding:
-    return {"gold_outside": count_outside(job.completion, job.target)}, None
+def _boxes_after_first(job: AuditJob) -> Finding:
+    return {"boxes_after_first": max(0, len(read_boxes(job.completion)) - 1)}, None
 
 
 def _math_verify(job: AuditJob) -> Finding:
@@ -180,10 +161,9 @@ def _math_verify(job: AuditJob) -> Finding:
 
 
 STEPS: dict[str, tuple[tuple[str, ...], Callable[[AuditJob], Finding]]] = {
-    "gold_outside": (("gold_outside",), _gold_outside),
+    "boxes_after_first": (("boxes_after_first",), _boxes_after_first),
     "authors_rule": (("authors_rule", "authors_rule_strict"), _authors_rule),
     "exact_match_boxed": (("exact_match_boxed",), _exact_match_boxed),
-    "first_box": (("first_box", "boxes_after_first"), _first_box),
     "math_verify": (("math_verify",), _math_verify),
 }
 """The steps of an audit with their columns, the safest first. A step may hang: only workers take it."""

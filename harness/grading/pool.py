@@ -41,11 +41,11 @@ from harness.constants import (
     GRADES_KEPT,
     MOST_GRADERS,
 )
-from harness.engines.devices import count_cores
 from harness.errors import GraderError
 from harness.grading.compare import compare
 from harness.grading.extract import Grade, GradeJob, Verdict, read
 from harness.grading.other_graders import STEPS, Audit, AuditJob, prepare, run_step
+from harness.resources import count_cores
 
 _COMPARE = "compare"
 _BOOT = (

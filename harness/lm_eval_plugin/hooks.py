@@ -20,7 +20,7 @@ from harness.experiment.problems import open_dataset
 from harness.experiment.prompt import Layout, make_document
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.grading import COLUMNS, UNGRADED, AuditJob, GradeJob, GraderPool, as_text
+from harness.grading import GRADED, AuditJob, GradeJob, GraderPool, as_text
 
 Documents = dict[str, datasets.Dataset]
 
@@ -87,13 +87,12 @@ def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[s
 def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
     """Grades of one document as lm-eval's metrics, each the mean over repeats.
 
-    A column that is None for any repeat (its grader did not end, or was not asked) is left out: unknown is not wrong,
-    and lm-eval takes a metric's mean over the documents that have it. It warns when their numbers differ, and a metric
-    that no document has does not appear in its results. The grades' own columns are always there.
+    `graded` is the share of completions whose answer was compared with the gold answer, right or wrong. What other
+    graders say is in the sample logs: `mless table --audit` shows it.
     """
-    grades = [json.loads(graded) for graded in results[0]]
-    shown = ("correct", "no_box", "truncated")
-    verdicts = {verdict: fmean(g["verdict"] == verdict for g in grades) for verdict in shown}
-    said = {column: [g.get(column) for g in grades] for column in COLUMNS}
-    columns = {column: fmean(map(bool, values)) for column, values in said.items() if None not in values}
-    return {**verdicts, **columns, "ungraded": fmean(g["verdict"] in UNGRADED for g in grades)}
+    verdicts = [json.loads(graded)["verdict"] for graded in results[0]]
+    return {
+        "accuracy": fmean(verdict == "correct" for verdict in verdicts),
+        "graded": fmean(verdict in GRADED for verdict in verdicts),
+        "truncated": fmean(verdict == "truncated" for verdict in verdicts),
+    }

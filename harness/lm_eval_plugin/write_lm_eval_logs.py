@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,9 +86,9 @@ def export(
         everything: Its samples, replicates included; none is missing.
         scores: The score of every sample, by its key.
 
-    While lm-eval evaluates, about a second, the whole process has another `sys.stderr` and lm-eval's logger another
-    level. What another thread writes to stderr meanwhile is lost, and two threads may not export at once. Both are as
-    before afterwards. lm-eval draws a few numbers from `random` and seeds nothing.
+    While lm-eval evaluates, about a second, the whole process has another `sys.stderr`. What another thread writes
+    meanwhile is lost, and two threads may not export at once. lm-eval draws a few numbers from `random`, and seeds
+    nothing.
 
     Raises:
         JournalError: lm-eval could not write a file whole.
@@ -136,7 +135,7 @@ def _evaluate(
     loaded = manager.load([_task(task, rows, identity.arms[task]) for task, rows in tasks.items()])
     replay = Replay((row for rows in tasks.values() for row in rows), samples, scores)
     # not simple_evaluate: it seeds random, numpy and torch for the whole process, and asks git about the working folder
-    with _silence():
+    with redirect_stderr(StringIO()):  # lm-eval draws a progress bar for each task
         results = evaluate(lm=replay, task_dict=loaded, apply_chat_template=chat, log_samples=True)
     logged = results.pop("samples")
     model, label = config["model"], config["model"]["label"] or identity.model.name
@@ -177,19 +176,6 @@ def _evaluate(
             }
         )
     return entries
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Hide what lm-eval would say: a progress bar a task, and warnings of documents that lack a metric."""
-    logger = logging.getLogger("lm_eval")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stderr(StringIO()):
-            yield
-    finally:
-        logger.setLevel(before)
 
 
 def _task(name: str, prompts: Sequence[Mapping[str, Any]], arm: Arm) -> Any:

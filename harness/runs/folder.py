@@ -134,11 +134,14 @@ def lock(path: Path) -> FileLock:
     return held
 
 
-def refuse_foreign(path: Path) -> None:
-    """Raise JournalError if a run cannot go here: a folder with other files. Of a file the system says so."""
-    begun = (LOCK, PROMPTS, f"{PROMPTS}.part")
-    if path.exists() and not is_stored(path / JOURNAL) and any(file.name not in begun for file in path.iterdir()):
-        raise JournalError(f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output.")
+def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
+    """Raise JournalError if nothing can be stored here: a folder with other files, and without the file that begins it.
+
+    Of a file the system says so.
+    """
+    begun = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
+    if path.exists() and not is_stored(path / name) and any(file.name not in begun for file in path.iterdir()):
+        raise JournalError(f"{path} already holds files, and none is {name}. Choose another --output.")
 
 
 def has_sample(path: Path) -> bool:
@@ -152,25 +155,16 @@ def changes(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]
     A run of the first problems can be continued as one of more.
     """
     begun = read_header(path / JOURNAL)
-    if hash_prompts(prompts[: _count_prompts(begun)]) == begun.get("prompts_sha256"):
+    if hash_prompts(_limit(prompts, begun)) == begun.get("prompts_sha256"):
         begun |= {"limit": identity.limit, "prompts_sha256": identity.prompts_sha256}
     return differences(begun, as_json(identity))
 
 
-def _count_prompts(begun: Mapping[str, Any]) -> int | None:
-    """How many prompts a limited run has at most; None without a limit."""
-    return begun.get("limit") and begun["limit"] * len(begun["arms"])
-
-
-def next_free_folder(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> Path:
-    """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
-    for number in count(2):
-        found = path.with_name(f"{path.name}-{number}")
-        if not found.exists():
-            break
-        if is_stored(found / JOURNAL) and not changes(found, identity, prompts):
-            break  # another run may be loading its model in a folder that has no sample yet
-    return found
+def _limit(prompts: Sequence[Mapping[str, Any]], begun: Mapping[str, Any]) -> list[Any]:
+    """The prompts of the first problems, as many as a limited run asks; all of one without a limit."""
+    problems = list(dict.fromkeys(row["doc"]["id"] for row in prompts))
+    limited = set(problems[: begun.get("limit")])
+    return [row for row in prompts if row["doc"]["id"] in limited]
 
 
 def set_old_scores_aside(path: Path) -> None:
@@ -272,8 +266,8 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     try:
         with open_stored(path / PROMPTS) as stream:
             rows: list[dict[str, Any]] = [msgspec.json.decode(line) for line in stream]
-        rows = rows[: _count_prompts(as_json(begun))]  # a kill may have left those of a larger limit
         whole = [msgspec.convert(row, Prompt) for row in rows]
+        rows = _limit(rows, as_json(begun))  # a kill may have left those of a larger limit
         known = all(hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in whole)
         if known and hash_prompts(rows) == begun.prompts_sha256:
             return rows

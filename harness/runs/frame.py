@@ -7,13 +7,14 @@ from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH, STUDIED
+from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
 from harness.errors import RunError
-from harness.experiment.conditions import as_condition, find_yardsticks, other_fillers
+from harness.experiment.expand_conditions import read_conditions
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
@@ -31,13 +32,13 @@ _FACTS: Columns = {
     "completion_tokens": (np.float64, attrgetter("completion_tokens")),
     # a log of a task without completions has none
     "characters": (np.int32, lambda sample: len(sample.completion or "")),
+    "completion_checksum": (np.int64, lambda sample: crc32((sample.completion or "").encode("utf-8", "surrogatepass"))),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
 }
 _JUDGED: Columns = {
     "key": (object, attrgetter("key")),
     "verdict": (object, attrgetter("verdict")),
     "boxes_after_first": (np.float64, attrgetter("boxes_after_first")),
-    "gold_outside": (np.float64, attrgetter("gold_outside")),
     **{name: (np.float32, attrgetter(name)) for name in GRADERS},
 }
 _TEXTS: Columns = {
@@ -49,44 +50,38 @@ _REASONS: Columns = {name: (object, attrgetter(name)) for name in ("reason", "au
 _VERDICTS = get_args(Verdict)
 
 
-def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = False) -> pandas.DataFrame:
+def load_run(path: str | Path, *, replicates: bool = False, reference_conditions: bool = False) -> pandas.DataFrame:
     """A run as a tidy frame, one row per sample; needs neither torch nor lm-eval.
 
     By default it holds the samples that the tables compare: the config's conditions, each of them once. So
     `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `analysis.compare` makes
-    the A/A columns and, given `experiment.conditions.find_yardsticks`, those of the yardsticks of a frame with both.
+    the A/A columns of a frame with both replicates.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, draw (where there are several draws of
     examples), subject, level, verdict, correct, answer,
     target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then
-    the audit's: math_verify, exact_match, exact_match_boxed, authors_rule, authors_rule_strict, first_box,
-    boxes_after_first, gold_outside, reason, audit_reason. What a backend or grader does not tell is missing.
+    the audit's: math_verify, exact_match_boxed, authors_rule, authors_rule_strict, boxes_after_first, reason,
+    audit_reason. What a backend or grader does not tell is missing.
 
     Args:
         path: The run's folder.
         replicates: Whether to include second runs (A/A), those with `replicate` above 0.
-        yardsticks: Whether to include what the conditions are held against: harmless rewordings (in `condition` as
-            `edit-01`, `edit-02`, ...), other fillers (`filler-01`, ...) and the positive control (`control`).
+        reference_conditions: Whether to include the conditions under other instructions (in `condition` as
+            `mless-w01`, ...) and the positive control (`answer-at-once` or `no-examples`).
 
     Raises:
         RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing or
             doubled.
     """
     folder = Path(path)
-    frame = read_frame(folder, read_receipt(folder), read_prompts(folder), texts=True)
+    receipt = read_receipt(folder)
+    frame = read_frame(folder, receipt, read_prompts(folder), texts=True)
     if not replicates:
         frame = frame[frame["replicate"] == 0]
-    if not yardsticks:
-        frame = frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]
+    if not reference_conditions:
+        hidden = [name for name, condition in read_conditions(receipt["config"]).items() if condition.kind]
+        frame = frame[~frame["condition"].isin(hidden)]
     return frame.reset_index(drop=True).assign(condition=lambda kept: kept["condition"].cat.remove_unused_categories())
-
-
-def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a sweep can vary of a run's conditions and other fillers, by name (`Condition.factors`)."""
-    conditions = list(map(as_condition, config["conditions"]))
-    about = str(config.get("primary") or STUDIED).partition(" - ")[0]
-    fillers = other_fillers(config.get("filler_null") or 0, sorted(conditions, key=lambda one: one.name != about))
-    return {condition.name: condition.factors() for condition in (*conditions, *fillers)}
 
 
 def read_frame(
@@ -105,8 +100,8 @@ def read_frame(
         prompts: `folder.read_prompts` of it.
         texts: Whether to hold all that is known of each sample, the columns of `load_run`. Otherwise: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer, target,
-            completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first, gold_outside.
-            Words are then categorical, and a completion is measured and let go.
+            completion_tokens, characters, looping, completion_checksum, the graders' of `harness.grading`,
+            boxes_after_first. Words are then categorical, and a completion is measured and let go.
         read: The folder's samples and scores, where they have been read.
 
     Raises:
@@ -160,14 +155,15 @@ def read_frame(
     found["answer"] = pandas.Categorical(np.array([*answers], dtype=object)[found["answer"]])
     found |= {name: pandas.arrays.BooleanArray(found[name] == 1, np.isnan(found[name])) for name in GRADERS}
     if texts:
-        factors = read_factors(receipt["config"])
+        conditions = read_conditions(receipt["config"])
+        descriptions = {name: condition.describe() for name, condition in conditions.items()}
         for name in ("filler", "filler_tokens", "placement", "words"):
-            said = [factors.get(row["condition"], {}).get(name) for row in prompts]
-            found[name] = pandas.array(said, dtype="Int32" if name == "filler_tokens" else "str")[place]
+            values = [descriptions.get(row["condition"], {}).get(name) for row in prompts]
+            found[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")[place]
         found["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]
     codes = (found[name].codes for name in ("condition", "layout"))
     order = np.lexsort((found["sample_index"], found["replicate"], place, *codes))
-    names = COLUMNS if texts else [*COLUMNS, "characters", "looping"]
+    names = COLUMNS if texts else [*COLUMNS, "characters", "looping", "completion_checksum"]
     frame = pandas.DataFrame({name: found[name][order] for name in names if name in found})
     plain = ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer") if texts else ()
     frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame})

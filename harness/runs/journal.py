@@ -191,8 +191,8 @@ def changed_settings(path: Path, changes: list[str]) -> JournalError:
     named = [change for change in changes if change.startswith(users)] or changes
     told = "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
     return JournalError(
-        f"{path.parent} was begun with other settings. Changed: {told}. Undo the change to continue that run, add "
-        "--fork to start a new one beside it, or choose another --output."
+        f"{path.parent} was begun with other settings. Changed: {told}. Undo the change to continue that run, or "
+        "choose another --output."
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -11,8 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from harness import resources
-from harness.constants import REMEMBERED_BYTES
 from harness.runs.journal import hash_stored
 from harness.runs.records import Engine, Fingerprint
 
@@ -57,6 +54,11 @@ def git_revision() -> str | None:
         return None
 
 
+def software() -> dict[str, Any]:
+    """What of this installation can change a result, as receipts state it."""
+    return {"versions": versions(), "git_revision": git_revision()}
+
+
 def model_fingerprint(name: str, revision: str | None = None, *, served: bool = False) -> Fingerprint:
     """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit.
 
@@ -64,11 +66,11 @@ def model_fingerprint(name: str, revision: str | None = None, *, served: bool = 
     """
     path = Path(name)
     if path.is_file():
-        return Fingerprint(name=path.name, sha256={path.name: _hash_file(path)})
+        return Fingerprint(name=path.name, sha256={path.name: hash_stored(path)})
     if not path.is_dir():
         return Fingerprint(name=name, revision=None if served else _hub_commit(name, revision))
     files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix != ".md" and not p.name.startswith("."))
-    return Fingerprint(name=path.name, sha256={p.name: _hash_file(p) for p in files})
+    return Fingerprint(name=path.name, sha256={p.name: hash_stored(p) for p in files})
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
@@ -111,31 +113,6 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: Mapping[
 
     chosen = str(arguments.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Engine(name=backend, version=number, device=chosen.partition(":")[0])
-
-
-def _hash_file(path: Path) -> str:
-    """SHA-256 of a file; of a large one as it was computed last, while size, inode and time of change are the same."""
-    facts = path.stat()
-    if facts.st_size < REMEMBERED_BYTES:
-        return hash_stored(path)
-    cache = resources.cache_folder() / "file-hashes.json"
-    name, seen = str(path.resolve()), [facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns]
-    try:
-        known = dict(json.loads(cache.read_text(encoding="utf-8")))
-        *then, remembered = known.get(name) or [None]
-        if then == seen:
-            return str(remembered)
-    except (OSError, ValueError, TypeError):
-        known = {}
-    found = hash_stored(path)
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        part = cache.with_name(f"{cache.name}.{os.getpid()}")
-        part.write_text(json.dumps({**known, name: [*seen, found]}), encoding="utf-8")
-        part.replace(cache)
-    except OSError:
-        pass  # without a cache it is computed again next time
-    return found
 
 
 def receipt_line(entry: Mapping[str, Any]) -> str:

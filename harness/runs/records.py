@@ -298,17 +298,13 @@ class Receipt(Struct):
 class ScoredBy(Struct, kw_only=True):
     """The first line of `scores.jsonl`: what made the scores.
 
-    Another scorer will have a file of its own, `scores-NAME.jsonl`.
-
     Attributes:
         format: `RUN_FORMAT`.
-        scorer: Which scorer.
-        grader_version: Its version.
+        grader_version: The grader's version.
         task_version: The version of the lm-eval tasks, which goes up with their prompts and with the grader.
     """
 
     format: Format = RUN_FORMAT
-    scorer: str = "mless"
     grader_version: int = GRADER_VERSION
     task_version: float
 

@@ -1,73 +1,41 @@
-import numpy as np
 import pytest
 
-from harness.analysis.causes import COLUMNS, SWITCHES, factorial_table, near_zero_table
+from harness.analysis.causes import COLUMNS, causes_table
 from harness.display.figures.dots import draw_causes
-from harness.experiment.conditions import named_conditions
-from harness.experiment.interventions import CELLS, expand_causes
-from tests.analysis.test_other_prompts import factors_of, settings_of
+from harness.experiment.expand_conditions import expand_causes
+from tests.analysis.test_other_prompts import conditions_of, settings_of
 
-NAMED = {"mless": named_conditions()["mless"].model_dump(exclude_none=True, exclude={"separator", "placement"})}
-FIRST = [*expand_causes(["mless", {"causes": "mless", "layer": 1}], NAMED)]
-LATER = [*expand_causes(["mless", {"causes": "mless", "layers": "4-10"}], NAMED)]
+FIRST = expand_causes(["mless", {"causes": "mless", "layer": 1}])
+LATER = expand_causes(["mless", {"causes": "mless", "layers": "4-10"}])
 
 
 def table_of(conditions, accuracy, *, n=400):
-    """The factorial where a cell's accuracy follows from its switches."""
-    factors = factors_of(*conditions)
-    cells = {name: of["cell"]["on"] for name, of in factors.items() if of["cell"]} | {"mless": [True] * 3}
-    return factorial_table(
-        settings_of({"wo": 0.5, **{name: accuracy(*on) for name, on in cells.items()}}, n=n), factors
-    )
+    """The table where a cell's accuracy follows from its switches."""
+    named = conditions_of(*conditions)
+    cells = {name: one.cell["on"] for name, one in named.items() if one.cell} | {"mless": [True] * 3}
+    return causes_table(settings_of({"wo": 0.5, **{name: accuracy(*on) for name, on in cells.items()}}, n=n), named)
 
 
-def test_a_planted_effect_is_found_under_its_name_and_no_other():
-    table = table_of(FIRST, lambda elsewhere, scale, bias: 0.5 - 0.2 * scale).set_index("effect")
-    assert {*table.reset_index().columns} == {*COLUMNS} and len(table) == 7
-    assert table.loc["scale", "difference"] == pytest.approx(-20, abs=4) and table.loc["scale", "p_adjusted"] < 0.001
-    assert table.loc["scale", "low"] < -20 < table.loc["scale", "high"]
-    rest = table.drop("scale")
-    assert (rest["difference"] == 0).all() and (rest["p_adjusted"] == 1).all()
-
-
-def test_an_effect_that_needs_two_switches_is_an_interaction_of_half_its_size():
-    table = table_of(FIRST, lambda elsewhere, scale, bias: 0.5 - 0.2 * (elsewhere and bias)).set_index("effect")
-    found = table["difference"]
-    both = found[f"{SWITCHES[0]} x {SWITCHES[2]}"]
-    assert both == pytest.approx(found[SWITCHES[0]]) == pytest.approx(found[SWITCHES[2]]) == pytest.approx(-10, abs=2)
-    assert found["scale"] == 0
-
-
-def test_later_layers_have_scale_and_bias_alone_and_missing_cells_no_table():
-    table = table_of(LATER, lambda elsewhere, scale, bias: 0.5 + 0.1 * bias)
-    assert list(table["effect"]) == ["scale", "bias", "scale x bias"] and set(table["layers"]) == {"4-10"}
-    assert not len(table_of(LATER[:-2], lambda *on: 0.5))
-    figure = draw_causes(table)
-    assert "Layers 4-10" in " ".join(text.get_text() for text in figure.axes[0].texts)
-
-
-@pytest.mark.slow
-def test_effects_on_chance_alone_are_found_as_often_as_said():
-    """Of cells that differ by nothing but noise, adjusted p is below 0.05 in at most 5 of 100 factorials."""
-    rng, found = np.random.default_rng(0), 0
-    factors = factors_of(*FIRST)
-    names = [name for name, of in factors.items() if of["cell"]] + ["mless"]
-    for _ in range(200):
-        verdicts = {
-            name: [["correct" if right else "incorrect"] for right in rng.random(60) < 0.5] for name in ("wo", *names)
-        }
-        table = factorial_table(settings_of({}, verdicts=verdicts), factors)
-        found += bool((table["p_adjusted"] < 0.05).any())
-    assert len(names) == len(CELLS) + 1 and found <= 17, "200 draws of 5 percent, and their own noise"
-
-
-def test_shares_near_zero_are_read_from_the_last_session_that_loaded_an_engine():
-    session = {
-        "engine": {"interventions": {"near_zero": {"wo": {"0": 0.05, "7": 0.05}, "arm": {"0": 0.01, "7": 0.04}}}}
-    }
-    receipts = [
-        {"model": {"name": "m"}, "sessions": [{"engine": None}, session]},
-        {"model": {"name": "m"}, "sessions": []},
+def test_each_cell_is_compared_with_the_position_gap():
+    table = table_of([*FIRST, *LATER], lambda elsewhere, scale, bias: 0.5 - 0.2 * scale).set_index("condition")
+    assert {*table.reset_index().columns} == {*COLUMNS} and set(table["filler"]) == {"mless"}
+    assert table.index.tolist() == [
+        "mless",
+        *(f"mless-{cell}" for cell in ("masked", "no-scale", "no-bias", "layer-1", "scale", "bias")),
+        *(f"mless-4-10-{cell}" for cell in ("masked", "no-scale", "no-bias")),
     ]
-    table = near_zero_table(receipts).set_index("condition")
-    assert list(table.columns) == ["model", "layer_1", "layer_8"] and table.loc["arm", "layer_1"] == 1
+    scaled = ["mless", "mless-no-bias", "mless-layer-1", "mless-scale", "mless-4-10-no-bias"]
+    assert table.loc[scaled, "difference"].tolist() == pytest.approx([-20] * 5, abs=4)
+    assert (table.loc[scaled, "p_adjusted"] < 0.001).all() and (table.loc[scaled, "high"] < 0).all()
+    rest = table.drop(scaled)
+    assert (rest["difference"] == 0).all() and (rest["p_adjusted"] == 1).all()
+    assert table["layers"].dropna().tolist() == [*["1"] * 6, *["4-10"] * 3]
+
+
+def test_cells_whose_weights_do_not_add_up_to_1_are_named_and_without_a_gap_there_is_no_table():
+    table = table_of(FIRST, lambda *on: 0.5).set_index("condition")
+    valid = table.index[table["valid_attention"]].tolist()
+    assert valid == ["mless", "mless-masked", "mless-layer-1"], "scale and bias are both on, or both off"
+    words = " ".join(text.get_text() for text in draw_causes(table.reset_index()).axes[0].texts)
+    assert "mless-scale (!)" in words and "mless-layer-1 (!)" not in words
+    assert table_of([one for one in FIRST if one == "mless" or one["name"] != "mless-gap"], lambda *on: 0.5).empty

@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from harness.analysis import compare, holm, score_interval
+from harness.analysis import compare, estimate_difference, holm, score_interval
 from harness.analysis.comparison import COLUMNS, judge
-from harness.analysis.tests import mcnemar_test, verdict
+from harness.analysis.tests import verdict
 from harness.errors import ComparisonError
+from tests.make import CONTROL
 
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
 
@@ -55,13 +56,13 @@ def test_a_table_by_hand():
     before, after = [1] * 30 + [0] * 20, [1] * 28 + [0] * 2 + [1] * 12 + [0] * 8
     table = by_condition(compare(pandas.concat([samples(before), samples(after, condition="mless")])))
     baseline, row = table.loc["wo"], table.loc["mless"]
-    assert (baseline["accuracy"], baseline["verdict"], row["accuracy"]) == (60, "baseline", 80)
-    assert pandas.isna(baseline[["difference", "p", "p_adjusted", "within_margin", "test"]]).all()
-    assert (row["n"], row["k"], row["difference"], row["discordance"]) == (50, 1, pytest.approx(20), pytest.approx(28))
-    assert (row["wrong_to_right"], row["right_to_wrong"]) == (12, 2) == (row["problems_up"], row["problems_down"])
-    assert (row["test"], row["p"], row["tests"]) == ("mcnemar", mcnemar_test(12, 2), 1)
-    assert (row["low"], row["high"]) == pytest.approx((6.1112, 34.4709), abs=1e-4)  # Tango's interval of 12, 2 in 50
-    assert row["verdict"] == "better"
+    assert (baseline["accuracy"], baseline["role"], row["accuracy"]) == (60, "baseline", 80)
+    assert pandas.isna(baseline[["difference", "p", "p_adjusted", "within_margin", "verdict"]]).all()
+    assert (row["n"], row["k"], row["difference"], row["tests"]) == (50, 1, pytest.approx(20), 1)
+    assert (row["wrong_to_right"], row["right_to_wrong"]) == (12, 2)
+    assert row["p"] == pytest.approx(0.0129, abs=5e-5), "McNemar's exact test of 12 and 2"
+    assert 5 < row["low"] < 7 and 33 < row["high"] < 36, "near Tango's interval, [6.1, 34.5]"
+    assert (row["role"], row["verdict"]) == ("tested", "better")
     assert not row["within_margin"]
 
 
@@ -71,10 +72,9 @@ def test_repeats_are_averaged_by_problem(run):
     change = correct["mless"] - correct["wo"]
     assert row["difference"] == pytest.approx(100 * change.mean())
     assert row["standard_error"] == pytest.approx(100 * correct["mless"].sem())
-    assert (row["problems_up"], row["problems_down"]) == ((change > 0).sum(), (change < 0).sum())
     assert (row["wrong_to_right"] - row["right_to_wrong"]) == pytest.approx(change.sum())
-    assert (row["n"], row["k"], row["test"], row["verdict"]) == (60, 4, "sign-flip and score", "better")
-    low, high = score_interval(correct["mless"], bounds=(0, 1))
+    assert (row["n"], row["k"], row["verdict"]) == (60, 4, "better")
+    low, high = score_interval(correct["mless"])
     assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((100 * low, 100 * high))
 
 
@@ -89,9 +89,9 @@ def test_problems_of_one_cluster_count_as_one():
         return by_condition(compare(frame.assign(cluster=number))).loc["mless"]
 
     one, three = compared(1), compared(3)
-    assert (one["n"], one["test"], three["n"], three["test"]) == (60, "mcnemar", 180, "sign-flip and score")
-    assert three["p"] >= one["p"] and three["wrong_to_right"] == 3 * one["wrong_to_right"]
-    same = ["accuracy", "standard_error", "accuracy_low", "accuracy_high", *POINTS, "equivalence_p"]
+    assert (one["n"], three["n"]) == (60, 180)
+    assert three["p"] == one["p"] and three["wrong_to_right"] == 3 * one["wrong_to_right"]
+    same = ["accuracy", "standard_error", "accuracy_low", "accuracy_high", *POINTS]
     assert list(three[same]) == pytest.approx(list(one[same]), rel=1e-9)
     singles = pandas.concat([samples(one, condition=name) for name, one in right.items()])
     assert list(by_condition(compare(singles)).loc["mless", same]) == list(one[same]), "to the last digit"
@@ -119,7 +119,7 @@ def test_the_equivalence_interval_is_of_level_90_percent(run):
     row = by_condition(compare(run)).loc["mful"]
     right = run.pivot_table(index="problem_id", columns="condition", values="correct", aggfunc="sum").astype(int)
     changes = right["mful"] - right["wo"]
-    low, high = score_interval(changes / 4, level=0.9)
+    low, high = estimate_difference(changes, 4).interval(0.9)
     assert (row["equivalence_low"], row["equivalence_high"]) == pytest.approx((100 * low, 100 * high))
 
 
@@ -152,7 +152,7 @@ def test_the_order_of_samples_does_not_matter(seed):
 def test_other_models_change_a_row_only_through_holm(run):
     other = run.assign(model="n", correct=~run["correct"])
     alone, together = compare(run), compare(pandas.concat([run, other]))
-    same = [column for column in COLUMNS if column not in ("tests", "p_adjusted", "low", "high", "verdict")]
+    same = [column for column in COLUMNS if column not in ("tests", "p_adjusted", "verdict")]
     pandas.testing.assert_frame_equal(together[together["model"] == "m"][same], alone[same])
     assert (set(alone["tests"].dropna()), set(together["tests"].dropna())) == ({2}, {4})
     row = by_condition(alone).loc["mful"]
@@ -161,58 +161,59 @@ def test_other_models_change_a_row_only_through_holm(run):
 
 def test_the_primary_contrast_is_tested_first_and_the_others_behind_it(run):
     table = by_condition(compare(run, contrasts=["mless - wo", "mful - wo"], primary="mless - wo"))
-    assert table["family"].dropna().to_dict() == {"mless": "registered", "mful": "registered"}
+    assert table["role"].to_dict() == {"wo": "baseline", "mless": "tested", "mful": "tested"}
     assert table["primary"].dropna().to_dict() == {"mless": True, "mful": False}
     assert table["tests"].dropna().tolist() == [1, 1]
     first, behind = table.loc["mless"], table.loc["mful"]
     assert first["p_adjusted"] == first["p"] < behind["p_adjusted"] == behind["p"]
     turned = by_condition(compare(run, contrasts=["mless - wo", "mful - wo"], primary="mful - wo"))
     assert turned.loc["mless", "p"] < 0.001 and turned.loc["mless", "p_adjusted"] == behind["p"] > 0.05
-    assert turned.loc["mless", "verdict"] == "inconclusive" and turned.loc["mless", "low"] == 0 < first["low"]
-    assert set(compare(run)["family"].dropna()) == {"all"} and not compare(run)["primary"].any()
+    assert turned.loc["mless", "verdict"] == "inconclusive"
+    assert turned.loc["mless", "low"] == first["low"] > 0, "intervals are not adjusted"
+    assert not compare(run)["primary"].any()
 
 
 def test_what_the_run_did_not_name_is_exploratory(run):
     table = by_condition(compare(run, contrasts=["mful - wo"]))
-    assert table["verdict"].to_dict() == {"wo": "baseline", "mless": "exploratory", "mful": "inconclusive"}
+    assert table["role"].to_dict() == {"wo": "baseline", "mless": "exploratory", "mful": "tested"}
+    assert table["verdict"].dropna().to_dict() == {"mful": "inconclusive"}
     assert table.loc["mless", "p"] < 0.001 and table.loc["mless", ["p_adjusted", "tests"]].isna().all()
     assert table.loc["mful", "p_adjusted"] == table.loc["mful", "p"], "one test"
-    assert set(compare(run, contrasts=[])["verdict"]) == {"baseline", "exploratory"}
+    assert set(compare(run, contrasts=[])["role"]) == {"baseline", "exploratory"}
     same = run.assign(correct=True)
-    assert by_condition(compare(same, contrasts=["mful - wo"])).loc["mless", "verdict"] == "exploratory", (
-        "nor equivalent"
-    )
+    assert pandas.isna(by_condition(compare(same, contrasts=["mful - wo"])).loc["mless", "verdict"]), "nor equivalent"
 
 
 MODELS, CONDITIONS = ("m", "n"), ("mless", "mful", "random")
 
 
-def table_rows(p_values):
+def table_rows(p_values, tested=CONDITIONS):
     """Rows as `compare` has them before they are judged, of p-values [model x condition]."""
     names = [(model, condition) for model in MODELS for condition in CONDITIONS]
-    rows = [{"model": model, "layout": "raw", "condition": "wo"} for model in MODELS]
+    rows = [{"model": model, "layout": "raw", "condition": "wo", "role": "baseline"} for model in MODELS]
     for (model, condition), p in zip(names, p_values, strict=True):
         row = {"model": model, "layout": "raw", "condition": condition, "difference": 1.0, "p": p}
-        rows.append({**row, "within_margin": False})
+        row |= {"answer_difference": 1.0, "answer_low": 0.5, "answer_high": 1.5, "within_margin": False}
+        rows.append({**row, "role": "tested" if condition in tested else "exploratory"})
     return rows
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=6, max_size=6), st.booleans())
-def test_without_a_primary_contrast_holm_goes_over_every_test_of_the_family(p_values, registered):
+@given(st.lists(st.floats(0, 1), min_size=6, max_size=6))
+def test_without_a_primary_contrast_holm_goes_over_every_test(p_values):
     rows = table_rows(p_values)
-    judge(rows, family=CONDITIONS if registered else None, primary=None, yardsticks={})
+    judge(rows, primary=None)
     assert [row["p_adjusted"] for row in rows[2:]] == holm(p_values).tolist()
     assert [row["verdict"] == "better" for row in rows[2:]] == (holm(p_values) < 0.05).tolist()
-    part = table_rows(p_values)
-    judge(part, family=["mless", "random"], primary=None, yardsticks={})
-    kept = [p for p, row in zip(p_values, part[2:], strict=True) if row["condition"] != "mful"]
-    assert [row["p_adjusted"] for row in part[2:] if row["condition"] != "mful"] == holm(kept).tolist()
+    fewer = table_rows(p_values, ["mless", "random"])
+    judge(fewer, primary=None)
+    tested = [row for row in fewer if row["role"] == "tested"]
+    assert [row["p_adjusted"] for row in tested] == holm([row["p"] for row in tested]).tolist()
 
 
 def test_with_a_primary_contrast_each_model_has_a_share_and_the_others_wait_for_it():
     rows = table_rows([0.02, 0.001, 0.01, 0.03, 0.001, 0.001])
-    judge(rows, family=CONDITIONS, primary="mless", yardsticks={})
+    judge(rows, primary="mless")
     assert [row["p_adjusted"] for row in rows[2:]] == pytest.approx([0.04, 0.04, 0.04, 0.06, 0.06, 0.06])
     assert [row["tests"] for row in rows[2:]] == [2, 4, 4, 2, 4, 4]
     assert [row["verdict"] for row in rows[2:]] == ["better"] * 3 + ["inconclusive"] * 3
@@ -220,9 +221,8 @@ def test_with_a_primary_contrast_each_model_has_a_share_and_the_others_wait_for_
 
 @pytest.mark.parametrize("shared", [False, True], ids=["independent", "one baseline"])
 @pytest.mark.parametrize(
-    ("family", "primary", "effect"),
+    ("tested", "primary", "effect"),
     [
-        (None, None, 0),
         (CONDITIONS, None, 0),
         (("mless", "random"), None, 0),
         (CONDITIONS, "mless", 0),
@@ -230,7 +230,7 @@ def test_with_a_primary_contrast_each_model_has_a_share_and_the_others_wait_for_
     ],
 )
 def test_tables_without_any_effect_hold_a_false_finding_at_most_five_times_in_a_hundred(
-    shared, family, primary, effect
+    shared, tested, primary, effect
 ):
     """Two models, three conditions; independent tests are the worst case, a common baseline the usual one.
 
@@ -243,21 +243,33 @@ def test_tables_without_any_effect_hold_a_false_finding_at_most_five_times_in_a_
     scores[:, :, 0] += effect
     found = 0
     for p_values in 2 * ndtr(-np.abs(scores.reshape(experiments, -1))):
-        rows = table_rows(p_values)
-        judge(rows, family=family, primary=primary, yardsticks={})
-        found += any(row["verdict"] in ("better", "worse") for row in rows if not effect or row["condition"] != primary)
+        rows = table_rows(p_values, tested)
+        judge(rows, primary=primary)
+        found += any(
+            row.get("verdict") in ("better", "worse") for row in rows if not effect or row["condition"] != primary
+        )
     error = (0.05 * 0.95 / experiments) ** 0.5
     assert 0.02 < found / experiments < 0.05 + 3 * error
 
 
-def test_yardsticks_are_not_judged(run):
-    yardsticks = {f"edit-{i}": "rewording" for i in range(9)}
-    null = [samples(chances(10 + i, 0.5, k=4), condition=name) for i, name in enumerate(yardsticks)]
-    frame = pandas.concat([run, *null])
-    table = by_condition(compare(frame, yardsticks=yardsticks))
-    assert (table.loc[list(yardsticks), ["verdict", "family"]] == "rewording").all(axis=None)
-    assert table.loc[list(yardsticks), ["p_adjusted", "tests", "wordings"]].isna().all(axis=None)
+def test_reference_conditions_are_not_judged(run):
+    frame = pandas.concat([run, samples(chances(9, 0.1, k=4), condition="control")])
+    table = by_condition(compare(frame, reference_conditions=CONTROL))
+    assert table.loc["control", "role"] == "reference" and table.loc["control", "p"] < 0.05
+    assert table.loc["control", ["p_adjusted", "tests", "verdict"]].isna().all()
     assert table.loc["mful", "tests"] == 2
+
+
+def test_a_repeat_run_says_how_many_completions_differ(run):
+    texts = run.assign(completion=run["correct"].map({True: "yes", False: "no"}))
+    again = texts[texts["condition"] != "mful"].assign(replicate=1)
+    changed = again["problem_id"].isin(["p1", "p2"]) & (again["condition"] == "wo")
+    both = pandas.concat([texts, again.assign(completion=again["completion"].mask(changed, "else"))])
+    table = by_condition(compare(both))
+    assert table.loc["mless", ["aa_samples", "aa_changed", "aa_difference"]].tolist() == [480, 8, 0]
+    assert table.loc["mful", ["aa_samples", "aa_changed", "aa_difference"]].isna().all(), "run once"
+    bare = by_condition(compare(both.drop(columns="completion")))
+    assert bare.loc["mless", "aa_difference"] == 0 and pandas.isna(bare.loc["mless", "aa_samples"])
 
 
 REFUSED = {

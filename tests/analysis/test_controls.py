@@ -3,71 +3,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import compare
-from harness.analysis.controls import MEDIATORS, find_broken, mediator_table
+from harness.analysis.controls import MEDIATORS, mediator_table
 from harness.analysis.leaderboard import make_leaderboard
-from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.page import make_card
-from harness.experiment.conditions import find_yardsticks
 from harness.runs.read import Run
-from tests.make import GREEDY_RUN, drawn, evaluation, small_run
+from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run
 
 
-def test_a_condition_is_held_against_the_mean_of_rewordings():
-    names = [f"edit-{i:02}" for i in range(1, 5)]
-    run = evaluation(drawn(2, 80, 4, {"wo": 0.5, "mless": 0.6, **dict.fromkeys(names, 0.5)})).samples
-    table = compare(run, yardsticks=find_yardsticks(run["condition"].unique())).set_index("condition")
-    row, accuracy = table.loc["mless"], run.groupby("condition")["correct"].mean() * 100
-    wordings = accuracy[[*names, "wo"]]
-    assert row["wordings"] == 5 and row["wording_difference"] == pytest.approx(accuracy["mless"] - wordings.mean())
-    assert row[["wording_low", "wording_high"]].tolist() == pytest.approx([wordings.min(), wordings.max()])
-    few = run[~run["condition"].isin(["edit-03", "edit-04"])]
-    bare = compare(few, yardsticks=find_yardsticks(few["condition"].unique())).set_index("condition").loc["mless"]
-    assert bare[["wordings", "wording_low", "wording_difference"]].isna().all(), "too few to show a range"
-
-
-def boxless(frame, name, share):
-    """The condition's first samples lose their box; of those some were right."""
-    place = frame.index[frame["condition"] == name][: round(share * (frame["condition"] == name).sum())]
-    frame = frame.copy()
-    frame.loc[place, ["verdict", "correct"]] = ["no_box", False]
-    return frame
-
-
-def test_a_rewording_is_set_apart_for_its_format_and_never_for_its_result():
-    names = [f"edit-{i:02}" for i in range(1, 7)]
-    same = [["correct"] * 2, ["incorrect"] * 2] * 100
-    run = evaluation({name: same for name in ("wo", "mless", *names)}).samples
-    wrong = run["condition"] == "edit-02"
-    run.loc[wrong, ["verdict", "correct"]] = ["incorrect", False]
-    run = boxless(boxless(run, "edit-01", 0.1), "edit-03", 0.01)
-    settings = by_setting(count_outcomes(run))
-    assert find_broken(settings, names, baseline="wo") == {((("model", "m"), ("layout", "raw")), "edit-01"): 0.1}
-    yardsticks = find_yardsticks(names)
-    table = compare(run, yardsticks=yardsticks).set_index("condition")
-    assert table.loc["edit-01", ["verdict", "family"]].tolist() == ["set apart"] * 2
-    assert (table.loc[names[1:], "verdict"] == "rewording").all(), "however far it is"
-    assert table.loc["mless", "wordings"] == 6
-    assert table.loc["mless", "wording_low"] == table.loc["edit-02", "accuracy"] == 0
-    bare = compare(run.drop(columns="verdict"), yardsticks=yardsticks).set_index("condition")
-    assert bare.loc["mless", "wordings"] == 7, "nothing is known of formats"
-
-
-def test_a_rewording_that_is_set_apart_is_always_named():
-    same = [["correct"] * 2, ["incorrect"] * 2] * 100
-    run = evaluation({name: same for name in ("wo", "mless", "edit-01", "edit-02")})
-    broken = boxless(run.samples, "edit-01", 0.1)
-    object.__setattr__(run, "samples", broken)
-    notes = show_comparison(make_leaderboard([run])).notes
-    assert "edit-01 (m)." in next(note for note in notes if note.startswith("Set apart"))
-
-
-def test_what_a_user_calls_control_is_no_yardstick(tmp_path):
+def test_what_a_user_calls_control_is_no_reference_condition(tmp_path):
     run = small_run(tmp_path / "run")
     logs = {name: next(GREEDY_RUN.glob(f"samples_demo_{name}_*")) for name in ("wo", "mless")}
     board = make_leaderboard([Run.load({"wo": logs["wo"], "control": logs["mless"]})])
-    assert board.yardsticks == {} and board.comparison["condition"].tolist() == ["wo", "control"]
-    assert Run.load(run).about["yardsticks"] == {}
+    assert board.reference_conditions == {} and board.comparison["condition"].tolist() == ["wo", "control"]
+    assert Run.load(run).reference_conditions == {}
 
 
 def table(verdicts, **options):
@@ -106,7 +55,6 @@ def test_the_part_by_answer_is_of_pairs_of_samples_that_both_have_one():
     )
     # p2 gains a box and is right, p4 loses its verdict and was right; p1 answers otherwise; p3 stays truncated
     assert row[["difference", "answer_difference"]].tolist() == pytest.approx([20, 20]) and row["graded"] == 60
-    assert row[["least_difference", "most_difference"]].tolist() == pytest.approx([-20, 60])
 
 
 @settings(max_examples=30)
@@ -149,7 +97,7 @@ def test_no_verdict_on_what_was_not_answered(verdicts, word, why):
 def test_a_positive_control_that_is_not_seen_leaves_nothing_measured(seen):
     same = [RIGHT, WRONG] * 200
     run = evaluation({"wo": same, "mless": same, "control": [WRONG] * 400 if seen else same})
-    rows = compare(run.samples, yardsticks={"control": "positive control"}).set_index("condition")
+    rows = compare(run.samples, reference_conditions=CONTROL).set_index("condition")
     assert rows.loc["mless", "verdict"] == ("equivalent" if seen else "unmeasured")
 
 

@@ -1,16 +1,18 @@
 import json
+import re
 
+import numpy as np
 import pytest
 
 from harness.analysis import compare, holm
 from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.pair import Side, compare_pair
+from harness.analysis.pair import Side, check_not_worse, compare_pair
 from harness.display.table_pages import make_table
 from harness.errors import ComparisonError, RunError
 from harness.runs.frame import load_run
 from harness.runs.read import Run
 from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
+from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
 
 LOGS = {name: str(next(GREEDY_RUN.glob(f"samples_demo_{name}_2*"))) for name in ("wo", "mless")}
 
@@ -69,29 +71,43 @@ HALF = [1, 0] * 200
 
 
 @pytest.mark.parametrize(
-    ("scores", "options", "code", "said"),
+    ("scores", "options", "code", "message"),
     [
-        (HALF, ("--fail-if", "worse"), 0, "new.jsonl is equivalent"),
-        ([0] * 40 + HALF[40:], ("--fail-if", "worse"), 1, "new.jsonl is worse"),
-        ([0] * 40 + HALF[40:], ("--fail-if", "worse", "--filter", "loose"), 0, "new.jsonl is better"),
-        (HALF, ("--fail-if", "not-equivalent", "--margin", "2"), 0, "is equivalent within a margin of 2"),
-        ([0] * 40 + HALF[40:], ("--fail-if", "not-equivalent"), 1, "is not equivalent within a margin of 1"),
-        (HALF, ("--fail-if", "not-equivalent", "--margin", "0.5"), 3, "400 problems, and equivalence needs 598"),
+        (HALF, ("--not-worse-by", "2"), 0, "new.jsonl loses less than 2 points: the interval's lower end is -0.9."),
+        ([0] * 40 + HALF[40:], ("--not-worse-by", "2"), 1, "new.jsonl is worse: -5.0 points"),
+        ([0] * 40 + HALF[40:], ("--not-worse-by", "20"), 0, "new.jsonl loses less than 20 points"),
+        ([0] * 40 + HALF[40:], ("--not-worse-by", "2", "--filter", "loose"), 0, "new.jsonl loses less than 2 points"),
+        ([0] * 6 + HALF[6:], ("--not-worse-by", "1"), 3, "Not shown: the interval's lower end is -1.7. If both are"),
+        (HALF, ("--not-worse-by", "0"), 2, "--not-worse-by: expected points above 0 and below 100, got 0."),
         ([0] * 40 + HALF[40:], (), 0, ""),
     ],
 )
-def test_the_gate_says_by_its_exit_code_whether_it_holds(scores, options, code, said, tmp_path, capsys, monkeypatch):
+def test_the_gate_is_the_exit_code(scores, options, code, message, tmp_path, capsys, monkeypatch):
     old, new = log(tmp_path / "old.jsonl", HALF), log(tmp_path / "new.jsonl", scores)
     done = here(capsys, monkeypatch, "compare", old, new, *options)
-    assert done.returncode == code and said in done.stderr
-    assert "old.jsonl" in done.stdout and "+ / -" in done.stdout
+    assert done.returncode == code and message in done.stderr
+    assert code == 2 or ("old.jsonl" in done.stdout and "+ / -" in done.stdout)
+
+
+def test_so_many_problems_as_it_says_pass_the_gate_four_times_in_five():
+    draw, points = np.random.default_rng(4), 3
+
+    def board(n):
+        right = {name: draw.random(n) for name in ("wo", "mless")}
+        verdicts = {name: [["correct" if one < 0.5 else "incorrect"] for one in of] for name, of in right.items()}
+        return make_leaderboard([evaluation(verdicts)])
+
+    code, message = check_not_worse(board(200), points)
+    needed = int(re.search(r"about ([\d,]+) problems", message)[1].replace(",", ""))
+    assert code == 3 and needed == pytest.approx(4400, rel=0.2), "(2.8 x 70.7 / 3)^2"
+    passed = sum(check_not_worse(board(needed), points)[0] == 0 for _ in range(20))
+    assert passed >= 11
 
 
 def test_nothing_answered_cannot_be_judged(tmp_path, capsys, monkeypatch):
     old, new = log(tmp_path / "old.jsonl", [0] * 400), log(tmp_path / "new - er.jsonl", [0] * 400)
-    for gate in ("worse", "not-equivalent"):
-        done = here(capsys, monkeypatch, "compare", old, new, "--fail-if", gate)
-        assert done.returncode == 3 and "both accuracies are at the end of the scale" in done.stderr
+    done = here(capsys, monkeypatch, "compare", old, new, "--not-worse-by", "5")
+    assert done.returncode == 3 and "both accuracies are at the end of the scale" in done.stderr
 
 
 def test_what_cannot_be_paired_is_refused(tmp_path, capsys, monkeypatch):
@@ -131,11 +147,11 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other():
     board = make_leaderboard(of_models(named))
     table = board.comparison.set_index("condition")
     assert table.index.tolist() == ["wo", "mless", "mful", "random", "mless - random"]
-    assert table["family"].tolist()[1:] == ["registered", "exploratory", "exploratory", "registered"]
+    assert table["role"].tolist() == ["baseline", "tested", "exploratory", "exploratory", "tested"]
     assert table.loc["mless - random", ["baseline", "primary", "tests"]].tolist() == ["random", True, 1]
     other = make_leaderboard(of_models({}), baseline="random").comparison.set_index("condition").loc["mless"]
     shown = table.loc["mless - random"]
-    for name in ("accuracy", "difference", "p", "wrong_to_right", "equivalence_low", "problems_up"):
+    for name in ("accuracy", "difference", "p", "wrong_to_right", "equivalence_low"):
         assert shown[name] == other[name], name
     assert shown["p_adjusted"] == shown["p"] <= table.loc["mless", "p_adjusted"] and table.loc["mless", "tests"] == 1
     assert shown["verdict"] == "better"
@@ -158,7 +174,7 @@ def test_where_nothing_was_registered_all_tests_are_one_family(facts, arguments)
     board = make_leaderboard(of_models(*facts), **arguments)
     assert board.primary is None and board.contrasts is None and json.loads(as_json(board))["contrasts"] is None
     tested = board.comparison[board.comparison["condition"] != board.baseline]
-    assert set(tested["family"]) == {"all"} and set(tested["tests"]) == {len(tested)}
+    assert set(tested["role"]) == {"tested"} and set(tested["tests"]) == {len(tested)}
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
 
 
@@ -172,11 +188,8 @@ def test_what_one_model_did_not_register_is_exploratory_there_and_leaves_the_oth
     assert (board.primary, board.contrasts) == ("mless - wo", ("mless - wo", "mful - wo", "random - wo"))
     table = board.comparison[board.comparison["condition"] != "wo"]
     assert table["tests"].dropna().tolist() == tests
-    family = ["registered"] * len(tests) + ["exploratory"] * (6 - len(tests))
-    assert table["family"].tolist() == family and (table["verdict"] == "exploratory").tolist() == [
-        name == "exploratory" for name in family
-    ]
-    assert table["primary"].sum() == len({*table["model"][table["family"] == "registered"]})
+    assert table["role"].tolist() == ["tested"] * len(tests) + ["exploratory"] * (6 - len(tests))
+    assert table["primary"].sum() == len({*table["model"][table["role"] == "tested"]})
     alone = make_leaderboard(of_models(REGISTERED)).comparison.set_index("condition")
     if not named:
         shown = table[table["model"] == "m0"].set_index("condition")
@@ -198,13 +211,14 @@ def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
     assert make_leaderboard(alone).contrasts == tuple(REGISTERED["contrasts"]), "a run each of one model"
 
 
-def test_against_another_baseline_there_is_no_prompt_null():
-    chances = {"wo": 0.5, "mless": 0.6, "edit-01": 0.5, "edit-02": 0.5}
-    whole = evaluation(drawn(7, 60, 1, chances), **{**REGISTERED, "contrasts": ["mless - wo"]})
+def test_against_another_baseline_there_is_no_positive_control():
+    chances = {"wo": 0.5, "mless": 0.6, "control": 0.1}
+    facts = {**REGISTERED, "contrasts": ["mless - wo"], "reference_conditions": CONTROL}
+    whole = evaluation(drawn(7, 60, 1, chances), **facts)
     board = make_leaderboard([whole], baseline="mless")
-    assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.yardsticks == {}
-    edit = make_leaderboard([whole], baseline="edit-01")
-    assert edit.comparison["condition"].tolist() == ["wo", "mless", "edit-01"]
+    assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.reference_conditions == {}
+    control = make_leaderboard([whole], baseline="control")
+    assert control.comparison["condition"].tolist() == ["wo", "mless", "control"]
     assert "difference [95 %]: from w/ Mless in points" in make_table([str(GREEDY_RUN)], baseline="mless")
 
 

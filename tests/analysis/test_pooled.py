@@ -3,16 +3,16 @@ import json
 import numpy as np
 import pandas
 import pytest
-from scipy import stats
 
 from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
-from harness.analysis import paired_test, score_interval
+from harness.analysis import estimate_difference
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.outcomes import count_outcomes
-from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
+from harness.analysis.pooled import COLUMNS, crossed_error, estimate_over_draws, pool_changes
 from harness.analysis.sweeps import COLUMNS as SWEEP_COLUMNS
-from harness.analysis.sweeps import group_lengths, sweep_table, trend
+from harness.analysis.sweeps import estimate_trend, group_lengths, sweep_table
 from harness.display.comparison_tables import show_pooled
+from harness.experiment.expand_conditions import read_conditions
 from tests.make import drawn, evaluation
 
 NAMED = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
@@ -29,38 +29,57 @@ def test_it_is_the_mean_of_the_models_and_a_test_over_problems_whatever_their_sa
     row = pool_changes([(one, 1), (two, 3)])
     total = 3 * one + two
     assert row["difference"] == pytest.approx(100 * (one.mean() + two.mean() / 3) / 2)
-    assert row["p"] == paired_test(total, 6, rng=np.random.default_rng(0))
-    ends = score_interval(total / 6)
-    assert [row["low"], row["high"]] == pytest.approx([100 * end for end in ends])
+    expected = estimate_difference(total, 6)
+    assert row["p"] == expected.p
+    assert [row["low"], row["high"]] == pytest.approx([100 * end for end in expected.interval()])
     assert (row["models"], row["n"]) == (2, 120) and "new_low" not in row, "so few models say nothing of new ones"
     single = pool_changes([(one, 1)])
-    assert single["p"] == paired_test(one, 1, rng=np.random.default_rng(0))
+    assert single["p"] == estimate_difference(one, 1).p
 
 
 def test_new_models_are_judged_by_crossed_random_effects():
     """Against the textbook: with no variance between problems and none left it is Student's interval over models."""
     effects = np.repeat(np.array([[0.01], [0.03], [0.05], [0.02]]), 50, axis=1)
-    found, mean = estimate_new_models(effects), effects[:, 0].mean()
-    reach = stats.t.ppf(0.975, 3) * effects[:, 0].std(ddof=1)
-    assert (found["new_low"], found["new_high"]) == pytest.approx((mean - reach / 2, mean + reach / 2))
-    assert found["new_p"] == pytest.approx(stats.ttest_1samp(effects[:, 0], 0).pvalue)
+    assert crossed_error(effects) == pytest.approx((effects[:, 0].std(ddof=1) / 2, 3))
     alike = np.repeat(np.random.default_rng(2).normal(size=(1, 80)), 5, axis=0)
-    over_problems = stats.ttest_1samp(alike[0], 0)
-    found = estimate_new_models(alike)
-    assert found["new_p"] == pytest.approx(over_problems.pvalue)
-    assert estimate_new_models(np.zeros((4, 30)))["new_p"] == 1
-    assert estimate_new_models(np.full((4, 30), 0.5))["new_p"] == 0
+    assert crossed_error(alike) == pytest.approx((alike[0].std(ddof=1) / np.sqrt(80), 79))
+    assert crossed_error(np.zeros((4, 30))) == (0, 1)
+    gained = pool_changes([(np.ones(30, dtype=int), 1)] * 4)
+    assert (gained["new_low"], gained["new_p"]) == (gained["low"], gained["p"])
 
 
-def test_new_models_err_5_times_in_100_although_all_are_asked_the_same_problems():
-    draw, experiments, m, n = np.random.default_rng(3), 600, 4, 60
-    held = 0
+def test_the_variance_components_are_those_of_the_textbook_also_where_cells_are_missing():
+    """Henderson's Method I, written out for the components of one table."""
+    rng = np.random.default_rng(4)
+    effects = rng.normal(size=(6, 1)) + rng.normal(size=20) + rng.normal(size=(6, 20))
+    rows, columns, every = effects.mean(axis=1), effects.mean(axis=0), effects.mean()
+    rest = effects - rows[:, None] - columns + every
+    variance = (rows.var(ddof=1) / 6) + (columns.var(ddof=1) / 20) - (rest**2).sum() / (5 * 19) / 120
+    assert crossed_error(effects)[0] == pytest.approx(np.sqrt(variance))
+    errors, means = [], []
+    asked = (np.arange(20) + np.arange(6)[:, None]) % 6 < 3
+    for _ in range(2000):
+        effects = 0.5 * rng.normal(size=(6, 1)) + 0.5 * rng.normal(size=20) + rng.normal(size=(6, 20))
+        effects[~asked] = np.nan
+        means.append(np.nanmean(effects))
+        errors.append(crossed_error(effects)[0])
+    assert np.mean(np.square(errors)) == pytest.approx(np.var(means), rel=0.15)
+
+
+@pytest.mark.parametrize("draws_per_problem", [8, 3])
+def test_with_draws_that_shift_the_effect_new_draws_err_5_times_in_100(draws_per_problem):
+    rng, experiments, draws, problems = np.random.default_rng(3), 400, 8, 60
+    asked = (np.arange(problems) + np.arange(draws)[:, None]) % draws < draws_per_problem
+    false = fixed = 0
     for _ in range(experiments):
-        by_model, by_problem = 0.1 * draw.normal(size=(m + 1, 1)), 0.3 * draw.normal(size=n)
-        effects = by_model + by_problem + 0.5 * draw.normal(size=(m + 1, n))
-        found = estimate_new_models(effects[:m])
-        held += found["new_low"] <= 0 <= found["new_high"]
-    assert 0.93 <= held / experiments <= 0.98
+        gains = 0.5 + 0.15 * rng.normal(size=(draws, 1)) + 0.1 * rng.normal(size=problems)
+        changes = np.where(asked, np.where(rng.random(asked.shape) < gains, 1, -1) * (rng.random(asked.shape) < 0.6), 0)
+        estimate = estimate_over_draws(changes, asked.astype(int), np.arange(problems))
+        low, high = estimate.interval()
+        assert (low > 0 or high < 0) == (estimate.p < 0.05)
+        false += estimate.p < 0.05
+        fixed += estimate.fixed.p < 0.05
+    assert false / experiments < 0.07 < fixed / experiments
 
 
 def three_points_each():
@@ -114,17 +133,18 @@ def test_no_interval_for_new_models_is_shorter_than_that_for_these():
     assert few["new_low"] <= few["low"] < few["high"] <= few["new_high"] and few["new_p"] >= few["p"]
 
 
-def test_p_is_twice_the_smaller_of_those_of_mean_and_slope():
-    changes = simulate(EFFECTS["monotone, 0 to 4 points"], "coins", np.random.default_rng(1))
-    ranks = np.array([-7, -5, -3, -1, 1, 3, 5, 7])
-    singles = [
-        paired_test(values, most, rng=np.random.default_rng(0))
-        for values, most in ((changes.sum(axis=1), 8), (changes @ ranks, 32))
-    ]
-    assert trend(changes, 1) == 2 * min(singles) and singles[1] < singles[0]
-    for turned in (-changes, changes[:, ::-1]):
-        assert trend(turned, 1) == pytest.approx(trend(changes, 1))
-    assert trend(np.zeros((20, 3)), 1) == 1.0, "nothing moved"
+def test_a_sweep_is_its_mean_and_its_longest_less_its_shortest():
+    changes = simulate(EFFECTS["monotone, 0 to 4 points"], "coins", np.random.default_rng(1)).T
+    clusters = np.arange(changes.shape[1])
+    samples = np.ones((1, len(clusters)), dtype=int)
+    mean, extremes = estimate_trend(changes[:, None], samples, clusters)
+    assert (mean.difference, mean.p) == (
+        pytest.approx(changes.mean()),
+        estimate_difference(changes.sum(axis=0), 8).p,
+    )
+    paired = changes[-1] - changes[0]
+    assert (extremes.difference, extremes.p) == (pytest.approx(paired.mean()), estimate_difference(paired, 1).p)
+    assert [one.p for one in estimate_trend(0 * changes[:, None], samples, clusters)] == [1.0, 1.0], "nothing changed"
 
 
 def test_in_simulation_it_errs_as_promised():
@@ -135,13 +155,14 @@ def test_in_simulation_it_errs_as_promised():
 
 
 def test_the_table_has_a_row_for_each_filler_and_place():
-    factors = {
-        "wo": {"filler": None, "filler_tokens": 0, "placement": None, "words": ""},
-        "own": {"filler": "own text", "filler_tokens": None, "placement": "between", "words": ""},
-        **{f"s{n}": {"filler": "/", "filler_tokens": n, "placement": "end", "words": ""} for n in (40, 10, 25)},
-        **{f"h{n}": {"filler": "he", "filler_tokens": n, "placement": "end", "words": ""} for n in (10, 25)},
-    }
-    assert list(group_lengths(factors)[("/", "end", "")].items()) == [(0, "wo"), (10, "s10"), (25, "s25"), (40, "s40")]
+    slashes = [{"name": f"s{n}", "unit": "/", "count": n, "placement": "end"} for n in (40, 10, 25)]
+    words = [{"name": f"h{n}", "unit": "he", "count": n, "placement": "end"} for n in (10, 25)]
+    texts = [{"name": f"t{n}", "text": f"text {n}", "count": n} for n in (10, 25, 40)]
+    conditions = read_conditions({"conditions": ["wo", {"name": "own", "text": "a b"}, *slashes, *words, *texts]})
+    groups = group_lengths(conditions)
+    (lengths,) = [lengths for filler, lengths in groups.items() if filler.filler == "/"]
+    assert list(lengths.items()) == [(0, "wo"), (10, "s10"), (25, "s25"), (40, "s40")]
+    assert len(groups) == 5, "three texts are no lengths of one"
     rng = np.random.default_rng(1)
     frame = pandas.DataFrame(
         {
@@ -152,18 +173,18 @@ def test_the_table_has_a_row_for_each_filler_and_place():
             "sample_index": 0,
             "correct": rng.random() < (0.9 if condition == "s25" else 0.5),
         }
-        for condition in factors
+        for condition in conditions
         for problem in range(200)
     )
-    table = sweep_table(count_outcomes(frame), factors, baseline="wo")
+    table = sweep_table(count_outcomes(frame), conditions, baseline="wo")
     assert list(table.columns) == list(SWEEP_COLUMNS) and len(table) == 1, "two lengths are no sweep"
     (row,) = table.to_dict("records")
     assert (row["filler"], row["placement"], row["lengths"], row["n"]) == ("/", "end", "10 25 40", 200)
     accuracy = frame.groupby("condition")["correct"].mean()
     assert row["difference"] == pytest.approx(100 * (accuracy[["s10", "s25", "s40"]].mean() - accuracy["wo"]))
-    line = np.polyfit([0, 1, 2], 100 * accuracy[["s10", "s25", "s40"]].to_numpy(), 1)
-    assert row["slope"] == pytest.approx(2 * line[0]) and row["slope_low"] < row["slope"] < row["slope_high"]
+    assert row["longest_less_shortest"] == pytest.approx(100 * (accuracy["s40"] - accuracy["s10"]))
+    assert row["longest_low"] < row["longest_less_shortest"] < row["longest_high"]
     assert row["best"] == 25 and row["p"] == row["p_adjusted"] < 0.05 and row["low"] < row["difference"] < row["high"]
     json.dumps(table.to_dict("records"))
-    assert sweep_table([], factors, baseline="wo").empty
-    assert sweep_table(count_outcomes(frame), factors, baseline="s40").empty, "the baseline is no length of its own"
+    assert sweep_table([], conditions, baseline="wo").empty
+    assert sweep_table(count_outcomes(frame), conditions, baseline="s40").empty, "the baseline is no length of its own"

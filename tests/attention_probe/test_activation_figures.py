@@ -27,8 +27,6 @@ TOY_ALONE = f"models=[{{name: Toy, model: {TOY_MODEL}}}]"
 
 @pytest.fixture
 def figure():
-    cli.add_commands()
-
     def call(name, *options):
         path = ROOT / f"configs/figures/activations-{name}.yaml"
         return CliRunner().invoke(cli.app, ["figure", *map(str, (path, *options))])

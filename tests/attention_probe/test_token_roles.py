@@ -244,7 +244,7 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     few, conditions = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:2]), [*map(as_condition, asked)]
     built = build_source(few, conditions, toy_tokenizer, layout)
     prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
-    facts = {"yardsticks": {}, "source": "run"}
+    facts = {"source": "run"}
     run = Run(
         name="RUN",
         about=facts,

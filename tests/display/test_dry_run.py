@@ -3,13 +3,11 @@ import re
 import shutil
 
 import pytest
-import scipy.stats
 import yaml
 
 from harness import resources
 from harness.analysis import minimal_detectable_effect
-from harness.analysis.power import least_prompts
-from harness.display.dry_run import describe_plan, describe_power, describe_prompts, describe_time
+from harness.display.dry_run import describe_plan, describe_power, describe_time
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from tests.make import CONFIG, GREEDY_RUN, TOY
@@ -24,31 +22,31 @@ def config(folder, **changes):
 
 
 def points(n, k, tests):
-    return f"{100 * minimal_detectable_effect(n=n, k=k, discordance=0.1, alpha=0.05 / tests):.1f} points if"
+    effect = minimal_detectable_effect(n=n, k=k, discordance=0.1, alpha=0.05 / tests)
+    return f"differences from {100 * effect:.1f} points on"
 
 
 @pytest.mark.parametrize(
-    ("changes", "names", "tests"),
+    ("changes", "contrasts", "alpha", "tests"),
     [
-        ({}, "alpha 0.05; mless - wo, the primary contrast)", 1),
-        ({"layouts": ["raw", "chat"]}, "alpha 0.05 / 2; mless - wo, the primary contrast)", 2),
-        ({"layouts": ["raw", "chat"], "contrasts": ["mful - wo"]}, "alpha 0.05 / 2; mful - wo)", 2),
-        ({"contrasts": ["mful - wo"]}, "alpha 0.05; mful - wo)", 1),
+        ({}, "mless - wo", "alpha 0.05,", 1),
+        ({"layouts": ["raw", "chat"]}, "mless - wo", "alpha 0.05 / 2,", 2),
+        ({"layouts": ["raw", "chat"], "contrasts": ["mful - wo"]}, "mful - wo", "alpha 0.05 / 2,", 2),
+        ({"contrasts": ["mful - wo"]}, "mful - wo", "alpha 0.05,", 1),
     ],
 )
-def test_the_least_gain_is_that_of_the_statistics_for_the_tests_that_share_alpha(tmp_path, changes, names, tests):
+def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(tmp_path, changes, contrasts, alpha, tests):
     conditions = {"conditions": ["wo", "mless", "mful"]}
-    one = describe_power(config(tmp_path, **conditions, **changes), 500)
-    assert one.startswith(points(500, 1, tests)) and one.endswith(names) and "both ways" not in one
-    several = describe_power(config(tmp_path, **conditions, **changes, **SAMPLED), 500)
-    assert several.startswith(points(500, 5, tests))
-    assert f"{points(500, 1, tests)} it moves them both ways" in several, "whole problems that move count once"
+    for k, sampled in ((1, {}), (5, SAMPLED)):
+        (line,) = describe_power(config(tmp_path, **conditions, **changes, **sampled), 500)
+        assert f"{points(500, k, tests)} ({contrasts}; 80 % power, {alpha}" in line
 
 
 def test_what_tests_nothing_or_too_little_says_so(tmp_path):
-    assert describe_power(config(tmp_path, contrasts=[]), 500) == ""
+    assert [*describe_power(config(tmp_path, contrasts=[]), 500)] == []
     assert "detects" not in describe_plan(make_plan(config(tmp_path, contrasts=[]), limit=3))
-    assert describe_power(config(tmp_path), 3).startswith("no gain up to 10 points if")
+    (line,) = describe_power(config(tmp_path), 3)
+    assert "differences from more than 10 points on" in line
 
 
 def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
@@ -72,24 +70,13 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     assert describe_time(wanted, 7500) == forecast
 
 
-def test_a_run_with_several_instructions_or_texts_says_how_many_find_two_points(tmp_path):
+def test_a_run_with_several_instructions_or_texts_says_which_mean_effects_it_would_detect(tmp_path):
     texts = ["wo", "mless", *({"name": f"t{n}", "sentence": n} for n in range(1, 9))]
-    one = config(tmp_path, conditions=texts, across={"instructions": 5})
-    few, many = (" ".join(" ".join(describe_prompts(one, n)).split()) for n in (500, 100_000))
-    assert "2 points over new texts need at least 1,963 problems" in few and "over new instructions" in few
-    assert "need 11 of them; here are 8" in many and "need 11 of them; here are 6" in many
-    assert not [*describe_prompts(config(tmp_path), 500)]
-
-
-def test_as_many_prompts_as_students_test_needs():
-    for spread in (0.01, 0.02, 0.05):
-        found, _ = least_prompts(0.02, n=10**9, k=1, discordance=0.1, spread=spread)
-        power = {}
-        for count in (found - 1, found + 1):
-            critical = scipy.stats.t.ppf(0.975, count - 1)
-            power[count] = scipy.stats.nct.sf(critical, count - 1, 0.02 / spread * count**0.5)
-        assert power[found - 1] < 0.8 < power[found + 1], spread
-    assert least_prompts(0.02, n=500, k=1, discordance=0.1, spread=0.02) == (None, 1963)
+    across = {"instructions": [f"Do it in way {n}." for n in range(5)]}
+    _, by_text, by_instruction = describe_power(config(tmp_path, conditions=texts, across=across), 500)
+    for line, noun, count in ((by_text, "texts", 8), (by_instruction, "instructions", 6)):
+        effect = minimal_detectable_effect(n=500, discordance=0.1, prompts=count, spread=0.02)
+        assert f"mean effects over new {noun} from {100 * effect:.1f} points on ({count} {noun}; 80 % power" in line
 
 
 def _demo_model(**changes):

@@ -18,15 +18,14 @@ from harness.display.comparison_tables import (
     show_comparison,
     show_leaderboard,
     show_mediators,
-    show_rewordings,
 )
 from harness.display.table import Column, Table, render
 from harness.display.table_pages import make_table
-from harness.display.wording import MINUS, NONE, difference, interval, p_value, signed
+from harness.display.wording import MINUS, NONE, p_value, signed
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.read import Run
 from harness.runs.receipts import receipt_line
-from tests.make import GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, write_run
+from tests.make import CONTROL, GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, write_run
 
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 """Chances to be right that are found with 200 problems."""
@@ -99,31 +98,26 @@ def test_a_rows_words_and_numbers(changes, margin, shown):
 def test_the_noise_of_a_difference_stands_below_the_table():
     chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "mless again": 0.6, "mful": 0.5}
     verdicts = drawn(5, 100, 2, chances, ["incorrect"])
-    for greedy, words in ((True, "measures only what the engine does not repeat"), (False, "drawn with other seeds")):
-        board = make_leaderboard([evaluation(verdicts, greedy=greedy)])
-        grid = show_comparison(board)
+    for checksums, differ in ((False, ""), (True, "200 of 400 completions differ, and ")):
+        run = evaluation(verdicts)
+        if checksums:
+            texts = run.samples["replicate"] * (run.samples["sample_index"] == 0)
+            object.__setattr__(run, "samples", run.samples.assign(completion_checksum=texts))
+        grid = show_comparison(make_leaderboard([run]))
         mean = {name: np.mean([[v == "correct" for v in p] for p in of]) for name, of in verdicts.items()}
         moved = 100 * (mean["mless again"] - mean["wo again"] - mean["mless"] + mean["wo"])
-        (told,) = (note for note in grid.notes if note.startswith("A/A"))
-        assert f"w/ Mless less its baseline, both run again, moves by {signed(moved)} [" in told and words in told
+        (note,) = (note for note in grid.notes if note.startswith("A/A"))
+        assert note.endswith(f"w/ Mless and its baseline: {differ}the difference changes by {signed(moved)} points.")
     assert rows(grid)["w/o"]["difference [95 %]"].text == rows(grid)["w/o"]["+ / -"].text == NONE
     none = show_comparison(make_leaderboard([evaluation(drawn(5, 9, 1, {**REAL, "wo again": 0.5}, ["incorrect"]))]))
     assert not any(note.startswith("A/A") for note in none.notes), "one side alone has no difference"
 
 
-def test_rewordings_have_a_table_of_their_own():
-    names = [f"{kind}-{i:02}" for kind in ("edit", "filler") for i in range(1, 6)]
-    chances = {"wo": 0.5, "mless": 0.6, "mful": 0.5, **dict.fromkeys(names, 0.5), "control": 0.1}
-    board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), contrasts=["mless - wo", "mless - mful"])])
+def test_reference_conditions_are_in_no_table_for_people():
+    chances = {"wo": 0.5, "mless": 0.6, "mful": 0.5, "control": 0.1}
+    facts = {"contrasts": ["mless - wo", "mless - mful"], "reference_conditions": CONTROL}
+    board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), **facts)])
     assert list(rows(show_comparison(board))) == ["w/o", "w/ Mless", "w/ Mful", "mless - mful"]
-    grid = rows(show_rewordings(board))
-    assert list(grid) == ["w/ Mless", "w/ Mful"] and grid["w/ Mless"]["rewordings"].text == "6"
-    table = board.comparison.set_index("condition")
-    for shown, name in (("w/ Mless", "mless"), ("w/ Mful", "mful")):
-        assert grid[shown]["less their mean"].text == signed(table.loc[name, "wording_difference"])
-    accuracies = table.loc[["wo", *names[:5]], "accuracy"]
-    assert grid["w/ Mless"]["their accuracies"].text == interval(accuracies.min(), accuracies.max())
-    assert show_rewordings(make_leaderboard([evaluation(drawn(7, 20, 1, REAL))])) is None
     assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
     assert list(rows(show_mediators(board))) == ["w/o", "w/ Mless", "w/ Mful"]
     assert list(rows(show_audit(board))) == ["w/o", "w/ Mless", "w/ Mful"]
@@ -132,7 +126,7 @@ def test_rewordings_have_a_table_of_their_own():
 def test_the_positive_control_says_whether_the_run_could_see_anything():
     def note(control, k=1, **facts):
         chances = {"wo": 0.5, "mless": 0.55, "control": control}
-        board = make_leaderboard([evaluation(drawn(3, 200, k, chances), **facts)])
+        board = make_leaderboard([evaluation(drawn(3, 200, k, chances), reference_conditions=CONTROL, **facts)])
         (found,) = [note for note in show_comparison(board).notes if note.startswith("Positive control")]
         assert found in show_leaderboard(board).notes
         return found, board.comparison.set_index("condition")
@@ -140,8 +134,8 @@ def test_the_positive_control_says_whether_the_run_could_see_anything():
     for k in (1, 3):
         seen, table = note(0.1, k=k)
         assert f"{signed(table.loc['control', 'difference'])} [" in seen and ": seen: grader and pairing work." in seen
-    assert table.loc["control", ["verdict", "family"]].tolist() == ["positive control"] * 2
-    assert table.loc["control", ["tests", "p_adjusted", "wordings"]].isna().all()
+    assert table.loc["control", "role"] == "reference"
+    assert table.loc["control", ["tests", "p_adjusted", "verdict"]].isna().all()
     assert "NOT SEEN: this run has not shown that it could see any effect" in note(0.5)[0]
     assert "NOT SEEN" in note(0.9)[0], "it did no harm"
 
@@ -150,14 +144,15 @@ def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
     settings = [("m", "raw"), ("m", "chat"), ("n", "raw")]
     chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "mless again": 0.6, "control": 0.1}
     parts = [
-        evaluation(drawn(i, 60, 1, chances), model=model, layout=layout) for i, (model, layout) in enumerate(settings)
+        evaluation(drawn(i, 60, 1, chances), model=model, layout=layout, reference_conditions=CONTROL)
+        for i, (model, layout) in enumerate(settings)
     ]
     board = make_leaderboard(parts)
     notes = show_comparison(board).notes
     table = board.comparison.set_index(["model", "layout", "condition"])
     for model, layout in settings:
-        again = table.loc[(model, layout, "mless"), ["aa_difference", "aa_low", "aa_high"]]
-        said = f"A/A, {model}, {layout}: w/ Mless less its baseline, both run again, moves by {difference(*again)}; "
+        again = signed(table.loc[(model, layout, "mless"), "aa_difference"])
+        said = f"A/A, {model}, {layout}, w/ Mless and its baseline: the difference changes by {again} points"
         assert sum(note.startswith(said) for note in notes) == 1
         assert sum(note.startswith(f"Positive control, {model}, {layout} ") for note in notes) == 1
 
@@ -208,14 +203,11 @@ def test_the_leaderboard_has_one_line_a_model_best_baseline_first(tmp_path):
 
 def test_no_table_is_wider_than_a_terminal():
     name = "Qwen2.5-Math-1.5B-Instruct"
-    verdicts = drawn(
-        5, 60, 2, {**REAL, "wo again": 0.4, **{f"{kind}-0{i}": 0.4 for kind in ("edit", "filler") for i in (1, 2, 3)}}
-    )
+    verdicts = drawn(5, 60, 2, {**REAL, "wo again": 0.4, "mless again": 0.7})
     models = [evaluation(verdicts, model=m, **REGISTERED) for m in (name, "short")]
     board = make_leaderboard(models[:1])
     for grid in (
         show_comparison(board),
-        show_rewordings(board),
         show_leaderboard(make_leaderboard(models)),
         show_audit(board),
         show_mediators(board),
@@ -313,11 +305,11 @@ def test_rounding_never_puts_p_on_the_other_side_of_alpha():
 
 def test_the_audit_has_each_graders_difference():
     frame = evaluation({"wo": [["correct"], ["incorrect"], ["timeout"]], "mless": [["correct"]] * 3}).samples
-    frame.loc[1, ["math_verify", "first_box"]] = [True, None]
+    frame.loc[1, ["math_verify", "authors_rule"]] = [True, None]
     found = audit_table(frame).set_index("condition")
-    assert found.loc["wo", ["ours", "math_verify", "first_box"]].tolist() == pytest.approx([100 / 3, 200 / 3, 50])
-    # the problem that first_box did not judge is left out of its difference
-    assert found.loc["mless", ["ours_difference", "math_verify_difference", "first_box_difference"]].tolist() == (
+    assert found.loc["wo", ["ours", "math_verify", "authors_rule"]].tolist() == pytest.approx([100 / 3, 200 / 3, 50])
+    # the problem that authors_rule did not judge is left out of its difference
+    assert found.loc["mless", ["ours_difference", "math_verify_difference", "authors_rule_difference"]].tolist() == (
         pytest.approx([200 / 3, 100 / 3, 50])
     )
     assert found["ours_difference"].isna().tolist() == [True, False]
@@ -332,7 +324,8 @@ def test_a_runs_own_baseline_is_that_of_its_tables_its_second_run_and_its_contra
     run = write_run(tmp_path / "made", answer, limit=12, **own)
     data = json.loads(make_table([str(run)], form="json"))
     assert (data["baseline"], data["contrasts"]) == ("short", ["long - short"])
-    assert [(row["verdict"], row["aa_difference"]) for row in data["rows"]] == [("baseline", None), ("better", 0)]
+    assert [(row["verdict"], row["aa_difference"]) for row in data["rows"]] == [(None, None), ("better", 0)]
+    assert [(row["aa_samples"], row["aa_changed"]) for row in data["rows"]] == [(None, None), (24, 0)]
     assert json.loads(make_table([str(run)], form="json", baseline="long"))["contrasts"] is None
     said = " ".join(make_table([str(run)]).split())
     assert re.match(r"\w+, raw, 12 problems in 1\d clusters, 1 sample each ", said) and "least 299 clusters;" in said
@@ -345,13 +338,13 @@ def test_lm_evals_output_gives_the_same_table(tmp_path):
     assert theirs["mediators"] == ours["mediators"] and theirs["audit"] == ours["audit"]
     for row, known in zip(theirs["rows"], ours["rows"], strict=True):
         # a log does not know what was registered, so its tests share alpha in another way
-        registered = {name: row[name] for name in ("primary", "family", "tests", "low", "high")}
+        registered = {name: row[name] for name in ("primary", "tests")}
         assert row == {**known, **registered}
     facts = ("model", "task_version", "sampling", "greedy", "seed")
     assert [theirs["receipt"][0][f] for f in facts] == [ours["receipt"][0][f] for f in facts]
 
 
-def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path):
+def test_a_made_run_with_replicates_and_several_sentences(tmp_path):
     calls = []
 
     def answer(request, target):
@@ -364,26 +357,25 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
         answer,
         conditions=["wo", *({"name": f"unrelated-{n}", "sentence": n} for n in (1, 2))],
         replicates=2,
-        prompt_null=3,
         sampling={"temperature": 0.7},
         samples_per_problem=2,
         primary="unrelated-1 - wo",
         audit=False,
     )
-    tasks = ["demo_wo", "demo_unrelated-1", "demo_unrelated-2", *(f"demo_edit-0{i}" for i in (1, 2, 3))]
+    tasks = ["demo_wo", "demo_unrelated-1", "demo_unrelated-2"]
     first = [call for call in calls if call[3] == 0]
     again = [call for call in calls if call[3] == 1]
-    assert len(calls) == 2 * 6 * (6 + 2) and calls == [*first, *again], "replicates come last"
+    assert len(calls) == 2 * 6 * (3 + 2) and calls == [*first, *again], "replicates come last"
     assert {call[0] for call in again} == {"demo_wo", "demo_unrelated-1"} and {call[0] for call in first} == set(tasks)
     order, other = ([call[1:3] for call in calls if call[0] == "demo_wo"] for calls in (first, again))
     assert sorted(order) == sorted(other) and order != other
     assert {call[4] for call in again}.isdisjoint({call[4] for call in first}), "other seeds"
     board = make_leaderboard([Run.load(run)])
     table = board.comparison.set_index("condition")
-    assert board.primary == "unrelated-1 - wo" and list(board.yardsticks) == ["edit-01", "edit-02", "edit-03"]
-    assert table["accuracy"].tolist() == [100] * 6
-    assert table.loc["unrelated-1", "aa_difference"] == 50 and table["aa_low"].notna().sum() == 1
-    assert table.loc["unrelated-2", ["wordings", "wording_low", "family"]].tolist() == [4, 100, "registered"]
+    assert board.primary == "unrelated-1 - wo"
+    assert table["accuracy"].tolist() == [100] * 3
+    assert table.loc["unrelated-1", ["aa_difference", "aa_samples", "aa_changed"]].tolist() == [50, 24, 6]
+    assert table.loc["unrelated-2", ["aa_difference", "aa_samples", "aa_changed"]].isna().all()
     assert json.loads((run / "run.json").read_text())["config"]["replicates"] == 2
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2, "lm-eval's logs have the first replicate"

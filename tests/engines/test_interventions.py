@@ -194,19 +194,20 @@ def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
         make_plan(config(["wo", problems, {"causes": "x", "layer": 1}], dataset={"make": "products"}, **shown), limit=2)
 
 
-def test_answers_agree_until_a_near_tie_and_arms_that_are_alike_are_named():
+def test_answers_agree_until_a_near_tie():
     ours = {"tokens": [1, 2, 3], "logprobs": [-0.1, -0.2, -0.3]}
     theirs = {**ours, "leads": [1, 1e-4, 1]}
     assert distance(ours, theirs, 1e-3) == 0
     assert distance(ours, {**theirs, "logprobs": [-0.1, -0.2, -0.35]}, 1e-3) == pytest.approx(0.05)
     assert distance(ours, {**theirs, "tokens": [1, 4, 9], "logprobs": [-0.1, -0.2, -7]}, 1e-3) == 0, "a near-tie"
     assert distance(ours, {**theirs, "tokens": [1, 2, 4]}, 1e-3) == math.inf
-    matrix = {"a": {"a": 8, "b": 8, "c": 0}, "b": {"a": 8, "b": 8, "c": 0}, "c": {"a": 0, "b": 1, "c": 8}}
-    said = describe_agreement({"agreements": matrix, "prompts": dict.fromkeys("abc", 8), "largest": 2e-5})
-    assert said == [
-        "3 arms answer as in Hugging Face, 8 prompts each: log-probabilities differ by 2e-05 at most.",
-        "these prompts do not tell a from b",
-    ]
+    reference = {"questions": {"dtype": "float32"}, "answers": {"a": [theirs, theirs], "b": [theirs]}}
+    other = {**ours, "tokens": [1, 2, 4]}
+    agreement = checks.compare_with_reference({"a": [ours, other], "b": [ours]}, reference)
+    assert (agreement["prompts"], agreement["agreements"]) == ({"a": 2, "b": 1}, {"a": 1, "b": 1})
+    assert describe_agreement({**agreement, "largest": 2e-5}) == (
+        "2 arms answer as in Hugging Face, 2 prompts each: log-probabilities differ by 2e-05 at most."
+    )
 
 
 def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_hash(monkeypatch):
@@ -281,9 +282,8 @@ def test_compiled_and_in_chunks_every_arm_is_hugging_faces(asked, more):
     try:
         facts = engine.facts()
         agreement = facts["interventions"]
-        matrix = agreement["agreements"]
-        report(f"{describe_agreement(agreement)[0]} (CUDA graphs {facts['cudagraph_mode']})")
-        assert all(matrix[name][name] == 8 for name in matrix) and agreement["largest"] < 1e-3
+        report(f"{describe_agreement(agreement)} (CUDA graphs {facts['cudagraph_mode']})")
+        assert set(agreement["agreements"].values()) == {8} and agreement["largest"] < 1e-3
     finally:
         engine.close()
 

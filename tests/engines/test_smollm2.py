@@ -117,16 +117,11 @@ def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
     assert "SmolLM2-135M-Instruct" in (tmp_path / "report.html").read_text()
 
 
-def test_its_arms_are_told_apart_and_taken_apart(run, capsys, monkeypatch, tmp_path):
+def test_its_arms_answer_as_hugging_face_does_and_are_taken_apart(run, capsys, monkeypatch, tmp_path):
     facts = json.loads((run / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
-    matrix = facts["agreements"]
-    assert all(matrix[name][name] == 1 for name in matrix) and facts["largest"] < 1e-3
-    alike = {one for name in matrix for one in matrix if one != name and matrix[name][one]}
-    assert alike == {"wo", "mless-first-gap"}, "a filler that stands first moves all positions by as much"
-    near = {name: shares["0"] for name, shares in facts["near_zero"].items()}
-    assert near["arm"] < 0.01 < near["mless-first-scale"] < near["wo"] < near["mless-first-bias"]
+    assert set(facts["agreements"].values()) == {1} and facts["largest"] < 1e-3
     page = make_table([str(run)])
-    assert "What of a filler counts" in page and "elsewhere x scale" in page and "Activations near zero" in page
+    assert "What of a filler counts" in page and "elsewhere x scale" in page
     conditions = ("--conditions", "mless-first,mless-first-gap")
     done = here(capsys, monkeypatch, "probe", str(run), *conditions, "-o", str(tmp_path / "x.traces"))
     refused(done, "changes the model under mless-first-gap, which the probe does not")

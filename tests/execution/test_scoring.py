@@ -37,7 +37,7 @@ def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
     with Journal(tmp_path / "scores.jsonl", {}) as scores, Scorer(scores, [row]) as scorer:
         scorer.submit(sample("4}."))
         (score,) = scorer.finish()
-    assert score.verdict == "correct" and score.first_box and score.exact_match_boxed and score.math_verify
+    assert score.verdict == "correct" and score.exact_match_boxed and score.math_verify
     assert score.authors_rule and score.authors_rule_strict and score.boxes_after_first == 0
 
 
@@ -46,7 +46,7 @@ def test_of_a_line_graders_that_look_for_a_box_are_not_asked(tmp_path):
         scorer.submit(sample(" 4"))
         (score,) = scorer.finish()
     assert (score.verdict, score.answer, score.math_verify) == ("correct", "4", True)
-    assert score.exact_match_boxed is score.authors_rule is score.authors_rule_strict is score.first_box is None
+    assert score.exact_match_boxed is score.authors_rule is score.authors_rule_strict is None
 
 
 SCRIPT = """

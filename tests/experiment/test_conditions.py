@@ -10,20 +10,11 @@ from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.run import execute
-from harness.experiment.conditions import (
-    CONTROL,
-    SENTENCES,
-    Condition,
-    all_edits,
-    as_condition,
-    find_yardsticks,
-    named_conditions,
-    other_fillers,
-    yardstick,
-)
+from harness.experiment.conditions import SENTENCES, Condition, as_condition, named_conditions
 from harness.experiment.config import RunConfig
+from harness.experiment.expand_conditions import ANSWER_AT_ONCE, CELLS, read_conditions
 from harness.experiment.plan import make_plan
-from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
+from harness.experiment.prompt import INSTRUCTION, Layout
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read import Run
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
@@ -197,60 +188,26 @@ def test_a_count_of_0_leaves_the_filler_out_and_no_more(sweep, names):
         ({"sentence": [1, 2]}, ["sentence 1", "sentence 2"]),
         ({"token_ids": [[13], [14, 15]]}, ["token ids 13", "token ids 14 15"]),
         ({"unit": "/", "cue": ["", "A:"]}, ["/", "/"]),
+        ({"text": ["one two", "three four"]}, ["own text", "own text"]),
     ],
     ids=str,
 )
 def test_all_that_is_swept_beside_the_length_is_a_line_of_its_own(sweep, lines):
     conditions = config(sweep={**sweep, "count": [0, 5, 9]}).conditions
-    groups = group_lengths({one.name: one.factors() for one in conditions})
-    assert [filler for filler, _, _ in groups] == lines
+    groups = group_lengths({one.name: one for one in conditions})
+    assert [filler.filler for filler in groups] == lines
     assert sorted(name for of in groups.values() for name in of.values() if name != "wo") == sorted(
         one.name for one in conditions if one.name != "wo"
     )
     assert [sorted(of) for of in groups.values()] == [[0, 5, 9]] * 2
 
 
-def test_names_of_yardsticks_are_known():
-    edits = all_edits()
-    assert len(edits) >= 20 and len({edit.instruction for edit in edits} | {INSTRUCTION}) == len(edits) + 1
-    names = ["edit-01", "filler-07", "control", "mless"]
-    assert [*map(yardstick, names)] == ["rewording", "other filler", "positive control", None]
-    wrong = ["edit-mine", "edit-00", "edit-1", "filler-00", "filler-1", "controls", f"edit-{len(edits) + 1:02}"]
-    assert not any(map(yardstick, wrong)), "names of conditions"
-
-
-@pytest.mark.parametrize("edit", all_edits(), ids=lambda edit: edit.name)
-def test_an_edit_still_asks_for_the_same(edit):
-    words = re.findall(r"\w+", edit.instruction.lower())
-    assert {"step", "by", "final", "answer", "boxed"} <= set(words) and {"mathematician", "mathematics"} & set(words)
-    assert edit.instruction.count("\\boxed{}") == 1 and edit.filler is None
-    separator = edit.gap or SEPARATOR
-    assert separator.startswith(" ") and separator.endswith("\n") and not separator.strip()
-    assert build_prompt("What?", edit, filler_text="").text == edit.instruction + separator + "What?"
-
-
-def test_other_fillers_are_sentences_and_random_tokens_and_more_of_them_begin_with_the_same():
-    fillers = other_fillers(14, [MLESS])
-    assert list(find_yardsticks([one.name for one in fillers]).values()) == ["other filler"] * 14
-    assert other_fillers(5, [MLESS]) == fillers[:5]
-    numbers = [one.sentence for one in fillers if one.sentence]
-    assert len(numbers) == len(set(numbers)) == len(SENTENCES) - 1, "all but the study's own"
-    assert as_condition("random").sentence not in numbers
-    assert {one.tokens for one in fillers} == {55} and {one.placement for one in fillers} == {MLESS.placement}
-    run = [MLESS, *(condition({"sentence": number}) for number in numbers[:2])]
-    assert [one.sentence for one in other_fillers(12, run) if one.sentence] == numbers[2:], "nor any of the run's own"
-    long = other_fillers(4, [condition({"unit": "/", "count": 400})])
-    assert all(one.random_ids == 400 for one in long), "no sentence is so long"
-
-
-def test_yardsticks_keep_every_guarantee_in_every_tokenizer_and_no_template_undoes_one(any_tokenizer):
-    yardsticks = [*other_fillers(8, [MLESS]), *all_edits()]
+def test_the_positive_control_keeps_every_guarantee_in_every_tokenizer(any_tokenizer):
     for layout in layouts(any_tokenizer):
-        plain, control, *built = build(any_tokenizer, WO, CONTROL, *yardsticks, layout=layout)
-        assert len({tuple(prompt.token_ids for prompt in one.prompts) for one in (plain, *built)}) == 33
-        assert {prompt.filler_tokens for one in built[:8] for prompt in one.prompts} == {55}
-        for one, without in zip(control.prompts, plain.prompts, strict=True):
-            assert one.text == without.text + one.answer_prefix and one.answer_prefix.endswith(CONTROL.answer_prefix)
+        plain, control = build(any_tokenizer, WO, ANSWER_AT_ONCE, layout=layout)
+        for at_once, without in zip(control.prompts, plain.prompts, strict=True):
+            assert at_once.text == without.text + at_once.answer_prefix
+            assert at_once.answer_prefix.endswith(ANSWER_AT_ONCE.answer_prefix)
 
 
 def test_random_tokens_are_drawn_to_their_count():
@@ -262,22 +219,67 @@ def test_random_tokens_are_drawn_to_their_count():
             build_checked_prompts(problems(p="?"), [needs], Layout.RAW, None)
 
 
-def test_a_plan_has_the_yardsticks_and_its_prompts_say_what_they_begin():
+def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
     off = config(conditions=["wo", "mless"])
-    own = {"prompt_null": 2, "filler_null": 3, "positive_control": True}
-    plan = planned(conditions=["wo", "mless"], replicates=2, **own)
+    settings = {"across": {"instructions": ["One.", "Two."]}, "positive_control": True}
+    plan = planned(conditions=["wo", "mless"], replicates=2, **settings)
     names = list(dict.fromkeys(row["condition"] for row in plan.prompts))
-    assert names == ["wo", "mless", "edit-01", "edit-02", "filler-01", "filler-02", "filler-03", "control"]
-    assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "rewordings", "other fillers", "positive control"}
-    assert plan.size == 2 * (2 + 2 + 6)
-    assert "requests 20: mless 2 times, wo 2 times, 2 rewordings, 3 other fillers, 1 positive control" in " ".join(
-        describe_plan(plan).split()
-    )
+    asked = ["wo", "mless", "answer-at-once"]
+    assert names == [*asked, *(f"{name}-w0{number}" for number in (1, 2) for name in asked)]
+    assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "other instructions", "positive control"}
+    assert plan.size == 2 * (9 + 6), "both sides are run again under each instruction"
+    counts = "requests 30: mless 2 times, wo 2 times, 1 positive control, 6 other instructions"
+    assert counts in " ".join(describe_plan(plan).split())
     for row in plan.prompts:
         prefix = row.get("answer_prefix", "")
-        assert bool(prefix) == (row["condition"] == "control") and row["prompt"].endswith(prefix)
-    assert not {"filler_null", "positive_control"} & off.identity().keys(), "older runs can be continued"
-    assert plan.config.identity().items() >= own.items()
-    dots = {"name": "dots", "unit": ".", "count": 9, "placement": "end"}
-    (filler,) = config(conditions=["wo", "mless", dots], primary="dots - wo", filler_null=1).yardsticks
-    assert (filler.tokens, str(filler.placement)) == (9, "end"), "of the primary contrast's length and place"
+        assert bool(prefix) == row["condition"].startswith("answer-at-once") and row["prompt"].endswith(prefix)
+    assert not settings.keys() & off.identity().keys()
+    assert read_conditions(plan.config.as_written()) == {one.name: one for one in plan.config.all_conditions}
+
+
+NAMES = (
+    "my-w01 mless-w01 wo-w02 mless-w01-w01 control answer-at-once no-examples edit-01 filler-01 x-gap mless-gap r-003 "
+    "mless_draw-1 demo_wo baseline w01"
+).split()
+"""Names that look like those that a run gives to its own conditions, tasks and position gaps."""
+
+
+def test_a_name_says_nothing_of_what_a_condition_is():
+    conditions = ["wo", "mless", *({"name": name, "unit": ".", "count": 9} for name in NAMES)]
+    loaded = config(conditions=conditions, across={"instructions": ["One.", "Two."]}, positive_control=True)
+    every = {condition.name: condition for condition in loaded.all_conditions}
+    assert len(every) == len(loaded.all_conditions) == 3 * (len(conditions) + 1)
+    for name in ("wo", "mless", *NAMES):
+        assert (every[name].kind, every[name].of, every[name].number) == (None, None, 0)
+    control, *others = [condition for condition in every.values() if condition.kind]
+    assert control.kind == "positive control" and {one.kind for one in others} == {"other instruction"}
+    asked, texts = ("wo", "mless", *NAMES, control.name), {1: "One.", 2: "Two."}
+    assert [(one.of, one.number, one.instruction) for one in others] == [
+        (name, number, text) for number, text in texts.items() for name in asked
+    ]
+    assert read_conditions(loaded.as_written()) == every
+    prompts = {row["condition"]: row for row in make_plan(loaded, limit=1).prompts}
+    for name in NAMES:
+        assert prompts[name]["prompt"].startswith(INSTRUCTION) and ". . . ." in prompts[name]["prompt"]
+        assert "kind" not in prompts[name]["doc"]
+    for one in others:
+        assert prompts[one.name]["prompt"] == prompts[one.of]["prompt"].replace(INSTRUCTION, one.instruction)
+        fields = {key: prompts[one.name]["doc"][key] for key in ("kind", "of", "number")}
+        assert fields == {"kind": "other instruction", "of": one.of, "number": one.number}
+    at_once = prompts[control.name]
+    assert at_once["prompt"] == prompts["wo"]["prompt"] + at_once["answer_prefix"]
+
+
+def test_the_parts_of_a_filler_have_names_of_their_own():
+    own = [{"name": f"mless-{cell}", "unit": "."} for cell in CELLS]
+    causes = [{"causes": "mless", "layer": 1}, {"causes": "mless", "layers": "4-10"}, {"causes": "mless", "layer": 4}]
+    loaded = config(conditions=["wo", "mless", *own, *causes])
+    assert [one.unit for one in loaded.conditions if one.name in {entry["name"] for entry in own}] == ["."] * len(CELLS)
+    cells = [(one.cell["layers"], tuple(one.cell["on"])) for one in loaded.conditions if one.cell]
+    later = [on for name, on in CELLS.items() if on[0]]
+    assert cells == [
+        *(("1", on) for on in CELLS.values()),
+        *(("4-10", on) for on in later),
+        *(("4", on) for on in later),
+    ]
+    assert all(one.unit == "/" for one in loaded.conditions if one.cell)

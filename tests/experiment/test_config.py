@@ -80,7 +80,7 @@ def test_the_identity_holds_what_can_change_a_sample(tmp_path):
         {"baseline": None},
     ):
         assert load_config(write(tmp_path, {**MINIMAL, **same})).identity() == identity
-    for change in ({"replicates": 2}, {"prompt_null": 20}, {"seed": 7}):
+    for change in ({"replicates": 2}, {"across": {"instructions": ["One."]}}, {"seed": 7}):
         assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {**identity, **change}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import pandas
 import pytest
@@ -40,13 +41,29 @@ PLACED = {
 """Where a filler of two slashes stands among one example: in the raw layout, and by turns. `|` is the separator."""
 
 
-def test_examples_are_set_aside_by_clusters_and_shared_by_no_two_draws():
-    asked, draws = Demonstrations(count=4, draws=3, seed=1).split(PRODUCTS)
-    drawn = [one for draw in draws for one in draw.examples]
-    assert [draw.number for draw in draws] == [1, 2, 3] and len({one.cluster for one in drawn}) == len(drawn) == 12
-    assert not {one.cluster for one in drawn} & {one.cluster for one in asked} and len(asked) == 27
-    assert (asked, draws) == Demonstrations(count=4, draws=3, seed=1).split(PRODUCTS)
-    assert asked != Demonstrations(count=4, draws=3, seed=2).split(PRODUCTS)[0]
+def test_draws_take_their_examples_from_one_pool_that_is_never_asked():
+    demonstrations = Demonstrations(count=4, draws=6, pool=20, seed=1)
+    problems, draws = demonstrations.split(PRODUCTS, draws_per_problem=6)
+    examples = [example for draw in draws for example in draw.examples]
+    pool = {example.cluster for example in examples}
+    assert [draw.number for draw in draws] == [1, 2, 3, 4, 5, 6]
+    assert all(len({example.cluster for example in draw.examples}) == 4 for draw in draws)
+    assert not pool & {problem.cluster for problem in problems}
+    assert len(problems) in (28, 29), "49 problems less 20, in whole clusters"
+    assert len(pool) < len(examples), "draws may share examples"
+    assert all(draw.select(problems) == problems for draw in draws)
+    assert (problems, draws) == demonstrations.split(PRODUCTS, draws_per_problem=6)
+    assert problems != Demonstrations(count=4, draws=6, pool=20, seed=2).split(PRODUCTS, draws_per_problem=6)[0]
+
+
+def test_each_problem_is_asked_with_so_many_draws_and_each_draw_asks_about_equally_many():
+    problems, draws = Demonstrations(count=4, draws=6, pool=20).split(PRODUCTS, draws_per_problem=2)
+    selected = [draw.select(problems) for draw in draws]
+    times = Counter(problem.id for chosen in selected for problem in chosen)
+    assert times == dict.fromkeys((problem.id for problem in problems), 2)
+    clusters = [len({problem.cluster for problem in chosen}) for chosen in selected]
+    assert max(clusters) - min(clusters) <= 2
+    assert sum(map(len, selected)) == sum(len({*chosen}) for chosen in selected)
 
 
 @pytest.mark.parametrize("placement", PLACED)
@@ -71,7 +88,9 @@ def test_without_examples_three_places_are_one():
 
 
 def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_their_ids(any_tokenizer):
-    draw = Demonstrations(count=3, seed=1, format="Q: {problem} \nA: {answer}").split(PRODUCTS)[1][0]
+    draw = Demonstrations(count=3, seed=1, format="Q: {problem} \nA: {answer}").split(PRODUCTS, draws_per_problem=1)[1][
+        0
+    ]
     conditions = [Condition(name=str(at), unit="/", count=7, placement=at) for at in Placement]
     for layout in layouts(any_tokenizer):
         if layout is Layout.CHAT and "[INST]" in any_tokenizer.chat_template:
@@ -83,7 +102,7 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
-        ({"count": 200, "draws": 3}, "expected 3 x 200 examples and one problem to ask, got 500 problems"),
+        ({"count": 200, "draws": 3}, "1000 problems in their pool and one to ask, got 500 problems in 500 clusters"),
         ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
         ({"count": 3}, "expected 220 filler tokens, got 656"),
     ],

@@ -106,7 +106,7 @@ def test_a_long_job_is_submitted_at_once_and_not_judged_by_the_parents_absence(a
     worker.resume()
     time.sleep(2.5)
     ((_, audit),) = auditing.drain()
-    assert audit.reason is None and audit.authors_rule_strict and audit.first_box and audit.math_verify
+    assert audit.reason is None and audit.authors_rule_strict and audit.math_verify
 
 
 def test_what_was_said_in_time_is_heard_after_any_absence(auditing):
@@ -115,7 +115,7 @@ def test_what_was_said_in_time_is_heard_after_any_absence(auditing):
     (worker,) = children()
     auditing.submit("audit", audit_job(r"so \boxed{3}"))
     auditing.submit("grade", GradeJob(completion=r"\boxed{x+4}", target="4+x"))
-    time.sleep(2.5)  # all five replies of the audit wait in the pipe; the grade has not been handed out
+    time.sleep(2.5)  # all four replies of the audit wait in the pipe; the grade has not been handed out
     results = dict(auditing.drain())
     assert results["audit"] == before and before.reason is None and results["grade"].correct
     assert children() == [worker]
@@ -140,7 +140,7 @@ def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):
     """math_verify as lm-eval calls it has no gate: it tries to compute this."""
     auditing.submit(1, audit_job(r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"))
     ((_, audit),) = auditing.drain()
-    assert audit.authors_rule and audit.first_box and audit.exact_match_boxed
+    assert audit.authors_rule and audit.exact_match_boxed
     assert audit.math_verify is None or audit.reason is None
     assert grade_many(auditing, [FORMULA])[0].correct
 
@@ -151,9 +151,9 @@ def test_an_audit_goes_on_behind_the_step_that_was_lost(auditing):
     auditing.submit(1, audit_job(r"\boxed{3}"))
     os.kill(worker.pid, signal.SIGKILL)
     ((_, audit),) = auditing.drain()
-    assert audit.gold_outside is None
-    assert audit.reason == "gold_outside: the grader was killed by signal 9"
-    assert audit.authors_rule and audit.math_verify and audit.exact_match_boxed and audit.first_box
+    assert audit.boxes_after_first is None
+    assert audit.reason == "boxes_after_first: the grader was killed by signal 9"
+    assert audit.authors_rule and audit.math_verify and audit.exact_match_boxed
 
 
 def test_out_of_memory_is_one_crash():
@@ -229,7 +229,7 @@ def test_long_and_odd_text_passes(auditing):
         auditing.submit(tag, audit_job(text, prompt=str(tag)))
     results = [audit for _, audit in auditing.drain()]
     assert len(results) == 3
-    assert all(isinstance(audit, Audit) and audit.authors_rule_strict and audit.first_box for audit in results)
+    assert all(isinstance(audit, Audit) and audit.authors_rule_strict for audit in results)
     assert grade_many(auditing, [("\ud800\x00 \\boxed{\udfff + 1}", "x")])[0].verdict in {
         "incorrect",
         "refused",
@@ -243,7 +243,7 @@ def test_a_worker_that_answers_nonsense_is_a_crash_and_is_replaced(pool):
         b"3",
         b'{"verdict": "superb", "reason": null}',
         b'{"verdict": "correct"}',
-        b'{"step": "first_box", "fields": {"first_box": true}, "remark": null}',  # of an audit, which this is not
+        b'{"step": "math_verify", "fields": {"math_verify": true}, "remark": null}',  # of an audit, which this is not
         b'{"ready": true}',  # it has said so before
     ]
     for number, line in enumerate(lines):

@@ -67,7 +67,7 @@ def audited(pool, completion, target="3", prompt=DOUBLED, solution=""):
 
 
 def test_a_boxed_answer_is_right_for_every_grader(pool):
-    assert audited(pool, r"so \boxed{3}") == Audit(**dict.fromkeys(COLUMNS, True), gold_outside=0)
+    assert audited(pool, r"so \boxed{3}") == Audit(**dict.fromkeys(COLUMNS, True))
 
 
 def test_math_verify_reads_answers_without_a_box_and_the_solutions_gold(pool):
@@ -76,24 +76,24 @@ def test_math_verify_reads_answers_without_a_box_and_the_solutions_gold(pool):
     assert audited(pool, "The answer is $4$.", solution=r"hence \boxed{3}").math_verify is False
 
 
-def test_a_model_that_runs_on_is_seen_by_its_first_box(pool):
+def test_a_model_that_runs_on_is_seen_by_its_further_boxes(pool):
     audit = audited(pool, r"\boxed{3} Next problem: \boxed{7}, and \boxed{8}")
-    assert audit.first_box and audit.boxes_after_first == 2 and audit.exact_match_boxed is False
+    assert audit.boxes_after_first == 2 and audit.exact_match_boxed is False
 
 
 @pytest.mark.parametrize("empty", [r"\boxed{}", r"\boxed{{}}", r"\boxed{ }"])
 def test_a_repeated_prompt_hides_the_answer_from_the_authors_rule_alone(pool, empty):
     audit = audited(pool, f"So \\boxed{{3}}. Put your final answer within {empty}.")
-    assert audit.first_box and audit.exact_match_boxed and audit.boxes_after_first == 0
+    assert audit.exact_match_boxed and audit.boxes_after_first == 0
     assert not audit.authors_rule_strict
     alone = audited(pool, f"Put your final answer within {empty}.")
-    assert alone.first_box is alone.exact_match_boxed is False and alone.boxes_after_first == 0
+    assert alone.exact_match_boxed is False and alone.boxes_after_first == 0
 
 
 def test_the_prompt_belongs_to_the_authors_rule_alone(pool):
     audit = audited(pool, "no box", prompt=SINGLE)
     assert audit.authors_rule and audit.authors_rule_strict is False
-    assert not (audit.math_verify or audit.exact_match_boxed or audit.exact_match_boxed or audit.first_box)
+    assert not (audit.math_verify or audit.exact_match_boxed)
 
 
 def test_their_index_error_is_wrong_and_said(pool):
@@ -104,9 +104,8 @@ def test_their_index_error_is_wrong_and_said(pool):
 
 def test_what_is_too_long_for_lm_eval_is_unknown_and_not_wrong(pool):
     audit = audited(pool, r"\boxed{" + "3+" * 3000 + "3}")
-    assert audit.exact_match_boxed is None and audit.first_box is None and audit.authors_rule is False
+    assert audit.exact_match_boxed is None and audit.authors_rule is False
     assert "exact_match_boxed: answer of 6001 characters, over 2000" in audit.reason
-    assert "first_box: longer than 2000 characters" in audit.reason
 
 
 def test_every_step_fills_its_columns_and_all_are_filled():

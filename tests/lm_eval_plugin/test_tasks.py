@@ -11,7 +11,7 @@ from harness import resources
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
-from harness.grading import COLUMNS, Audit, Grade, as_text
+from harness.grading import Audit, Grade, as_text
 from tests.lm_eval_plugin.wrapped_tasks import Silent
 from tests.make import TOY_MODEL
 
@@ -99,20 +99,17 @@ def test_grading_through_the_filter_and_process_results():
     assert json.loads(graded[0][0])["verdict"] == "correct"
     first = task.process_results(task.eval_docs[0], [graded[0]])
     second = task.process_results(task.eval_docs[1], [graded[1]])
-    right = ("correct", "math_verify", "exact_match_boxed", "authors_rule", "authors_rule_strict", "first_box")
-    wrong = ("no_box", "truncated", "ungraded")
-    assert first == {**dict.fromkeys(right, 1.0), **dict.fromkeys(wrong, 0.0)}
-    # the prompt's own empty box is what the authors' rule calls right
-    assert {name for name, value in second.items() if value} == {"no_box", "authors_rule"}
+    assert first == {"accuracy": 1.0, "graded": 1.0, "truncated": 0.0}
+    assert second == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
     assert set(first) == {metric["metric"] for metric in task.config.metric_list}
+    # the prompt's own empty box is what the authors' rule calls right
+    assert json.loads(graded[1][0])["authors_rule"] and not json.loads(graded[1][0])["authors_rule_strict"]
 
 
 class Replayed(str):
     """A completion out of a journal: graded before."""
 
-    graded = json.dumps(
-        {"verdict": "timeout", "answer": "3", "reason": "over 3 s", "math_verify": None, "first_box": True}
-    )
+    graded = json.dumps({"verdict": "timeout", "answer": "3", "reason": "over 3 s", "math_verify": None})
     finish_reason = "stop"
 
 
@@ -122,25 +119,7 @@ def test_completions_that_are_graded_start_no_grader(monkeypatch):
     monkeypatch.setattr(hooks, "GraderPool", None)
     graded = hooks.grade_responses([[Replayed("a"), Replayed("b")], []], [{}, {}])
     assert graded == [[Replayed.graded] * 2, []]
-    counted = hooks.metrics({}, graded)
-    assert counted["ungraded"] == 1.0 and counted["first_box"] == 1.0
-    assert "math_verify" not in counted  # unknown is not wrong
-
-
-def as_json(verdict, **columns):
-    answer = None if verdict == "no_box" else "3"
-    return as_text(Grade(verdict=verdict, answer=answer), Audit(**{**dict.fromkeys(COLUMNS, True), **columns}))
-
-
-def test_a_column_counts_only_where_every_repeat_has_it():
-    from harness.lm_eval_plugin.hooks import metrics
-
-    repeats = [as_json("correct", math_verify=None, first_box=False), as_json("incorrect", exact_match_boxed=None)]
-    counted = metrics({}, [repeats])
-    assert set(COLUMNS) - set(counted) == {"math_verify", "exact_match_boxed"}
-    assert counted["correct"] == 0.5 and counted["first_box"] == 0.5 and counted["authors_rule"] == 1.0
-    not_asked = as_text(Grade(verdict="correct", answer="3"), Audit(reason="not asked for"))
-    assert set(metrics({}, [[not_asked]])) == {"correct", "no_box", "truncated", "ungraded"}
+    assert hooks.metrics({}, graded) == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
 
 
 class Recorded(LM):
@@ -159,26 +138,18 @@ class Recorded(LM):
     loglikelihood = loglikelihood_rolling = None
 
 
-def test_lm_evals_mean_is_over_the_documents_that_were_measured():
-    """A column without some documents, one without all, one with a single document."""
-    lost = {"math_verify": None, "first_box": None, "exact_match_boxed": None}
-    texts = [
-        as_json("correct", **{**lost, "math_verify": True, "exact_match_boxed": False}),
-        as_json("incorrect", **{**lost, "math_verify": False}),
-        as_json("correct", **lost),
-        as_json("correct", **{**lost, "math_verify": True}),
-    ]
+def test_lm_evals_table_has_three_metrics_and_its_logs_the_other_graders():
+    verdicts = ("correct", "incorrect", "truncated", "correct")
+    texts = [as_text(Grade(verdict=verdict, answer=None), Audit(math_verify=True)) for verdict in verdicts]
     manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False)
     found = simple_evaluate(Recorded(texts), tasks=["math500_mless"], task_manager=manager, limit=len(texts))
     result = found["results"]["math500_mless"]
-    assert result["math_verify,graded"] == pytest.approx(2 / 3) and result["math_verify_stderr,graded"] > 0
-    assert (result["exact_match_boxed,graded"], result["exact_match_boxed_stderr,graded"]) == (0.0, "N/A")
-    assert "first_box,graded" not in result
-    assert result["correct,graded"] == 0.75 and result["sample_len"] == 4
+    means = {name: result[f"{name},graded"] for name in ("accuracy", "graded", "truncated")}
+    assert means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25} and result["sample_len"] == 4
     table = make_table(found)
-    assert "math_verify" in table and "0.6667" in table and "first_box" not in table
-    logged = found["samples"]["math500_mless"]
-    assert [line.get("math_verify") for line in logged] == [1.0, 0.0, None, 1.0]
+    assert "accuracy" in table and "0.75" in table and "math_verify" not in table
+    ((text,),) = found["samples"]["math500_mless"][0]["filtered_resps"]
+    assert json.loads(text)["math_verify"]
 
 
 def test_only_what_is_not_graded_is_graded():

@@ -12,7 +12,6 @@ from benchmarks.controls import CONTROLS, find, plant
 from benchmarks.seed_claims import load, page
 from harness import load_run
 from harness.display.table_pages import make_table
-from harness.experiment.conditions import find_yardsticks, yardstick
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts
@@ -21,6 +20,8 @@ from harness.runs.folder import read_identity, read_prompts, read_samples, read_
 from harness.runs.receipts import model_fingerprint
 from tests.conftest import needs_vllm
 from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
+
+REFERENCE = ("no-examples",)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def table():
 def test_the_example_is_the_run_of_its_config():
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
     assert identity.config == config.identity()
-    assert len(load_run(EXAMPLE, replicates=True, yardsticks=True)) == 13_272
+    assert len(load_run(EXAMPLE, replicates=True, reference_conditions=True)) == 13_272
     name = config.model_arguments()["pretrained"]
     assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
@@ -58,27 +59,23 @@ def test_its_table_is_what_the_command_prints(table):
         # another machine may round the last digits differently
         assert {name: row[name] for name in numbers} == pytest.approx(numbers, rel=1e-9, abs=1e-12)
         assert {**row, **numbers} == expected
-    assert {bool(yardstick(row["condition"])) for row in kept["rows"]} == {True, False}
+    assert {row["condition"] in REFERENCE for row in kept["rows"]} == {True, False}
 
 
 @pytest.fixture(scope="module")
 def everything():
-    return load_run(EXAMPLE, replicates=True, yardsticks=True)
-
-
-def of_yardsticks(frame):
-    return frame["condition"].isin(find_yardsticks(frame["condition"].unique()))
+    return load_run(EXAMPLE, replicates=True, reference_conditions=True)
 
 
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
-        ({}, lambda frame: (frame["replicate"] == 0) & ~of_yardsticks(frame)),
-        ({"replicates": True}, lambda frame: ~of_yardsticks(frame)),
-        ({"yardsticks": True}, lambda frame: frame["replicate"] == 0),
+        ({}, lambda frame: (frame["replicate"] == 0) & ~frame["condition"].isin(REFERENCE)),
+        ({"replicates": True}, lambda frame: ~frame["condition"].isin(REFERENCE)),
+        ({"reference_conditions": True}, lambda frame: frame["replicate"] == 0),
     ],
 )
-def test_replicates_and_yardsticks_are_loaded_on_request(everything, options, kept):
+def test_replicates_and_reference_conditions_are_loaded_on_request(everything, options, kept):
     loaded, wanted = load_run(EXAMPLE, **options), everything[kept(everything)]
     assert 0 < len(loaded) < len(everything) and list(loaded.index) == list(range(len(loaded)))
     assert list(loaded["condition"].cat.categories) == list(wanted["condition"].unique())

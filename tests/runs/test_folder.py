@@ -23,8 +23,9 @@ from harness import load_run, resources
 from harness.constants import GRADER_VERSION
 from harness.display.table_pages import make_table
 from harness.errors import JournalError, RunError
+from harness.execution.generate import session_facts
 from harness.execution.regrade import regrade
-from harness.execution.run import _generation_config, _session, execute, finish, run_identity
+from harness.execution.run import _generation_config, execute, finish, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
@@ -39,7 +40,6 @@ from harness.runs.folder import (
     RunFolder,
     changes,
     compress_finished,
-    next_free_folder,
     read_prompts,
     read_samples,
 )
@@ -100,7 +100,7 @@ def filled(plan, folder):
     setting = identity.hash_setting()
     recorded = {(s.task, s.problem_id): s for s in read_samples(GREEDY_RUN)}
     with RunFolder(folder, identity, plan.prompts) as opened:
-        opened.note(SESSION, _session(plan))
+        opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             sample = recorded[request.task, request.problem_id]
             assert sample.key == sample_key(request, setting), "the example was made with these very settings"
@@ -207,7 +207,7 @@ def test_a_continued_run_has_the_config_of_its_last_session(own_run):
 def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
     typo = replace(identity, config={**identity.config, "max_gen_toks": 9})
     with RunFolder(tmp_path / "run", typo, plan.prompts) as folder:
-        folder.note(SESSION, _session(plan))
+        folder.note(SESSION, session_facts(plan))
     with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
         assert not folder.journal.keys
         folder.journal.append({"key": "k", "task": "t"})
@@ -228,25 +228,6 @@ def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
     assert f"samples {again[JOURNAL][:8]}" in " ".join(make_table([str(demo_run)]).split())
 
 
-def test_large_files_are_hashed_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(receipts, "REMEMBERED_BYTES", 4)
-    model = tmp_path / "model"
-    model.mkdir()
-    for name in ("a.safetensors", "b.safetensors"):
-        (model / name).write_bytes(name.encode())
-    first = receipts.model_fingerprint(str(model))
-    assert first.sha256["a.safetensors"] == hashlib.sha256(b"a.safetensors").hexdigest()
-    with monkeypatch.context() as patched:
-        patched.setattr(receipts, "hash_stored", None)  # a second computation would fail
-        assert receipts.model_fingerprint(str(model)) == first
-    (model / "a.safetensors").write_bytes(b"other weights")
-    assert receipts.model_fingerprint(str(model)).sha256 != first.sha256
-    for garbage in ("torn {", "[]", '{"a": 3}', json.dumps({str((model / "b.safetensors").resolve()): 3})):
-        (tmp_path / "cache" / "mless" / "file-hashes.json").write_text(garbage)
-        assert receipts.model_fingerprint(str(model)).sha256["b.safetensors"] == first.sha256["b.safetensors"]
-
-
 def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
     monkeypatch.setattr(receipts, "_hub_commit", None)  # a look-up would fail
     assert receipts.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
@@ -264,7 +245,7 @@ def test_a_folder_has_one_writer(plan, identity, tmp_path):
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp_path):
     (tmp_path / "precious").write_text("x")
-    with pytest.raises(JournalError, match=r"already holds files, and none is a run's journal.jsonl"):
+    with pytest.raises(JournalError, match=r"already holds files, and none is journal.jsonl"):
         RunFolder(tmp_path, identity, plan.prompts)
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
@@ -313,7 +294,7 @@ def test_a_damaged_compressed_file_is_named(demo_run):
         load_run(demo_run)
 
 
-def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_path):
+def test_changed_settings_are_named(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
     for change, said in (
         ({"contrasts": [("mless", "wo")]}, r"contrasts: \[\[\"mless\", \"wo\"\], .* -> \[\[\"mless\", \"wo\""),
@@ -323,13 +304,7 @@ def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_pat
         other = replace(identity, **change)
         with pytest.raises(JournalError, match=f"begun with other settings. Changed: {said}"):
             RunFolder(tmp_path / "run", other, plan.prompts)
-    wanted = tmp_path / "run", other, plan.prompts
-    assert changes(tmp_path / "run", identity, plan.prompts) == [] != changes(*wanted)
-    assert next_free_folder(*wanted).name == "run-2"
-    RunFolder(tmp_path / "run-2", identity, plan.prompts).__exit__()
-    assert next_free_folder(*wanted).name == "run-3"
-    RunFolder(tmp_path / "run-3", other, plan.prompts).__exit__()
-    assert next_free_folder(*wanted).name == "run-3", "an interrupted fork is continued"
+        assert changes(tmp_path / "run", identity, plan.prompts) == [] != changes(tmp_path / "run", other, plan.prompts)
 
 
 @pytest.mark.parametrize("killed", [JOURNAL, PROMPTS])

@@ -30,7 +30,7 @@ def read_outcomes(folder):
 def assert_same(folder):
     outcomes, frame = read_outcomes(folder), load_run(folder)
     shared = [name for name in outcomes if name in frame]
-    assert len(outcomes) == len(frame) and len(shared) == 20
+    assert len(outcomes) == len(frame) and len(shared) == 18
     for name in shared:
         ours, theirs = (f[name].astype(object).where(f[name].notna(), None).tolist() for f in (outcomes, frame))
         assert ours == theirs, name

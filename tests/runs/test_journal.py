@@ -82,7 +82,7 @@ def test_a_record_twice_is_refused(tmp_path):
 def test_another_header_is_refused_naming_what_changed(tmp_path):
     path = filled(tmp_path / "j")
     before = path.read_bytes()
-    with pytest.raises(JournalError, match=r"Changed: config.samples: 1 -> 5. .*--fork"):
+    with pytest.raises(JournalError, match=r"Changed: config.samples: 1 -> 5. .*--output"):
         Journal(path, {**HEADER, "config": {"limit": None, "samples": 5}})
     assert path.read_bytes() == before
 

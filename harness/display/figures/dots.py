@@ -12,10 +12,7 @@ from matplotlib.figure import Figure
 
 from harness.constants import ALPHA, FONT, INCHES, PASSED, ROW_HEIGHT, ROW_NAMES
 from harness.display.figures import style
-from harness.display.wording import LEVEL, interval, number, p_value, plural, points, signed, visible
-
-_TICKED = ("rewording", "other filler")
-"""Yardsticks of which all of a kind are ticks in one row."""
+from harness.display.wording import LEVEL, interval, number, p_value, points, signed, visible
 
 
 class Row(NamedTuple):
@@ -29,7 +26,6 @@ class Row(NamedTuple):
         low: Where the interval begins; NaN for none.
         high: Where it ends.
         filled: Whether the marks are filled; else they are white.
-        edge: Marks farther from 0 are arrows there, so that they do not squeeze all else.
         outer: Of a pooled effect, which is a diamond from low to high: the ends of the line behind it.
     """
 
@@ -40,7 +36,6 @@ class Row(NamedTuple):
     low: float = np.nan
     high: float = np.nan
     filled: bool = True
-    edge: float = np.inf
     outer: tuple[float, float] | None = None
 
 
@@ -49,10 +44,11 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
 
     Args:
         table: Rows with model, layout, condition, n, accuracy and its interval, accuracy_low to accuracy_high, as of
-            `harness.analysis.compare` or `outcomes.accuracy_table`; rows of yardsticks and contrasts are left out.
+            `harness.analysis.compare` or `outcomes.accuracy_table`; rows of reference conditions and contrasts are
+            left out.
         title: Above it.
     """
-    shown = style.without_contrasts(style.without_yardsticks(table))
+    shown = style.without_contrasts(style.without_reference_conditions(table))
     looks = style.looks(shown["condition"])
     rows = []
     for name, mine in style.split_settings(shown).items():
@@ -72,36 +68,33 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
 
 
 def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = None) -> Figure:
-    """What changes without any filler (A/A, rewordings, other fillers), then each difference, with the margin shaded.
+    """What changes when both sides are run again (A/A), then each difference, with the margin shaded.
 
     Args:
-        table: As of `harness.analysis.compare`; yardsticks of a kind become ticks in one row.
+        table: As of `harness.analysis.compare`; rows of reference conditions are left out.
         pooled: As of `analysis.pooled.pool`: diamonds below, one for each contrast.
     """
-    plain = style.without_yardsticks(table)
-    looks, margin = style.looks(plain["condition"]), float(table["margin"].iloc[0])
-    edge = 1.3 * plain[["margin", "low", "high", "aa_low", "aa_high"]].astype(float).abs().max().max()
-    rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks, edge)]
+    table = style.without_reference_conditions(table)
+    looks, margin = style.looks(table["condition"]), float(table["margin"].iloc[0])
+    rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks)]
     if pooled is not None and len(pooled):
         for layout, mine in pooled.groupby("layout", sort=False):
             rows.append(Row("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
-            for row in mine.assign(p_adjusted=np.nan, verdict="exploratory").to_dict("records"):
+            for row in mine.assign(p_adjusted=np.nan, verdict=None, role="exploratory").to_dict("records"):
                 rows.append(_difference(row, looks, outer=(row["new_low"], row["new_high"])))
     note = (
-        f"n problems, k samples of each. Lines: {LEVEL} score intervals, adjusted as p is (Holm). Filled: adjusted p < "
-        f"0.05. Shaded: the margin of {points(margin)}."
+        f"n problems, k samples of each. Lines: {LEVEL} intervals, not adjusted. Filled: p < 0.05, adjusted (Holm). "
+        f"Shaded: the margin of {points(margin)}."
     )
     if table["aa_difference"].notna().any():
-        note += " A/A: both sides run again less the first time, not adjusted."
-    if table["verdict"].isin(_TICKED).any():
-        note += " Ticks: rewordings or other fillers, from the lowest to the highest; arrows: farther out."
+        note += " A/A: both sides run again, less the first time; how many completions differ."
     if pooled is not None and len(pooled):
         note += " Diamonds with a line behind: all models together on new problems; the line: new models too."
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
     figure, axes = draw_rows(rows, columns=columns, right=2.6, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
     axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    baselines = map(style.label, table.loc[table["verdict"] == "baseline", "condition"].unique())
+    baselines = map(style.label, table.loc[table["role"] == "baseline", "condition"].unique())
     axes.set_xlabel(f"Difference in accuracy from {' / '.join(baselines)} (points)")
     return figure
 
@@ -127,7 +120,7 @@ def draw_wordings(table: pandas.DataFrame) -> Figure:
             rows.append(Row("mean", cells, looked, mean, row["low"], row["high"], outer=ends))
     note = (
         "Difference from the baseline under the same instruction; w01 and so on: the config's `across`. Lines: "
-        f"{LEVEL} score intervals, not adjusted. Diamonds: the mean of these instructions on new problems; the line "
+        f"{LEVEL} intervals, not adjusted. Diamonds: the mean of these instructions on new problems; the line "
         "behind, and its numbers: new instructions of this kind too."
     )
     figure, axes = draw_rows(rows, columns={"points": 0.1, "interval": 0.5}, right=1.3, note=note)
@@ -137,48 +130,43 @@ def draw_wordings(table: pandas.DataFrame) -> Figure:
 
 
 def draw_causes(table: pandas.DataFrame) -> Figure:
-    """What of each filler changes accuracy: a row for each switch, and for each interaction of switches.
+    """The parts of each filler against the position gap: a row for the filler as it is, and for each of its cells.
 
     Args:
-        table: As of `causes.factorial_table`.
+        table: As of `causes.causes_table`.
     """
-    rows, looks = [], style.looks(table["condition"])
-    for name, layers in table[["condition", "layers"]].drop_duplicates().itertuples(index=False):
-        mine = table[(table["condition"] == name) & (table["layers"] == layers)]
-        rows.append(Row(f"{style.label(name)}, Layer{'s' if '-' in layers else ''} {layers} (n = {mine['n'].iloc[0]})"))
+    rows, looks = [], style.looks(table["filler"])
+    for filler in table["filler"].unique():
+        mine = table[table["filler"] == filler]
+        rows.append(Row(f"{style.label(filler)} (n = {mine['n'].iloc[0]})"))
         for row in mine.to_dict("records"):
             cells = {"points": signed(row["difference"]), "interval": interval(row["low"], row["high"], sign=True)}
             cells["adj. p"] = p_value(row["p_adjusted"])
+            name = row["condition"] + ("" if row["valid_attention"] else " (!)")
             filled = row["p_adjusted"] < ALPHA
-            rows.append(Row(row["effect"], cells, looks[name], [row["difference"]], row["low"], row["high"], filled))
+            rows.append(Row(name, cells, looks[filler], [row["difference"]], row["low"], row["high"], filled))
     note = (
-        "Accuracy with a switch on less accuracy with it off, mean over the settings of the others. elsewhere: "
-        "other layers see the filler. scale: original tokens get less weight. bias: the filler's values are added. x: "
-        f"how far they work together. Lines: {LEVEL} score intervals. Filled: adjusted p < {ALPHA}."
+        "Accuracy less that of the position gap. (!): scale or bias alone, whose attention weights do not add up to 1. "
+        f"This is not valid attention. Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < {ALPHA}."
     )
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33}
     figure, axes = draw_rows(rows, columns=columns, right=1.9, note=note)
     axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    axes.set_xlabel("Effect on accuracy (points)")
+    axes.set_xlabel("Difference in accuracy from the position gap (points)")
     return figure
 
 
-def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look], edge: float) -> Iterator[Row]:
+def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]) -> Iterator[Row]:
     """The rows of one model and layout."""
-    (base,) = table[table["verdict"] == "baseline"].to_dict("records")
+    (base,) = table[table["role"] == "baseline"].to_dict("records")
     yield Row(f"{name} (n = {base['n']}, k = {base['k']})")
     for row in table[table["aa_difference"].notna()].to_dict("records"):
-        again, low, high = (row[name] for name in ("aa_difference", "aa_low", "aa_high"))
-        cells = {"points": signed(again), "interval": interval(low, high, sign=True)}
+        cells = {"points": signed(row["aa_difference"])}
+        if not pandas.isna(row["aa_samples"]):
+            cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
         name = f"{style.label(row['condition'])} (A/A)"
-        yield Row(name, cells, looks[row["condition"]], [again], low, high, filled=False)
-    for kind in _TICKED:
-        moves = table.loc[table["verdict"] == kind, "difference"].astype(float)
-        if len(moves):
-            cells = {"interval": f"{signed(moves.min())} to {signed(moves.max())}"}
-            tick = style.Look(style.MUTED, "|", "-")
-            yield Row(f"{len(moves)} {plural(kind, len(moves))}", cells, tick, moves.tolist(), edge=edge)
-    for row in table[~table["verdict"].isin(["baseline", *style.YARDSTICKS])].to_dict("records"):
+        yield Row(name, cells, looks[row["condition"]], [row["aa_difference"]], filled=False)
+    for row in table[table["role"] != "baseline"].to_dict("records"):
         yield _difference(row, looks, filled=row["verdict"] in PASSED)
 
 
@@ -188,7 +176,7 @@ def _difference(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **more:
         "points": signed(row["difference"]),
         "interval": interval(row["low"], row["high"], sign=True),
         "adj. p": p_value(row["p_adjusted"]),
-        "verdict": row["verdict"],
+        "verdict": row["role"] if pandas.isna(row["verdict"]) else row["verdict"],
     }
     name = row["condition"]
     return Row(style.label(name), cells, looks[name], [row["difference"]], row["low"], row["high"], **more)
@@ -256,10 +244,13 @@ def _draw_row(axes: Axes, y: int, row: Row, columns: Mapping[str, float]) -> Non
         return
     if row.low == row.low:
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")
-    size = FONT * (1 if row.look.marker == "|" else 0.62)
-    values = np.asarray(row.values)
-    within = {row.look.marker: abs(values) <= row.edge, "<": values < -row.edge, ">": values > row.edge}
-    for marker, chosen in ((marker, chosen) for marker, chosen in within.items() if chosen.any()):
-        xs = np.clip(values[chosen], -row.edge, row.edge)
-        marks: Any = {"color": colour, "markerfacecolor": colour if row.filled else "white", "markersize": size}
-        axes.plot(xs, np.full(len(xs), y), marker, zorder=4, **marks)
+    inner = colour if row.filled else "white"
+    axes.plot(
+        row.values,
+        np.full(len(row.values), y),
+        row.look.marker,
+        color=colour,
+        markerfacecolor=inner,
+        markersize=0.62 * FONT,
+        zorder=4,
+    )

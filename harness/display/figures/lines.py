@@ -1,9 +1,8 @@
-"""Lines over x with their bands or intervals: sweeps, budgets, shares by length, the curves of the probe."""
+"""Lines over x with their bands or intervals: sweeps, shares by length, the curves of the probe."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from harness.analysis.sweeps import find_sweeps
 from harness.constants import FONT, PASSED
 from harness.display.figures import style
 from harness.display.wording import LEVEL, name_character, visible
+from harness.experiment.conditions import Condition
 
 
 def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: str, **marks: Any) -> None:
@@ -38,66 +38,35 @@ def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: st
     )
 
 
-def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]]) -> Figure:
+def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> Figure:
     """Differences from the baseline against the filler's length: a panel for each model and layout, a line a filler.
 
-    Behind the lines: how far harmless rewordings lie from the baseline, and the noise of a difference (A/A).
-
     Args:
-        table: As of `harness.analysis.compare`, with the yardsticks.
-        factors: Of each condition, as of `frame.read_factors`.
+        table: As of `harness.analysis.compare`, with the reference conditions.
+        conditions: The config's, by name.
     """
-    doses = find_sweeps(factors)
-    several = len({key[1:] for key in doses}) > 1
-    looks, settings = style.looks(map(" ".join, doses)), style.split_settings(table)
+    doses = find_sweeps(conditions)
+    several = len({(filler.placement, filler.words) for filler in doses}) > 1
+    looks, settings = style.looks(doses), style.split_settings(table)
     baseline = style.label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
-    note = f"Points less {baseline}; lines: {LEVEL} score intervals, adjusted as p is; filled: adjusted p < 0.05."
-    if (table["verdict"] == "rewording").any():
-        note += " Band: from the lowest to the highest of the harmless rewordings."
-    if table["aa_difference"].notna().any():
-        note += " Dotted: A/A, the interval of the primary contrast run again less the first."
+    note = f"Points less {baseline}; lines: {LEVEL} intervals, not adjusted; filled: adjusted p < 0.05."
     note += " Lengths are moved apart a little where lines would cover each other."
     with style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
         for panel, rows in zip(axes, settings.values(), strict=True):
-            _draw_behind(panel, rows)
-            found = style.without_yardsticks(rows).fillna({"difference": 0.0}).set_index("condition")  # the baseline's
-            for number, (key, lengths) in enumerate(doses.items()):
-                mine = found.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="verdict")
+            panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
+            differences = style.without_reference_conditions(rows).set_index("condition")
+            differences = differences.fillna({"difference": 0.0})  # the baseline has none
+            for number, (filler, lengths) in enumerate(doses.items()):
+                mine = differences.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="role")
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
-                legend = style.label(", ".join(_spell(part) for part in (key if several else key[:1]) if part))
-                _draw_filler(panel, mine, looks[" ".join(key)], legend)
+                words = (filler.filler, filler.placement, filler.words) if several else (filler.filler,)
+                legend = style.label(", ".join(_spell(word) for word in words if word))
+                _draw_filler(panel, mine, looks[str(filler)], legend)
             panel.set_xlabel("Tokens of filler")
         for panel in axes[::3]:
             panel.set_ylabel(f"Difference from {baseline} (points)")
-    return figure
-
-
-def draw_budgets(table: pandas.DataFrame) -> Figure:
-    """Accuracy, and the share with an answer, against the most tokens of a completion; a line for each condition.
-
-    Args:
-        table: As of `budgets.cap_table`.
-    """
-    looks, settings = style.looks(table["condition"]), style.split_settings(table)
-    shown = {"accuracy": "right", "boxed": "with an answer"}
-    titles = [f"{name}: {said}" for name in settings for said in shown.values()]
-    note = f"Completions cut after so many tokens and graded again. Lines up and down: {LEVEL} score intervals."
-    with style.panels(titles, note, 2.1, sharey=True) as (figure, axes):
-        for panel, (rows, key) in zip(axes, product(settings.values(), shown), strict=True):
-            for condition, mine in rows.groupby("condition", sort=False):
-                look = looks[str(condition)]
-                line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "marker": look.marker}
-                panel.plot(mine["cap"], mine[key], markersize=0.6 * FONT, label=style.label(str(condition)), **line)
-                if key == "accuracy":
-                    panel.vlines(mine["cap"], mine["accuracy_low"], mine["accuracy_high"], color=look.colour)
-            panel.set_xscale("log")
-            caps = [*rows["cap"].unique()]
-            panel.set_xticks(caps, [f"{cap:,}" for cap in caps])
-            panel.minorticks_off()
-            panel.set_xlabel("Most tokens")
-        axes[0].set_ylabel("Completions (%)")
     return figure
 
 
@@ -106,21 +75,12 @@ def _spell(filler: str) -> str:
     return visible(filler, keep="") if filler.strip() else " ".join(map(name_character, filler))
 
 
-def _draw_behind(panel: Axes, rows: pandas.DataFrame) -> None:
-    panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    rewordings = rows.loc[rows["verdict"] == "rewording", "difference"]
-    if len(rewordings):
-        panel.axhspan(rewordings.min(), rewordings.max(), color="#e4e4e4", zorder=0, linewidth=0, label="rewordings")
-    for low, high in rows[["aa_low", "aa_high"]].dropna().to_numpy():
-        panel.axhspan(low, high, edgecolor=style.MUTED, linestyle=":", fill=False, zorder=1, label="A/A")
-
-
 def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: style.Look, name: str) -> None:
     """The line of one filler through its lengths, with the interval and the mark of each but the baseline."""
     line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1}
     size = 0.6 * FONT
     panel.plot(rows["x"], rows["difference"], **line)
-    shown = rows[rows["verdict"] != "baseline"]
+    shown = rows[rows["role"] != "baseline"]
     panel.vlines(shown["x"], shown["low"], shown["high"], color=look.colour, linewidth=0.9)
     for passed, mine in shown.groupby(shown["verdict"].isin(PASSED)):
         inner = look.colour if passed else "white"

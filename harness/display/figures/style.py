@@ -16,7 +16,6 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.analysis.controls import APART
 from harness.constants import FONT, INCHES, LETTER, NAME_LETTERS
 from harness.display.wording import label as whole_label
 from harness.display.wording import visible
@@ -85,20 +84,16 @@ def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     }
 
 
-YARDSTICKS = ("rewording", "other filler", "other wording", "positive control", APART)
-"""Verdicts of rows that conditions are held against."""
-
-
-def without_yardsticks(table: pandas.DataFrame) -> pandas.DataFrame:
-    """A table without the rows that its conditions are held against."""
-    return table[~table["verdict"].isin(YARDSTICKS)] if "verdict" in table else table
+def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
+    """A table without the rows of reference conditions."""
+    return table[table["role"] != "reference"] if "role" in table else table
 
 
 def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
     """A table without the rows of two conditions of which neither is the baseline."""
     if "baseline" not in table:
         return table
-    return table[table["baseline"].isin(table.loc[table["verdict"] == "baseline", "condition"])]
+    return table[table["baseline"].isin(table.loc[table["role"] == "baseline", "condition"])]
 
 
 @contextmanager

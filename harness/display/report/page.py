@@ -10,11 +10,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,51 +22,26 @@ from matplotlib.figure import Figure
 
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard, task_name
-from harness.analysis.other_prompts import over_wordings
+from harness.analysis.other_prompts import merge_instructions
 from harness.constants import CARD_ROWS
 from harness.display import comparison_tables as shown
 from harness.display.comparison_tables import remark_noise, remark_ungraded, shown_rows
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
-from harness.display.figures.lines import draw_budgets
 from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
 from harness.display.wording import define_flips, difference, label, p_value, plural, points, verdict, visible
 from harness.errors import ConfigError, RunError, list_first
+from harness.runs.attention_file import AttentionFile
 from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
-from harness.runs.receipts import git_revision, receipt_line, versions
+from harness.runs.receipts import receipt_line, software
 from harness.runs.same_settings import join
-
-if TYPE_CHECKING:
-    import pandas
 
 PALETTE = tuple(look.colour for look in style.looks([*style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
-BUDGETS = "Accuracy and the share with an answer, by the most tokens of a completion. The table has the numbers."
 CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionFile:
-    """The mean curves of one folder of traces, which the attention probe makes.
-
-    Attributes:
-        name: The file's name.
-        model: The model's name, as in the run's receipt.
-        figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
-        notes: Sentences that a reader must know about all its curves.
-        prompts: The problem, the condition and the hash of each prompt that was traced.
-        receipt: How the file was made.
-    """
-
-    name: str
-    model: str
-    figure: Figure
-    notes: tuple[str, ...]
-    prompts: tuple[tuple[str, str, str], ...]
-    receipt: Mapping[str, Any]
 
 
 def write_report(
@@ -74,7 +49,6 @@ def write_report(
     output: Path,
     *,
     attention: Sequence[AttentionFile] = (),
-    budgets: pandas.DataFrame | None = None,
     baseline: str | None = None,
     margin: float | None = None,
     metric: str | None = None,
@@ -85,7 +59,6 @@ def write_report(
         runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
         output: The HTML file. Its folder is made if it is missing.
         attention: Attention curves of prompts of these runs.
-        budgets: As of `budgets.cap_table`.
         baseline: The condition that the others are compared with; None for the runs' own.
         margin: Equivalence margin, points; None is the default.
         metric: The metric that tells right from wrong in logs of other tasks.
@@ -106,11 +79,7 @@ def write_report(
     samples = read_samples(read)
     _refuse_foreign(read, samples, attention)
     board = make_leaderboard(read, baseline=baseline, margin=margin)
-    parts = _parts(read, samples, attention, board)
-    if budgets is not None:
-        parts["others"].append(shown.show_budgets(budgets))
-        parts["budgets"] = _embed(draw_budgets(budgets), BUDGETS)
-    page = _fill(parts)
+    page = _fill(_parts(read, samples, attention, board))
     with clear_messages(output):
         write_whole(output, page)
     return len(page.encode())
@@ -126,7 +95,7 @@ def _parts(
         {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()
     ]
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
-    several = any(row["verdict"] != "baseline" for row in rows)
+    several = any(row["role"] != "baseline" for row in rows)
     receipts = [
         (receipt_line(about).removeprefix("receipt: "), one.receipt)
         for about, one in zip(board.receipt, runs, strict=True)
@@ -139,16 +108,15 @@ def _parts(
         "results": shown.show_comparison(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
         "others": _other_tables(board, runs),
-        "budgets": None,
         "attention": [
             {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)} for one in attention
         ],
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
         "receipts": [(line, json.dumps(all_, indent=1, ensure_ascii=False, default=str)) for line, all_ in receipts],
-        "made_by": {"git_revision": git_revision(), "versions": versions()},
+        "made_by": software(),
         "samples": len(samples),
-        "yardsticks": len(board.yardsticks),
+        "reference_conditions": len(board.reference_conditions),
         "index": index,
         "blocks": blocks,
     }
@@ -173,16 +141,18 @@ def _fill(parts: Mapping[str, Any]) -> str:
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
     found = [shown.show_mediators(board), shown.show_audit(board)]
-    names = ("pooled", "wordings", "texts", "sweeps", "causes", "near_zero", "rewordings")
+    names = ("pooled", "wordings", "texts", "sweeps", "causes")
     found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
-    frame = over_wordings(join(runs))  # as the verdicts are
-    frame = frame[~frame["condition"].isin(board.yardsticks)]
+    frame = merge_instructions(join(runs), board.reference_conditions)  # as the verdicts are
+    frame = frame[~frame["condition"].isin(board.reference_conditions)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
             ordered = frame.sort_values(column, kind="stable", ignore_index=True)
             margin = float(board.comparison["margin"].iloc[0])
             table = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
-            split = replace(board, comparison=table, by=(column,), contrasts=None, primary=None, yardsticks={})
+            split = replace(
+                board, comparison=table, by=(column,), contrasts=None, primary=None, reference_conditions={}
+            )
             found.append(replace(shown.show_comparison(split), title=f"By {column}"))
     return found
 
@@ -211,13 +181,10 @@ def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequ
             raise RunError(f"{one.name}: {first} are in no run of this report.")
 
 
-_FAMILIES = {"registered": "registered beforehand", "all": "not registered beforehand", "exploratory": "besides"}
-
-
 def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
     rows = shown_rows(board, board.comparison)
-    tested = [row for row in rows if row["test"] is not None]
+    tested = [row for row in rows if row["role"] != "baseline"]
     first = [row for row in tested if row["primary"]] or tested
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     about = f"{models[0] if len(models) == 1 else f'{len(models)} models'} on {task_name(board.receipt)}"
@@ -227,13 +194,14 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         "question": f"Does {names} change the accuracy of {about}?" if first else f"How accurate is {about}?",
         "answers": [
             {
-                "kind": row["verdict"],
+                "kind": row["verdict"] or row["role"],
                 "verdict": _judge(row),
                 "said": f"{row['model']}, {row['layout']}, {_say(row)}" if several else _say(row),
             }
             for row in first[:CARD_ROWS]
         ],
-        "counts": [*_count(tested)] or ["There is one condition only, so nothing is compared."],
+        "counts": [*_count(tested, registered=board.contrasts is not None)]
+        or ["There is one condition only, so nothing is compared."],
         "facts": {title: said for title, said in _facts(board, rows, models).items() if said},
     }
 
@@ -243,7 +211,7 @@ def _judge(row: Row) -> str:
     margin = row["margin"]
     if row["verdict"] == "equivalent" and margin:
         return f"equivalent within {points(margin)}"
-    return verdict(row["verdict"], row["within_margin"], margin, row["by_format"])
+    return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])
 
 
 def _say(row: Row) -> str:
@@ -252,17 +220,18 @@ def _say(row: Row) -> str:
     return f"{label(row['condition'])}: {change} points {ends}".rstrip() + p
 
 
-def _count(tested: Sequence[Row]) -> Iterator[str]:
-    """A sentence for each family of tests, that counts the verdicts of each kind."""
-    for family, named in _FAMILIES.items():
-        counts = Counter(_judge({**row, "within_margin": False}) for row in tested if row["family"] == family)
+def _count(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
+    """A sentence for the tested contrasts and one for the exploratory ones, that counts the verdicts of each kind."""
+    tested = "registered beforehand" if registered else "not registered beforehand"
+    for role, named in {"tested": tested, "exploratory": "besides"}.items():
+        counts = Counter(_judge({**row, "within_margin": False}) for row in compared if row["role"] == role)
         if counts:
             said = ", ".join(f"{times} {word}" for word, times in counts.items())
             yield f"{counts.total()} {plural('comparison', counts.total())} {named}: {said}."
 
 
 def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
-    bases = [row for row in rows if row["verdict"] == "baseline"]
+    bases = [row for row in rows if row["role"] == "baseline"]
     dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
     sizes = (f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases)
     noise = " ".join(remark_noise(board))
@@ -271,5 +240,6 @@ def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> di
         "Dataset": f"{task_name(board.receipt)} ({'; '.join(dict.fromkeys(sizes))})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
         "Ungraded": " ".join(remark_ungraded(board)),
-        "Noise and control": noise or "The baseline was run once and no positive control, so nothing shows them.",
+        "Noise and control": noise
+        or "No repeat run and no positive control were made, so noise and sensitivity are unknown.",
     }

@@ -1,8 +1,7 @@
 """Checks: before the model is loaded, what cannot carry interventions or recording; with it, what vLLM makes of arms.
 
 Every engine answers a few prompts of every arm, and must give what Hugging Face gives with the same arithmetic: the
-same tokens until the first near-tie, with the same log-probabilities. Each arm is held against the reference of every
-arm, so that two which the check cannot tell apart are named.
+same tokens until the first near-tie, with the same log-probabilities.
 """
 
 from __future__ import annotations
@@ -165,38 +164,29 @@ def ask_reference(
 
 
 def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
-    """The first prompts of every arm, the baseline's first, with the number of tokens behind the last filler of any."""
+    """The first prompts of every arm, the baseline's first."""
     config, arguments = plan.config, plan.config.model_arguments()
+    first_draw = min(arm.draw for arm in plan.arms.values() if arm.prompts)
     names = {
         task: arm.condition.name
         for task, arm in plan.arms.items()
-        if arm.condition in config.conditions and arm.draw < 2 and arm.layout == config.layouts[0]
+        if arm.condition in config.conditions and arm.draw == first_draw and arm.layout == config.layouts[0]
     }
     mine: dict[str, list[Request]] = {name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)}
     for one in requests:
         if one.task in names and len(mine[names[one.task]]) < ARM_PROMPTS:
             mine[names[one.task]].append(one)
-    starts: dict[str, int] = {}
-    for one in chain.from_iterable(mine.values()):
-        start = (one.intervention or {}).get("start", 0)
-        starts[one.problem_id] = max(start, starts.get(one.problem_id, 0))
-    behind = {
-        one.problem_id: len(one.prompt_token_ids or ()) - starts[one.problem_id] for one in mine[config.baseline_name]
-    }
-    found = {
+    questions = {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
         "dtype": str(arguments["dtype"]).removeprefix("torch."),
-        "watched": sorted({one.intervention.numbers[0] for one in config.conditions if one.intervention}),
+        "layers": opened_layers(config)["activations"],
         "arms": {
-            name: [
-                {"token_ids": one.prompt_token_ids, "arm": one.intervention, "behind": behind[one.problem_id]}
-                for one in several
-            ]
+            name: [{"token_ids": one.prompt_token_ids, "arm": one.intervention} for one in several]
             for name, several in mine.items()
         },
     }
-    plain: dict[str, Any] = json.loads(json.dumps(found, default=dict))
+    plain: dict[str, Any] = json.loads(json.dumps(questions, default=dict))
     return plain
 
 
@@ -264,11 +254,10 @@ def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
                 found[name][int(place)] = {"tokens": tokens, "logprobs": likely}
     kept = sum(engine.collective_rpc("mless_check_rows"))
     agreement = {**compare_with_reference(found, reference), "kept_bytes": kept}
-    if wrong := [name for name, row in agreement["agreements"].items() if row[name] < agreement["prompts"][name]]:
-        told = ", ".join(
-            f"{name} {agreement['agreements'][name][name]} of {agreement['prompts'][name]}" for name in wrong
-        )
-        raise EngineError(f"vLLM does not answer as Hugging Face under interventions. Prompts that agree: {told}.")
+    prompts, agreeing = agreement["prompts"], agreement["agreements"]
+    if wrong := [name for name in prompts if agreeing[name] < prompts[name]]:
+        counts = ", ".join(f"{name} {agreeing[name]} of {prompts[name]}" for name in wrong)
+        raise EngineError(f"vLLM does not answer as Hugging Face under interventions. Prompts that agree: {counts}.")
     return agreement
 
 
@@ -296,35 +285,26 @@ def compare_with_reference(
         reference: What `ask_reference` wrote.
 
     Returns:
-        `prompts` of each arm, `bound`, `largest`: the largest difference of a log-probability of an arm from its own
-        reference, and `agreements`: by arm, of how many prompts the answer is that of each arm's reference.
+        By arm `prompts` and `agreements`: the number of prompts, and of those that the engine answers as Hugging Face.
+        `bound` and `largest`: the largest difference of a log-probability that agrees, and that was found.
     """
     bound, theirs = LOGPROB_BOUND[reference["questions"]["dtype"] in FULL_PRECISION], reference["answers"]
-    apart = {
-        name: {other: [distance(*pair, bound) for pair in zip(answers, theirs[other], strict=True)] for other in theirs}
+    distances = {
+        name: [distance(*pair, bound) for pair in zip(answers, theirs[name], strict=True)]
         for name, answers in found.items()
     }
     return {
         "prompts": {name: len(answers) for name, answers in found.items()},
         "bound": bound,
-        "largest": max(one for name in apart for one in apart[name][name]),
-        "agreements": {
-            name: {other: sum(one <= bound for one in several) for other, several in row.items()}
-            for name, row in apart.items()
-        },
-        "near_zero": reference["near_zero"],
+        "largest": max(chain.from_iterable(distances.values())),
+        "agreements": {name: sum(one <= bound for one in several) for name, several in distances.items()},
     }
 
 
-def describe_agreement(agreement: Mapping[str, Any] | None) -> list[str]:
-    """What a run prints of the check: how close it is, and which arms it cannot tell apart. None: there was none."""
-    if not agreement:
-        return []
-    matrix, prompts = agreement["agreements"], agreement["prompts"]
-    alike = sorted({tuple(sorted((a, b))) for a, row in matrix.items() for b in row if a != b and row[b] == prompts[a]})
-    most = max(prompts.values())
-    lines = [
-        f"{len(matrix)} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: log-probabilities differ "
-        f"by {agreement['largest']:.1g} at most."
-    ]
-    return lines + [f"these prompts do not tell {a} from {b}" for a, b in alike]
+def describe_agreement(agreement: Mapping[str, Any]) -> str:
+    """How close the engine's answers are, in a sentence."""
+    arms, most = len(agreement["prompts"]), max(agreement["prompts"].values())
+    return (
+        f"{arms} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: log-probabilities differ by "
+        f"{agreement['largest']:.1g} at most."
+    )

@@ -1,7 +1,6 @@
 """The same interventions in Hugging Face, prompt by prompt: what the engine's answers are checked against.
 
-It also measures what an intervention does to the activations of the MLPs: which share is nearer to zero than 95 percent
-of them are without a filler. It runs in a process of its own, which ends before an engine takes the memory:
+It runs in a process of its own, which ends before an engine takes the memory:
 
     python -m harness.engines.interventions.reference QUESTIONS ANSWERS
 """
@@ -20,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import eager_mask
 
-from harness.constants import ARM_TOKENS, NEAR_ZERO_QUANTILE
+from harness.constants import ARM_TOKENS
 from harness.engines.interventions.arithmetic import (
     add_gap,
     attend,
@@ -37,15 +36,14 @@ class Reference:
     Args:
         folder: The model's folder or hub name.
         dtype: What it computes in.
-        watched: The layers, from 0, whose activations are kept.
+        layers: The layers, from 0, whose activations some arm changes.
     """
 
-    def __init__(self, folder: str, dtype: str, watched: Sequence[int], revision: str | None = None) -> None:
+    def __init__(self, folder: str, dtype: str, layers: Sequence[int], revision: str | None = None) -> None:
         self._arm: Mapping[str, Any] = {}
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
         self._capture: list[tuple[Tensor, Tensor]] | None = None
-        self.activations: dict[int, Tensor] = {}
         AttentionInterface.register(NAME, self._attention)
         AttentionMaskInterface.register(NAME, eager_mask)  # not looked at: all is causal here
         self.model = AutoModelForCausalLM.from_pretrained(
@@ -53,7 +51,7 @@ class Reference:
         ).eval()
         if torch.cuda.is_available():
             self.model.cuda()
-        for layer in watched:
+        for layer in layers:
             mlp = self.model.model.layers[layer].mlp
             mlp.act_fn = _Activation(mlp.act_fn, self, layer)
 
@@ -75,22 +73,18 @@ class Reference:
             made = self.model(
                 ids, position_ids=self._positions[None], past_key_values=cache, use_cache=True, logits_to_keep=1
             )
-            if cache is None:
-                prefill = dict(self.activations)
             cache, start = made.past_key_values, start + ids.shape[1]
             best = made.logits[0, -1].float().log_softmax(-1).topk(2)
             found["tokens"].append(int(best.indices[0]))
             found["logprobs"].append(float(best.values[0]))
             found["leads"].append(float(best.values[0] - best.values[1]))
             ids = best.indices[:1][None]
-        self.activations = prefill
         return found
 
     def change(self, activations: Tensor, layer: int) -> Tensor:
         """Activations [1, token, unit] of one layer as the arm leaves them."""
         if self._capture is None and self._arm.get("kind") != "filler" and layer in self._arm.get("layers", ()):
             activations = change_activations(activations[0], self._positions, self._arm)[None]
-        self.activations[layer] = activations[0]
         return activations
 
     def _attention(
@@ -123,29 +117,17 @@ class _Activation(nn.Module):
 
 
 def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers of all arms, and the share of activations near zero behind the filler, by layer.
+    """The answers of all arms.
 
     Args:
-        questions: As of `checks.ask_reference`. The threshold of a layer is that of the first arm.
+        questions: As of `checks.ask_reference`.
     """
-    watched = questions["watched"]
-    reference = Reference(questions["model"], questions["dtype"], watched, questions["revision"])
+    reference = Reference(questions["model"], questions["dtype"], questions["layers"], questions["revision"])
     answers: dict[str, list[Any]] = {}
-    near: dict[str, dict[str, float]] = {}
-    thresholds: dict[int, Tensor] = {}
     for name, prompts in questions["arms"].items():
-        kept: dict[int, list[Tensor]] = {layer: [] for layer in watched}
-        answers[name] = []
-        for prompt in prompts:
-            answers[name].append(reference.answer(prompt["token_ids"], prompt["arm"]))
-            for layer in watched:
-                kept[layer].append(reference.activations[layer][-prompt["behind"] :].abs().float().cpu())
-        sizes = {layer: torch.cat([one.flatten() for one in found]) for layer, found in kept.items()}
-        for layer, size in sizes.items():
-            thresholds.setdefault(layer, size.kthvalue(max(1, int(NEAR_ZERO_QUANTILE * len(size)))).values)
-        near[name] = {str(layer): float((size < thresholds[layer]).float().mean()) for layer, size in sizes.items()}
-        print(f"{len(near)} of {len(questions['arms'])} arms", flush=True)
-    return {"answers": answers, "near_zero": near, "thresholds": {str(k): float(v) for k, v in thresholds.items()}}
+        answers[name] = [reference.answer(prompt["token_ids"], prompt["arm"]) for prompt in prompts]
+        print(f"{len(answers)} of {len(questions['arms'])} arms", flush=True)
+    return {"answers": answers}
 
 
 if __name__ == "__main__":
