@@ -159,7 +159,7 @@ def run_probe(
         selection={
             "criterion": criterion.model_dump(mode="json"),
             "outcomes": count_outcomes(source, criterion),
-            "n": len(problems),
+            "problems": len(problems),
         },
         checks=checks,
     )

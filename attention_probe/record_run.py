@@ -1,4 +1,4 @@
-"""Traces of a run's prompts, recorded by its engine while it answers: `record: {attention: 1-3}` in the config."""
+"""Traces of a run's prompts, recorded by its engine while it answers: `record_attention: 1-3` in the config."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunRecorder:
     def __init__(self, plan: Plan, path: Path, dtype: Any) -> None:
         config, arguments = plan.config, plan.model_arguments
         model = ModelTokenizer.from_arguments(arguments)
-        assert config.record and model  # as the plan found
+        assert config.record_attention and model  # as the plan found
         self._plan = plan
         names = recorded_conditions(config)
         built: dict[str, dict[str, BuiltPrompt]] = {}
@@ -58,7 +58,7 @@ class RunRecorder:
                     id=name, subject=problem.subject, level=problem.level, cluster=problem.counts_with, prompts={}
                 )
         self._prompts = {name: align_prompts(name, prompts, model.tokenizer) for name, prompts in built.items()}
-        name, revision, layers = str(arguments["pretrained"]), arguments.get("revision"), config.record.numbers
+        name, revision, layers = str(arguments["pretrained"]), arguments.get("revision"), config.recorded_layers
         shape = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
         numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
         settings = ProbeSettings(model=models.name_model(name), layers=numbers, conditions=names, dtype=dtype)
@@ -68,7 +68,7 @@ class RunRecorder:
             settings,
             model.tokenizer,
             source={"name": config.name, "kind": "run", "prompts_sha256": plan.prompts_sha256, "metric": None},
-            selection={"criterion": Criterion().model_dump(mode="json"), "outcomes": {}, "n": len(built)},
+            selection={"criterion": Criterion().model_dump(mode="json"), "outcomes": {}, "problems": len(built)},
             checks={"notices": ["recorded in the run's engine"]},
         )
         self._traces = AttentionTraces.create(path, header, receipt=receipt)
@@ -76,7 +76,7 @@ class RunRecorder:
     def ask(self, request: Request) -> Request:
         """The request, with the queries whose attention is summed if its prompt is recorded and not there yet."""
         problem, condition = self._place(request)
-        first = not request.replicate and request.sample_index % self._plan.config.samples_each == 0
+        first = not request.replicate and request.sample_index % self._plan.config.repeats_per_draw == 0
         if not first or condition not in self._prompts.get(problem, ()) or self._traces.has(problem, condition):
             return request
         prompts = self._prompts[problem]

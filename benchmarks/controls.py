@@ -176,7 +176,7 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
     mediators = board.side_tables["mediators"].set_index("condition")
     audit = board.side_tables["audit"].set_index("condition").loc[CONDITION]
     change = mediators.loc[CONDITION]
-    moved = {"format": row["difference"] - row["answer_difference"], "answer": row["answer_difference"]}
+    moved = {"format": row["difference"] - row["answered_difference"], "answer": row["answered_difference"]}
     parts = tuple(name for name, points in moved.items() if abs(points) >= 2)
     states = tuple(
         name

@@ -85,7 +85,7 @@ def run_settings(model: Path, tokens: int, *, is_gpu: bool) -> dict[str, Any]:
     """The run config of all sides."""
     settings: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
     settings["max_gen_toks"] = tokens
-    arguments = settings["model"]["arguments"]
+    arguments = settings["model"]["model_args"]
     arguments["pretrained"] = str(model)
     if is_gpu:
         arguments |= {"dtype": "bfloat16", "enforce_eager": False}

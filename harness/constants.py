@@ -202,7 +202,7 @@ FEWEST_MODELS = 4
 """Fewer models say nothing about new ones."""
 FEWEST_TEXTS = 8
 """Fewer other texts say little of new ones of their kind."""
-FEWEST_WORDINGS = FEWEST_MODELS
+FEWEST_INSTRUCTIONS = FEWEST_MODELS
 """Fewer instructions say nothing about new ones, by the same arithmetic."""
 MODELS_HEEDED = 0.7
 """From this share of the problems' part of the variance on, the models' part decides the degrees of freedom: with it
@@ -226,7 +226,7 @@ most of each prompt was cached."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
 PLANNED_SPREAD = 0.02
-"""By how much a dry run takes the effect to scatter between them. In docs/figures/wordings.csv, of a small model, it
+"""By how much a dry run takes the effect to scatter between them. In docs/figures/instructions.csv, of a small model, it
 scatters several times as far."""
 GRADED_SHARE = 0.9
 """Progress shows the share right once so many of the finished samples are graded."""
@@ -328,5 +328,5 @@ class Kind(StrEnum):
     FOREST = "forest"
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
-    WORDINGS = "wordings"
+    INSTRUCTIONS = "instructions"
     CAUSES = "causes"

@@ -106,7 +106,7 @@ def report(measurement: str) -> None:
 
 def gpu_share_options() -> list[str]:
     """The same arguments as options of `mless run`."""
-    settings = [f"model.arguments.{name}={value}" for name, value in gpu_share().items()]
+    settings = [f"model.model_args.{name}={value}" for name, value in gpu_share().items()]
     return [word for setting in settings for word in ("--set", setting)]
 
 

@@ -103,7 +103,7 @@ def small_run(folder: Path, problems: int = 25) -> Path:
 
 CONFIG = {
     "name": "made",
-    "model": {"label": "made", "arguments": {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 4096}},
+    "model": {"label": "made", "model_args": {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 4096}},
     "dataset": TOY_DATA,
     "conditions": ["wo", "mless"],
     "layouts": ["raw"],

@@ -32,9 +32,9 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "an intervention of the kind filler": interventions.FillerIntervention,
         "of the kind redistribute": interventions.RedistributeIntervention,
         "of the kind function": interventions.FunctionIntervention,
-        "demonstrations": runs.Demonstrations,
+        "fewshot": runs.FewshotConfig,
         "across": runs.AcrossConfig,
-        "sampling, as a mapping": runs.ExplicitSampling,
+        "gen_kwargs, as a mapping": runs.ExplicitSampling,
     },
     "Figure configs": {
         "": figures.FigureConfig,
@@ -49,7 +49,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
 INTRODUCTION = """# Configs
 
 Written by `python -m tools.reference_pages` from the schema. Defaults stand in brackets. On the command line,
-`--set model.arguments.dtype=bfloat16` changes a key.
+`--set model.model_args.dtype=bfloat16` changes a key.
 """
 
 TABLES: dict[str, dict[str, str]] = {

@@ -106,7 +106,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             for entry in published.accuracies
             for condition, accuracy in entry.conditions.items()
         ]
-        unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "n": 0}
+        unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "problems": 0}
         table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
     return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)
 
@@ -121,7 +121,13 @@ def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Da
     """
     tables = [curves]
     if bars is not None and config.bars is not None:
-        names = {"accuracy": "mean", "accuracy_low": "low", "accuracy_high": "high", "n": "count", "reference": "note"}
+        names = {
+            "accuracy": "mean",
+            "accuracy_low": "low",
+            "accuracy_high": "high",
+            "problems": "count",
+            "reference": "note",
+        }
         shown = bars[["model", "condition", *names]].rename(columns=names)
         kinds = shown["note"].isna().map({True: "bar", False: "reference bar"})
         legends = shown["condition"].map(label)
@@ -317,7 +323,7 @@ def explain_figure(
     yield from (f"{note[0].upper()}{note[1:]}." for note in curves["note"].dropna().unique())
     yield EXPLAINED[drawn["definition"].iloc[0]]
     if bars is not None:
-        source = bars["reference"].iloc[0] or f"{bars['n'].min()} problems"
+        source = bars["reference"].iloc[0] or f"{bars['problems'].min()} problems"
         yield f"Bars: {source}."
     if config.note:
         yield config.note

@@ -28,7 +28,7 @@ CAUSE_COLUMNS = {
     "condition": "the condition that is compared with the position gap",
     "layers": "the layers whose attention to the filler is switched; missing for the filler as it is",
     "valid_attention": "whether the attention weights add up to 1: scale and bias are both on, or both off",
-    "n": "problems",
+    "problems": "number of problems",
     "difference": "accuracy less that of the position gap, points",
     "low": "lower end of its 95 % interval",
     "high": "upper end",
@@ -81,4 +81,4 @@ def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:
     effect = estimate_over_draws(changes, gap.by_draw(gap.samples_by_prompt), gap.clusters)
     low, high = effect.interval()
     points = {"difference": effect.difference, "low": low, "high": high}
-    return {"n": len(gap.clusters), "p": effect.p, **{name: 100 * share for name, share in points.items()}}
+    return {"problems": len(gap.clusters), "p": effect.p, **{name: 100 * share for name, share in points.items()}}

@@ -21,8 +21,8 @@ COMPARISON_COLUMNS = {
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline: mless - random",
     "baseline": "the condition that it is compared with",
-    "n": "problems",
-    "k": "samples per problem",
+    "problems": "number of problems",
+    "repeats": "samples of each problem",
     "draws": "draws of examples; from 4 on, intervals and p are for new draws too, else for these examples",
     "accuracy": "percent right (avg@k)",
     "standard_error": "of the accuracy, in points, clustered by problem or cluster of problems",
@@ -32,9 +32,9 @@ COMPARISON_COLUMNS = {
     "low": "lower end of its 95 % interval, points; not adjusted: 0 is outside exactly if p < 0.05",
     "high": "upper end",
     "p": "two-sided p-value of the sign-flip test; with one sample a problem, McNemar's exact test",
-    "answer_difference": "the part of the difference from pairs of samples that both have a graded answer, points",
-    "answer_low": "lower end of its 95 % interval; the rest of the difference is format",
-    "answer_high": "upper end",
+    "answered_difference": "the part of the difference from pairs of samples that both have a graded answer, points",
+    "answered_low": "lower end of its 95 % interval; the rest of the difference is format",
+    "answered_high": "upper end",
     "by_format": "whether a difference that is judged better or worse may be all format",
     "graded": "percent of the samples with a graded answer",
     "wrong_to_right": "problems that become right, mean over pairs of samples with one draw of examples",
@@ -54,7 +54,7 @@ COMPARISON_COLUMNS = {
     "unmeasured": "why the run could not have shown equivalence",
 }
 """Meaning of each column of `compare`."""
-_COUNTS = ("n", "k", "draws", "tests", "aa_samples", "aa_changed")
+_COUNTS = ("problems", "repeats", "draws", "tests", "aa_samples", "aa_changed")
 
 Row = dict[str, Any]
 """A row of `compare`. A row without a difference is a baseline."""
@@ -214,7 +214,7 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
 
 def _may_be_format(row: Row) -> bool:
     """Whether the part of a difference among answered samples is the smaller one, and may be 0."""
-    return bool(row["answer_low"] <= 0 <= row["answer_high"]) and 2 * abs(row["answer_difference"]) < abs(
+    return bool(row["answered_low"] <= 0 <= row["answered_high"]) and 2 * abs(row["answered_difference"]) < abs(
         row["difference"]
     )
 
@@ -236,7 +236,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
         old.clusters,
     )
     low, high = change.interval()
-    answer_low, answer_high = answered.interval()
+    answered_low, answered_high = answered.interval()
     equivalence_low, equivalence_high = change.interval(1 - 2 * ALPHA)
     share = margin / 100
     return {
@@ -245,9 +245,9 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
         "low": 100 * low,
         "high": 100 * high,
         "p": change.p,
-        "answer_difference": 100 * answered.difference,
-        "answer_low": 100 * answer_low,
-        "answer_high": 100 * answer_high,
+        "answered_difference": 100 * answered.difference,
+        "answered_low": 100 * answered_low,
+        "answered_high": 100 * answered_high,
         "wrong_to_right": float(gained),
         "right_to_wrong": float(lost),
         "equivalence_low": 100 * equivalence_low,

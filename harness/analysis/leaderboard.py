@@ -13,7 +13,7 @@ import pandas
 from harness.analysis.causes import causes_table
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
-from harness.analysis.other_prompts import merge_instructions, text_table, wording_table
+from harness.analysis.other_prompts import instructions_table, merge_instructions, text_table
 from harness.analysis.outcomes import Outcomes, by_setting, count_outcomes
 from harness.analysis.pooled import pool
 from harness.analysis.sweeps import sweep_table
@@ -173,7 +173,7 @@ def _make_tables_over_conditions(
     settings = by_setting(counted)
     return {
         "pooled": pool(counted, pairs),
-        "wordings": wording_table(by_setting(counted_apart), pairs, design.reference_conditions),
+        "instructions": instructions_table(by_setting(counted_apart), pairs, design.reference_conditions),
         "texts": text_table(settings, conditions),
         "sweeps": sweep_table(counted, conditions, baseline=design.baseline),
         "causes": causes_table(settings, conditions),

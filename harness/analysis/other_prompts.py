@@ -13,7 +13,7 @@ import pandas
 
 from harness.analysis.outcomes import Outcomes, Setting
 from harness.analysis.pooled import pool_changes
-from harness.constants import ALPHA, FEWEST_TEXTS, FEWEST_WORDINGS
+from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS
 from harness.experiment.conditions import OTHER_INSTRUCTION, Condition
 
 Arms = Mapping[str, Sequence[Outcomes]]
@@ -29,7 +29,7 @@ TEXT_COLUMNS = {
     "texts": "how many of them",
     "least": "accuracy under the worst of them, percent",
     "most": "under the best",
-    "n": "problems",
+    "problems": "number of problems",
     "difference": "accuracy less the mean under these texts, points",
     "new_low": "lower end of its interval for new texts of this kind, on new problems",
     "new_high": "upper end",
@@ -37,12 +37,12 @@ TEXT_COLUMNS = {
 }
 """Meaning of each column of `text_table`."""
 
-WORDING_COLUMNS = {
+INSTRUCTION_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline",
-    "wordings": "instructions that it was asked under, its own among them",
-    "n": "problems",
+    "instructions": "instructions that it was asked under, its own among them",
+    "problems": "number of problems",
     "difference": "mean over the instructions of the difference, points",
     "new_low": "lower end of its interval for new instructions of this kind, on new problems",
     "new_high": "upper end",
@@ -55,7 +55,7 @@ WORDING_COLUMNS = {
     "high": "upper end",
     "effects": "difference, lower and upper end under each instruction, the run's own first",
 }
-"""Meaning of each column of `wording_table`."""
+"""Meaning of each column of `instructions_table`."""
 
 
 def text_table(settings: Mapping[Setting, Arms], conditions: Mapping[str, Condition]) -> pandas.DataFrame:
@@ -110,7 +110,7 @@ def merge_instructions(
     ).sort_values("condition", kind="stable", ignore_index=True)
 
 
-def wording_table(
+def instructions_table(
     settings: Mapping[Setting, Arms],
     contrasts: Mapping[str, tuple[str, str]],
     reference_conditions: Mapping[str, Mapping[str, Any]],
@@ -127,7 +127,7 @@ def wording_table(
     for setting, arms in settings.items():
         for name, pair in contrasts.items():
             both = [(arms[old][0], arms[new][0]) for new, old in _under_each_instruction(pair, arms, names)]
-            if len(both) < FEWEST_WORDINGS:
+            if len(both) < FEWEST_INSTRUCTIONS:
                 continue
             effects = [pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in both]
             found = [one["difference"] for one in effects if one["p"] < ALPHA]
@@ -138,11 +138,11 @@ def wording_table(
                     new.right_by_prompt - old.right_by_prompt, old.samples_by_prompt, strict=True
                 )
             ]
-            row = {**dict(setting), "condition": name, "wordings": len(both), **_over_prompts(both)}
+            row = {**dict(setting), "condition": name, "instructions": len(both), **_over_prompts(both)}
             row |= {"least": min(draws), "most": max(draws)}
             row |= {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)}
             rows.append(row | {"effects": [[one[end] for end in ("difference", "low", "high")] for one in effects]})
-    return pandas.DataFrame(rows, columns=list(WORDING_COLUMNS))
+    return pandas.DataFrame(rows, columns=list(INSTRUCTION_COLUMNS))
 
 
 def _under_each_instruction(
@@ -164,4 +164,4 @@ def _over_prompts(both: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
     """The mean difference over pairs of outcomes, the second less the first, with its interval for new prompts."""
     clusters = both[0][0].clusters
     pooled = pool_changes([(new.right - old.right, old.k) for old, new in both], clusters)
-    return {name: pooled[name] for name in ("n", "difference", "low", "high", "new_low", "new_high", "new_p")}
+    return {name: pooled[name] for name in ("problems", "difference", "low", "high", "new_low", "new_high", "new_p")}

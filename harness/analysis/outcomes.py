@@ -181,13 +181,13 @@ def clustered_error(scores: npt.ArrayLike) -> float:
 
 
 def measure_accuracy(one: Outcomes) -> dict[str, Any]:
-    """The columns of `comparison.COMPARISON_COLUMNS` that one condition has by itself, from n to accuracy_high."""
+    """The columns of `comparison.COMPARISON_COLUMNS` that one condition has by itself, from problems to accuracy_high."""
     scores = one.right / one.samples
     means, weights = by_cluster(scores, one.clusters)
     low, high = score_interval(means, weights=weights)
     return {
-        "n": len(scores),
-        "k": one.k,
+        "problems": len(scores),
+        "repeats": one.k,
         "accuracy": 100 * float(scores.mean()),
         "standard_error": 100 * clustered_error(cluster_terms(scores, one.clusters)),
         "accuracy_low": 100 * low,
@@ -199,7 +199,7 @@ def measure_accuracy(one: Outcomes) -> dict[str, Any]:
 def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Accuracy in percent with its error and interval, by model, layout and condition.
 
-    The columns n to accuracy_high are those of `analysis.compare`. Use it for runs without the baseline, which
+    The columns problems to accuracy_high are those of `analysis.compare`. Use it for runs without the baseline, which
     `compare` refuses. Whether two conditions differ is a paired question that this table does not answer. Replicates of
     the baseline are left out.
     """

@@ -121,8 +121,8 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
         return 3, f"Not shown: {row['unmeasured']}."
     # the length of an interval falls with the root of the number of problems
     quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
-    needed = math.ceil(row["n"] * (quantiles * (row["difference"] - row["low"]) / points) ** 2)
+    needed = math.ceil(row["problems"] * (quantiles * (row["difference"] - row["low"]) / points) ** 2)
     return 3, (
         f"Not shown: the interval's lower end is {low}. If both are equally accurate, about {needed:,} problems would "
-        f"show that {name} loses less than {margin} ({100 * POWER:.0f} % power); here are {row['n']:,}."
+        f"show that {name} loses less than {margin} ({100 * POWER:.0f} % power); here are {row['problems']:,}."
     )

@@ -34,7 +34,7 @@ POOLED_COLUMNS = {
     "condition": "the condition, or a contrast with another baseline",
     "baseline": "the condition that it is compared with",
     "models": "models that have both",
-    "n": "problems that all of them were asked",
+    "problems": "problems that all of them were asked",
     "difference": "mean over models of the difference in accuracy, points",
     "low": "lower end of its 95 % interval: these models, new problems",
     "high": "upper end",
@@ -69,7 +69,7 @@ def pool(counted: Iterable[Outcomes], contrasts: Mapping[str, tuple[str, str]]) 
         changes = [((new.right - old.right)[kept], old.k) for kept, (old, new) in zip(asked, both, strict=True)]
         clusters = pandas.factorize(both[0][0].clusters[asked[0]])[0]
         rows.append({"layout": layout, "condition": name, "baseline": baseline} | pool_changes(changes, clusters))
-    return pandas.DataFrame(rows, columns=list(POOLED_COLUMNS)).astype({"models": "Int64", "n": "Int64"})
+    return pandas.DataFrame(rows, columns=list(POOLED_COLUMNS)).astype({"models": "Int64", "problems": "Int64"})
 
 
 def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
     clusters = np.arange(scaled.shape[1]) if clusters is None else clusters
     pooled = estimate_difference(scaled.sum(axis=0), k * len(changes), clusters=clusters)
     low, high = pooled.interval()
-    row = {"models": len(changes), "n": len(clusters), "difference": pooled.difference, "p": pooled.p}
+    row = {"models": len(changes), "problems": len(clusters), "difference": pooled.difference, "p": pooled.p}
     row |= {"low": low, "high": high}
     if len(changes) >= FEWEST_MODELS:
         crossed = estimate_crossed(scaled, np.full_like(scaled, k), clusters)

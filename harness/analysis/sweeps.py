@@ -26,7 +26,7 @@ SWEEP_COLUMNS = {
     "placement": "where it stands",
     "words": "what else the prompt has and the baseline's lacks",
     "lengths": "its numbers of tokens",
-    "n": "problems",
+    "problems": "number of problems",
     "difference": "mean over all lengths of the difference from the baseline, points",
     "low": "lower end of its 95 % interval, points",
     "high": "upper end",
@@ -64,7 +64,7 @@ def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition]
                 "placement": group.placement,
                 "words": group.words,
                 "lengths": " ".join(map(str, there)),
-                "n": len(old.clusters),
+                "problems": len(old.clusters),
                 "p": min(1.0, 2 * min(mean.p, extremes.p)),
                 "best": there[int(changes.sum(axis=(1, 2)).argmax())],
             }

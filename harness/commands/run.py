@@ -21,11 +21,13 @@ def run(
     overrides: Overrides = None,
     dataset: Annotated[str | None, typer.Option(metavar="math500|FILE", help="Problems: a JSONL file.")] = None,
     conditions: Annotated[str | None, typer.Option(metavar="wo,mless", help="Only these of the study's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="The most tokens of a completion.")] = None,
-    samples: Annotated[int | None, typer.Option(metavar="N", help="Ask each prompt N times.")] = None,
-    record: Annotated[
-        str | None,
-        typer.Option("--record-attention", metavar="1-3|all", help="Keep attention of these layers as traces."),
+    max_gen_toks: Annotated[int | None, typer.Option(metavar="N", help="The most tokens of a completion.")] = None,
+    repeats: Annotated[int | None, typer.Option(metavar="N", help="Ask each problem N times.")] = None,
+    apply_chat_template: Annotated[
+        bool | None, typer.Option(help="Use the layout chat, or raw; default: chat where there is a template.")
+    ] = None,
+    record_attention: Annotated[
+        str | None, typer.Option(metavar="1-3|all", help="Keep attention of these layers as traces.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     output: Annotated[
@@ -50,10 +52,15 @@ def run(
     if (config is None) == (model is None):
         got = "both" if config else "neither"
         raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
-    changed: dict[str, object] = {"max_gen_toks": max_tokens, "samples_per_problem": samples}
+    changed: dict[str, object] = {
+        "max_gen_toks": max_gen_toks,
+        "repeats": repeats,
+        "record_attention": record_attention,
+    }
     changed["dataset"] = dataset if dataset in (None, "math500") else {"path": dataset}
     changed["conditions"] = conditions and conditions.replace(" ", "").split(",")
-    changed["record"] = record and {"attention": record}
+    if apply_chat_template is not None:
+        changed["layouts"] = ["chat"] if apply_chat_template else ["raw"]
     own = [f"{key}={json.dumps(value)}" for key, value in changed.items() if value is not None] + (overrides or [])
     settings = config_of_model(str(model), own) if config is None else load_config(config, own)
     wanted = check_backend(settings, engines)

@@ -48,10 +48,10 @@ DIFFERENCE = Column(
 )
 P = Column("p_adjusted", "p adj.", p_value, "sign-flip test, adjusted by Holm over {family}")
 ANSWERS = Column(
-    "answer_difference answer_low answer_high",
-    f"by answer [{LEVEL}]",
+    "answered_difference answered_low answered_high",
+    f"answered [{LEVEL}]",
     difference,
-    "the part of it from pairs of samples that both have a graded answer; the rest is format",
+    "the part of it among answered samples: pairs that both have a graded answer; the rest is format",
 )
 VERDICT = Column(
     "verdict role within_margin margin by_format",
@@ -59,7 +59,7 @@ VERDICT = Column(
     verdict,
     f"of {{prompts}}. better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not "
     f"adjusted for several, lies between {MINUS}{{margin:g}} and +{{margin:g}} points, of at least {{fewest}}; else "
-    "inconclusive: the data neither show an effect nor rule one out; (format): by answer nothing shows",
+    "inconclusive: the data neither show an effect nor rule one out; (format): among answered samples nothing shows",
     numeric=False,
     strong=True,
 )

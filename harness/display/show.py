@@ -73,14 +73,14 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
         again = f"both sides were run again: {describe_repeat(row)}"
     matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
     within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
-    noun = "problems" if sum(outcomes.values()) <= row["n"] else "problems by draw"
+    noun = "problems" if sum(outcomes.values()) <= row["problems"] else "problems by draw"
     listed = f"{matching} of {sum(outcomes.values())} {noun}" + (f" ({within})" if within else "")
-    rule = ", by the share of their samples that is right" if row["k"] > 1 else ""
+    rule = ", by the share of their samples that is right" if row["repeats"] > 1 else ""
     lacking = f"; {outcomes['undecided']} lack a verdict under one of the two" if outcomes["undecided"] else ""
     return fold(
         [
             f"difference  {difference(row['difference'], row['low'], row['high'])} points, {LEVEL} interval",
-            f"flips       {flips(row['wrong_to_right'], row['right_to_wrong'])}: {define_flips(row['k'])}",
+            f"flips       {flips(row['wrong_to_right'], row['right_to_wrong'])}: {define_flips(row['repeats'])}",
             f"A/A         {again}",
             f"listed      {listed}, {str(criterion.flip).replace('_', ' ')}{rule}{lacking}",
         ],

@@ -84,7 +84,7 @@ SIDE_TABLES = (
         key="pooled",
         heading="All models together{shared}, in points",
         meanings=pooled.POOLED_COLUMNS,
-        words=("layout", "condition", "models", "n"),
+        words=("layout", "condition", "models", "problems"),
         columns=(
             Column("difference low high", f"these models [{LEVEL}]", difference),
             Column("p", "p", p_value),
@@ -93,11 +93,11 @@ SIDE_TABLES = (
         remarks=("Exploratory: neither adjusted nor judged.",),
     ),
     SideTable(
-        key="wordings",
+        key="instructions",
         heading="Over all instructions, points",
-        meanings=other_prompts.WORDING_COLUMNS,
+        meanings=other_prompts.INSTRUCTION_COLUMNS,
         columns=(
-            Column("wordings", "instructions", count),
+            Column("instructions", "instructions", count),
             Column("least most", "from, to", partial(interval, sign=True)),
             Column("better worse", "better, worse in", "{}, {}".format),
             Column("difference new_low new_high", f"mean [{LEVEL}]", difference),
@@ -139,7 +139,7 @@ SIDE_TABLES = (
         key="causes",
         heading="Parts of a filler{shared}, points",
         meanings=causes.CAUSE_COLUMNS,
-        words=("model", "layout", "filler", "condition", "n"),
+        words=("model", "layout", "filler", "condition", "problems"),
         columns=(
             Column("layers", "layers", _show_layers),
             Column("valid_attention", "weights add up to 1", _show_validity),

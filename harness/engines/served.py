@@ -42,19 +42,19 @@ def check_served(config: RunConfig) -> None:
     Raises:
         ConfigError: the address or the model's name is missing, an argument is unknown, or a chat API would get text.
     """
-    arguments, backend, layouts = config.model.arguments, config.model.backend, config.layouts
+    arguments, backend, layouts = config.model.model_args, config.model.backend, config.layouts
     chat = Layout.CHAT
-    wrong = [f"model.arguments.{name} is missing" for name in ("base_url", "model") if not arguments.get(name)]
+    wrong = [f"model.model_args.{name} is missing" for name in ("base_url", "model") if not arguments.get(name)]
     wrong += [f"no argument {name!r}, near it: {list_near(name, _KNOWN)}" for name in arguments if name not in _KNOWN]
     for name in ("num_concurrent", "max_retries", "timeout"):
         if not isinstance(value := arguments.get(name, 0), int | float) or value < 0:
-            wrong.append(f"model.arguments.{name} is {value!r}, no number from 0 on")
-    if config.sampling == "model_default":
-        wrong.append("`sampling: model_default` is in the model's own files, which a server does not show")
+            wrong.append(f"model.model_args.{name} is {value!r}, no number from 0 on")
+    if config.gen_kwargs == "model_default":
+        wrong.append("`gen_kwargs: model_default` is in the model's own files, which a server does not show")
     if config.model.templates_itself and {*layouts, chat} != {chat}:
         wrong.append(f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]")
     if chat in layouts and not (config.model.templates_itself or arguments.get("tokenizer")):
-        wrong.append("the layout `chat` is rendered here, with model.arguments.tokenizer, which is missing")
+        wrong.append("the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing")
     if wrong:
         raise ConfigError(f"model.backend {backend}: {wrong[0]}. See configs/runs/served.yaml.")
 
@@ -133,7 +133,7 @@ class ServedModel:
         """What the server's list of models says of this one; None if it has no such list."""
         status, body = await self._read("GET", f"{self._base}/models")
         if not status:
-            raise ModelError(f"No server answers at model.arguments.base_url {self._base}: {_words(body)}.")
+            raise ModelError(f"No server answers at model.model_args.base_url {self._base}: {_words(body)}.")
         known = body.get("data") if isinstance(body, dict) and status == 200 else None
         if not isinstance(known, list):
             return None
@@ -141,7 +141,7 @@ class ServedModel:
         if self._model not in models:
             served = ", ".join(models) or "none"
             raise ModelError(
-                f"The server at {self._base} has no model {self._model!r} (model.arguments.model): it serves {served}."
+                f"The server at {self._base} has no model {self._model!r} (model.model_args.model): it serves {served}."
             )
         return {name: models[self._model].get(name) for name in ("id", "root", "owned_by", "max_model_len")}
 

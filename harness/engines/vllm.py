@@ -135,7 +135,7 @@ class VLLMEngine:
         known = [field.name for field in fields(EngineArgs)]
         if unknown := [name for name in given if name not in known]:
             near = list_near(unknown[0], [*known, *RENAMED, *NOT_OF_THE_ENGINE], most=3)
-            raise ConfigError(f"model.arguments has {unknown[0]!r}, which this vLLM does not know. Near it: {near}.")
+            raise ConfigError(f"model.model_args has {unknown[0]!r}, which this vLLM does not know. Near it: {near}.")
         if current_platform.is_cpu():
             fit_to_cpu(given, sampled=sampled)
         given.setdefault("stream_interval", constants.COUNTED_TOKENS)
@@ -380,7 +380,7 @@ def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
     elif sampled:
         raise ConfigError(
             "enable_chunked_prefill is true, and on a CPU a seeded sampled request that is prefilled in chunks kills "
-            "vLLM. Remove it, or use `sampling: greedy`."
+            "vLLM. Remove it, or use `gen_kwargs: greedy`."
         )
 
 

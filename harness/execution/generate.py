@@ -113,7 +113,7 @@ class _Session:
                 )
                 facts = backend.facts()  # which waits for the first of several engines
             recorder, requests = None, self.missing
-            if self._plan.config.record:
+            if self._plan.config.record_attention:
                 recorder = opened.enter_context(closing(_open_recorder(self._plan, self._folder.path, facts)))
                 requests = [recorder.ask(request) for request in self.missing]
             if agreement := facts.get("interventions"):

@@ -95,11 +95,11 @@ def settle(config: RunConfig, output: Path) -> RunConfig:
     begun = read_identity(output).config if has_sample(output) else None
     dtype, model, layouts = None, config.model, config.layouts
     if begun and begun["model"]["backend"] == model.backend:
-        dtype, layouts = begun["model"]["arguments"].get("dtype"), layouts or tuple(map(Layout, begun["layouts"]))
+        dtype, layouts = begun["model"]["model_args"].get("dtype"), layouts or tuple(map(Layout, begun["layouts"]))
     elif model.backend == "vllm" and not computes_bf16() and device_type() == "cpu":
         dtype = "float32"
-    if dtype and model.arguments.get("dtype") in (None, "auto"):
-        model = model.model_copy(update={"arguments": {**model.arguments, "dtype": dtype}})
+    if dtype and model.model_args.get("dtype") in (None, "auto"):
+        model = model.model_copy(update={"model_args": {**model.model_args, "dtype": dtype}})
     return config.model_copy(update={"model": model, "layouts": layouts})
 
 
@@ -134,7 +134,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
             task: Arm(
                 condition=arm.condition.name,
                 layout=str(arm.layout),
-                samples=config.samples_each,
+                samples=config.repeats_per_draw,
                 replicates=plan.replicates(arm),
                 sampling=sampling,
                 intervention=change.model_dump(mode="json") if (change := arm.condition.intervention) else None,
@@ -142,9 +142,9 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
             for task, arm in plan.arms.items()
         },
         model=receipts.model_fingerprint(
-            name, config.model.arguments.get("revision"), served="base_url" in config.model.arguments
+            name, config.model.model_args.get("revision"), served="base_url" in config.model.model_args
         ),
-        engine=engine_identity(config.model.backend, config.model.arguments, opened_layers(config)),
+        engine=engine_identity(config.model.backend, config.model.model_args, opened_layers(config)),
     )
 
 
@@ -242,7 +242,7 @@ def _generation_config(plan: Plan) -> dict[str, Any] | None:
     try:
         own = GenerationConfig.from_pretrained(name, revision=plan.model_arguments.get("revision"))
     except (OSError, ValueError) as error:
-        if plan.config.sampling != "model_default":
+        if plan.config.gen_kwargs != "model_default":
             return None
         raise ModelError(
             f"`sampling` is model_default, and generation_config.json cannot be read: {explain_hub_error(name, error)}"

@@ -21,7 +21,7 @@ from harness.experiment.conditions import (
     find_baseline,
     read_contrast,
 )
-from harness.experiment.demonstrations import Demonstrations
+from harness.experiment.demonstrations import FewshotConfig
 from harness.experiment.expand_conditions import (
     add_reference_conditions,
     choose_control,
@@ -40,7 +40,7 @@ class ModelConfig(Strict):
 
     backend: str = "vllm"
     """`vllm`, or lm-eval's name: `hf`, `local-completions`, `local-chat-completions`."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    model_args: dict[str, Any] = Field(default_factory=dict)
     """The backend's arguments. `pretrained: smollm2` is a small real model."""
     label: str | None = None
     """Its name in tables. By default the last part of its path."""
@@ -49,17 +49,17 @@ class ModelConfig(Strict):
     @classmethod
     def _label_smollm2(cls, values: Any) -> Any:
         """SmolLM2 has one label, however it is named."""
-        arguments = values.get("arguments") if isinstance(values, dict) else None
+        arguments = values.get("model_args") if isinstance(values, dict) else None
         given = arguments.get("pretrained") if isinstance(arguments, dict) else None
         smollm2 = models.label_model(str(given)) == SMOLLM2_LABEL
         return {**values, "label": values.get("label") or SMOLLM2_LABEL} if smollm2 else values
 
-    @field_validator("arguments")
+    @field_validator("model_args")
     @classmethod
     def _without_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         if found := next(find_secrets(arguments), None):
             raise ConfigError(
-                f"model.arguments{found} looks like a secret, and a config is copied into journal, receipt and logs. "
+                f"model.model_args{found} looks like a secret, and a config is copied into journal, receipt and logs. "
                 "Remove it and set the variable that the library reads instead: HF_TOKEN for the hub, OPENAI_API_KEY "
                 "for a server."
             )
@@ -68,12 +68,12 @@ class ModelConfig(Strict):
     @property
     def name(self) -> str:
         """The model's name or path as given."""
-        return str(self.arguments.get("pretrained") or self.arguments.get("model") or "")
+        return str(self.model_args.get("pretrained") or self.model_args.get("model") or "")
 
     @property
     def takes_seeds(self) -> bool:
         """Whether each sample has a seed of its own: with vLLM, and with servers, which get it with the request."""
-        return self.backend == "vllm" or "base_url" in self.arguments
+        return self.backend == "vllm" or "base_url" in self.model_args
 
     @property
     def templates_itself(self) -> bool:
@@ -120,18 +120,6 @@ class AcrossConfig(Strict):
     """Texts, or a file with one a line."""
 
 
-class RecordConfig(Strict):
-    """What the engine records of prompts while it answers them."""
-
-    attention: Literal["all"] | Layers = Field(union_mode="left_to_right")
-    """In which layers: numbers from 1, `1-3`, a list, or `all`. The folder `attention` of a run has it."""
-
-    @property
-    def numbers(self) -> list[int] | Literal["all"]:
-        """The layers, counted from 0."""
-        return "all" if self.attention == "all" else sorted({layer - 1 for layer in self.attention})
-
-
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
 
 
@@ -164,21 +152,22 @@ class RunConfig(Strict):
     """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` where the tokenizer has a template."""
     instruction: str | None = None
     """Another instruction than the study's. With `answer: line` by default `Answer the question.`"""
-    demonstrations: Demonstrations | None = None
+    fewshot: FewshotConfig | None = None
     """Examples before the question. By default none."""
     answer: Literal["box", "line"] = "box"
     """What is read: the last `box`, or the first `line`, with which a completion ends."""
-    sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
+    gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
-    samples_per_problem: int = Field(default=1, ge=1)
+    repeats: int = Field(default=1, ge=1)
     """How often each problem is asked, with another seed each time; all draws of examples together. Where it is less
     than the draws, each problem is asked with so many of them."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
     """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
-    record: RecordConfig | None = None
-    """What is recorded of the first sample of each prompt: `{attention: 1-3}`, a list or `all`. See docs/probe.md."""
+    record_attention: Literal["all"] | Layers | None = Field(default=None, union_mode="left_to_right")
+    """The layers whose attention is stored, for the first sample of each prompt: `1-3`, a list or `all`. See
+    docs/probe.md."""
     audit: bool = True
     """Whether other graders judge each completion too."""
     output: Path = Path("results")
@@ -195,9 +184,9 @@ class RunConfig(Strict):
         """
         if isinstance(values, dict) and values.get("answer") == "line" and values.get("instruction") is None:
             values = {**values, "instruction": PLAIN_INSTRUCTION}
-        shown = values.get("demonstrations") if isinstance(values, dict) else None
+        shown = values.get("fewshot") if isinstance(values, dict) else None
         if isinstance(shown, dict) and "draws" in shown:
-            values = {"samples_per_problem": shown["draws"], **values}
+            values = {"repeats": shown["draws"], **values}
         if not isinstance(values, dict):
             return values
         if isinstance(entries := values.get("conditions"), (list, tuple)):
@@ -218,7 +207,7 @@ class RunConfig(Strict):
         bad_pairs = [pair for pair in self.tested if len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1]
         odd = ", ".join(contrast_name(*pair) for pair in bad_pairs if self.contrasts)
         known = [contrast_name(*pair) for pair in self.tested]
-        own, shown = self.instruction is not None, self.demonstrations
+        own, shown = self.instruction is not None, self.fewshot
         listed, baseline = ", ".join(names), self.baseline_name
         published = Layout.AS_PUBLISHED in self.layouts
         needs_baseline = self.baseline or self.contrasts or self.primary
@@ -230,15 +219,15 @@ class RunConfig(Strict):
                 "instruction: the layout as_published has the authors' own",
             ),
             (
-                self.samples_per_problem % self.draws_per_problem,
-                f"samples_per_problem: expected a multiple of {self.draws} draws, or fewer than these",
+                self.repeats % self.draws_per_problem,
+                f"repeats: expected a multiple of {self.draws} draws, or fewer than these",
             ),
-            (published and shown, "demonstrations: as_published has none"),
+            (published and shown, "fewshot: as_published has none"),
             (
                 self.positive_control and self.answer == "line" and not shown,
                 "positive_control: there are no examples to leave out",
             ),
-            (shown and shown.path and shown.draws > 1, "demonstrations.draws: the examples of a file are one draw"),
+            (shown and shown.path and shown.draws > 1, "fewshot.draws: the examples of a file are one draw"),
             (
                 self.across and any(one.instruction for one in self.conditions),
                 "across: a condition has its own instruction",
@@ -251,14 +240,14 @@ class RunConfig(Strict):
             (needs_baseline and baseline not in names, f"conditions: {listed} lack the baseline {baseline}"),
             (begun and self.model.templates_itself, f"{', '.join(begun)} begins the answer, which a chat API forbids"),
             (
-                self.record and BASELINE not in names,
-                f"record: tokens are told by their place in the prompt of {BASELINE}, which is not asked",
+                self.record_attention and BASELINE not in names,
+                f"record_attention: tokens are told by their place in the prompt of {BASELINE}, which is not asked",
             ),
-            (not self.model.name, "model.arguments: expected `pretrained`, or `model` for an API backend"),
+            (not self.model.name, "model.model_args: expected `pretrained`, or `model` for an API backend"),
         ):
             if bad:
                 raise ValueError(message)
-        if self.sampling != "model_default":
+        if self.gen_kwargs != "model_default":
             self.resolve_sampling(None)
         return self
 
@@ -290,18 +279,25 @@ class RunConfig(Strict):
         return usual if there and usual in self.tested else None
 
     @property
-    def repeated(self) -> tuple[str, ...]:
+    def replicated(self) -> tuple[str, ...]:
         """The conditions that are run again, if any are: see `replicates`. Under other instructions they are too."""
         sides = self.primary_contrast or next(iter(self.tested), ())
         return (*sides, *(condition.name for condition in self.all_conditions if condition.of in sides))
 
     @property
+    def recorded_layers(self) -> list[int] | Literal["all"]:
+        """The layers whose attention is recorded, counted from 0."""
+        if self.record_attention == "all":
+            return "all"
+        return sorted({layer - 1 for layer in self.record_attention or ()})
+
+    @property
     def sampling_words(self) -> str:
         """The sampling in a few words."""
-        chosen = str(self.sampling)
-        if isinstance(self.sampling, ExplicitSampling):
-            chosen = ", ".join(f"{k} {v:g}" for k, v in self.sampling.model_dump(exclude_defaults=True).items())
-        many = f", {self.samples_per_problem} samples a problem" if self.samples_per_problem > 1 else ""
+        chosen = str(self.gen_kwargs)
+        if isinstance(self.gen_kwargs, ExplicitSampling):
+            chosen = ", ".join(f"{k} {v:g}" for k, v in self.gen_kwargs.model_dump(exclude_defaults=True).items())
+        many = f", {self.repeats} samples a problem" if self.repeats > 1 else ""
         number = f"{self.draws_per_problem} of " if self.draws_per_problem < self.draws else ""
         return chosen + many + (f" with {number}{self.draws} draws of examples" if self.draws > 1 else "")
 
@@ -313,9 +309,9 @@ class RunConfig(Strict):
             ModelError: `model_default`, and there is no generation_config.
         """
         until = (*self.until, *(["\n"] if self.answer == "line" else []))
-        sampling = resolve_sampling(self.sampling, self.max_gen_toks, until, generation_config)
-        if self.samples_each > 1 and sampling.greedy:
-            asked = f"samples_per_problem is {self.samples_per_problem}, and the sampling is greedy"
+        sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
+        if self.repeats_per_draw > 1 and sampling.greedy:
+            asked = f"repeats is {self.repeats}, and the sampling is greedy"
             raise ConfigError(f"{asked} ({sampling.source}): every repeat would be the same.")
         return sampling
 
@@ -328,31 +324,31 @@ class RunConfig(Strict):
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
         # runs that were begun before these came have none
-        off = ("baseline", "across", "positive_control", "demonstrations", "record")
+        off = ("baseline", "across", "positive_control", "fewshot", "record_attention")
         values = {
             name: value
             for name, value in self.as_written().items()
             if name not in left_out and (value or name not in off) and (name, value) != ("answer", "box")
         }
-        if self.demonstrations is not None:
-            del values["demonstrations"]["path"]
-        arguments = fixed_arguments(self.model.arguments)
-        return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
+        if self.fewshot is not None:
+            del values["fewshot"]["path"]
+        arguments = fixed_arguments(self.model.model_args)
+        return {**values, "model": {"backend": self.model.backend, "model_args": arguments}}
 
     @property
     def draws(self) -> int:
         """How many draws of examples there are; 1 without any."""
-        return 1 if self.demonstrations is None else self.demonstrations.draws
+        return 1 if self.fewshot is None else self.fewshot.draws
 
     @property
     def draws_per_problem(self) -> int:
         """With how many of the draws a problem is asked."""
-        return min(self.draws, self.samples_per_problem)
+        return min(self.draws, self.repeats)
 
     @property
-    def samples_each(self) -> int:
+    def repeats_per_draw(self) -> int:
         """How often each prompt is asked with one draw of examples."""
-        return self.samples_per_problem // self.draws_per_problem
+        return self.repeats // self.draws_per_problem
 
     @property
     def all_conditions(self) -> tuple[Condition, ...]:
@@ -377,7 +373,7 @@ class RunConfig(Strict):
 
     def model_arguments(self) -> dict[str, Any]:
         """lm-eval's model arguments; `smollm2` is its folder."""
-        arguments = dict(self.model.arguments)
+        arguments = dict(self.model.model_args)
         for key in ("pretrained", "tokenizer"):
             if isinstance(arguments.get(key), str):
                 arguments[key] = models.resolve_model(arguments[key])
@@ -389,7 +385,7 @@ class RunConfig(Strict):
         return arguments
 
 
-_WEIGHTS = re.compile(r"model\.arguments(\.(pretrained|model|revision|peft|lora_local_path|delta))?=")
+_WEIGHTS = re.compile(r"model\.model_args(\.(pretrained|model|revision|peft|lora_local_path|delta))?=")
 """The overrides that name other weights."""
 
 
@@ -435,5 +431,5 @@ def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
         ConfigError: a value does not fit.
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)
-    own = [f"name={json.dumps(name)}", f"model.arguments.pretrained={json.dumps(model)}"]
+    own = [f"name={json.dumps(name)}", f"model.model_args.pretrained={json.dumps(model)}"]
     return load_config(resources.folder("configs") / "runs" / "any-model.yaml", [*own, *overrides])

@@ -51,15 +51,15 @@ def _check_format(text: str) -> str:
     return text
 
 
-class Demonstrations(Strict):
+class FewshotConfig(Strict):
     """Examples with their answers that stand before the question."""
 
-    count: int = Field(default=8, ge=1)
+    num_fewshot: int = Field(default=8, ge=1)
     """How many examples a prompt shows. Those of a file are all shown."""
     draws: int = Field(default=1, ge=1)
-    """How many sets of examples are drawn. Each problem is asked with each, or with `samples_per_problem` of them."""
+    """How many sets of examples are drawn. Each problem is asked with each, or with `repeats` of them."""
     pool: int | None = Field(default=None, ge=1)
-    """Problems that examples are drawn from, never asked. By default 5 times `count`, for one draw `count`."""
+    """Problems that examples are drawn from, never asked. By default 5 times `num_fewshot`, for one draw `num_fewshot`."""
     seed: int = DEFAULT_SEED
     """Chooses the pool, and draws from it."""
     path: Path | None = None
@@ -95,19 +95,19 @@ class Demonstrations(Strict):
             clusters.setdefault(problem.counts_with, []).append(problem)
         rng = random.Random(self.seed)
         order = rng.sample(list(clusters), len(clusters))
-        size = self.pool or (self.count if self.draws == 1 else POOL_FACTOR * self.count)
+        size = self.pool or (self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot)
         pool: list[list[Problem]] = []
-        while order and (len(pool) < self.count or sum(map(len, pool)) < size):
+        while order and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):
             pool.append(clusters.pop(order.pop()))
         if not clusters:
             raise ConfigError(
-                f"demonstrations: expected {self.count} examples of different clusters, {size} problems in their pool "
+                f"fewshot: expected {self.num_fewshot} examples of different clusters, {size} problems in their pool "
                 f"and one to ask, got {len(problems)} problems in {len(pool)} clusters."
             )
         dealt = [frozenset(list(clusters)[number :: self.draws]) for number in range(self.draws)]
         draws = []
         for number in range(self.draws):
-            examples = tuple(rng.choice(cluster) for cluster in rng.sample(pool, self.count))
+            examples = tuple(rng.choice(cluster) for cluster in rng.sample(pool, self.num_fewshot))
             neighbours = [dealt[number - step] for step in range(draws_per_problem)]
             draws.append(
                 Draw(

@@ -54,7 +54,7 @@ class FillerIntervention(_Layered):
 
     kind: Literal["filler"]
     """`filler`"""
-    elsewhere: bool = True
+    other_layers: bool = True
     """Whether the other layers see the filler."""
     scale: bool = True
     """Whether original tokens get less weight, as they do beside a filler."""
@@ -66,14 +66,16 @@ class FillerIntervention(_Layered):
         """The layers, and which switches are on: whether other layers see the filler, scale, bias."""
         first, last = self.layers[0], self.layers[-1]
         layers = str(first) if first == last else f"{first}-{last}"
-        return {"layers": layers, "on": [self.elsewhere, self.scale, self.bias]}
+        return {"layers": layers, "on": [self.other_layers, self.scale, self.bias]}
 
     @model_validator(mode="after")
     def _does_something(self) -> Self:
-        if self.elsewhere and self.scale and self.bias:
-            raise ValueError("elsewhere, scale and bias are all on: that changes nothing")
-        if not self.elsewhere and (self.scale or self.bias) and self.layers != (1,):
-            raise ValueError("elsewhere is off, so scale and bias need Layer 1: later layers depend on what is below")
+        if self.other_layers and self.scale and self.bias:
+            raise ValueError("other_layers, scale and bias are all on: that changes nothing")
+        if not self.other_layers and (self.scale or self.bias) and self.layers != (1,):
+            raise ValueError(
+                "other_layers is off, so scale and bias need Layer 1: later layers depend on what is below"
+            )
         return self
 
 
@@ -149,7 +151,7 @@ def resolve(
     if size <= 0 or not starts:
         raise PromptMismatchError(f"{where}: the filler is not one run of tokens whose removal leaves the baseline's.")
     start, parts = starts[0], {"scale": change.scale, "bias": change.bias}
-    if change.elsewhere:
+    if change.other_layers:
         return {"kind": change.kind, "layers": layers, "start": start, "size": size, **parts}
     seen = change.scale or change.bias  # without either it is the gap alone, whatever the layer
     phantom = list(with_filler[start : start + size]) if seen else []

@@ -125,7 +125,9 @@ def resolve_sampling(
         )
     assert generation_config is not None  # whoever reads it refuses a model without one
     if lost := [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]:
-        raise ModelError(f"`sampling: model_default`: generation_config.json sets {', '.join(lost)}, unknown to vLLM.")
+        raise ModelError(
+            f"`gen_kwargs: model_default`: generation_config.json sets {', '.join(lost)}, unknown to vLLM."
+        )
     sampled = generation_config.get("do_sample")
     # greedy as plain `generate` would be, where a repetition penalty applies too
     kept = own if sampled else {name: value for name, value in own.items() if name == "repetition_penalty"}

@@ -142,7 +142,7 @@ def _evaluate(
     results |= {
         "config": {
             "model": model["backend"],
-            "model_args": {name: str(value) for name, value in model["arguments"].items()},
+            "model_args": {name: str(value) for name, value in model["model_args"].items()},
             "random_seed": config["seed"],
         },
         "date": time.time(),

@@ -165,7 +165,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     if not run.is_logs and chosen == Layout.CHAT and any(one.prompt_token_sha256 is None for one in asked):
         raise RunError(
             f"{run.name}: a server templated its chat prompts, so the text that the model got is not recorded. Run it "
-            "again with `model.arguments.tokenizer` named."
+            "again with `model.model_args.tokenizer` named."
         )
     conditions = [condition for condition in run.conditions.values() if condition.kind is None]
     return Source(
@@ -183,7 +183,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
 
 def _read_folder(path: Path) -> Run:
     receipt, prompts = read_receipt(path), read_prompts(path)
-    arguments = receipt["config"]["model"]["arguments"]
+    arguments = receipt["config"]["model"]["model_args"]
     identity, engine = read_identity(path), receipt["engine"]
     sampling = next(iter(identity.arms.values())).sampling  # a config has one for all its conditions
     about = {
@@ -207,7 +207,7 @@ def _read_folder(path: Path) -> Run:
             "instruction": receipt["config"].get("instruction"),
             "seed": receipt["seed"],
             "limit": receipt.get("limit"),
-            **({"demonstrations": shown} if (shown := receipt["config"].get("demonstrations")) else {}),
+            **({"fewshot": shown} if (shown := receipt["config"].get("fewshot")) else {}),
         },
         "greedy": sampling.greedy,
         "backend": receipt["engine"]["name"],

@@ -290,7 +290,7 @@ class Identity(Struct, kw_only=True):
         return hash_setting(
             prompt_version=self.prompt_version,
             model=msgspec.to_builtins(self.model),
-            arguments=self.config["model"]["arguments"],
+            arguments=self.config["model"]["model_args"],
             engine=msgspec.to_builtins(self.engine),
         )
 

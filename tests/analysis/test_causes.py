@@ -17,7 +17,7 @@ def table_of(conditions, accuracy, *, n=400):
 
 
 def test_each_cell_is_compared_with_the_position_gap():
-    table = table_of([*FIRST, *LATER], lambda elsewhere, scale, bias: 0.5 - 0.2 * scale).set_index("condition")
+    table = table_of([*FIRST, *LATER], lambda other_layers, scale, bias: 0.5 - 0.2 * scale).set_index("condition")
     assert {*table.reset_index().columns} == {*CAUSE_COLUMNS} and set(table["filler"]) == {"mless"}
     assert table.index.tolist() == [
         "mless",

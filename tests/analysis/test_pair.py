@@ -17,7 +17,7 @@ LOGS = {name: str(next(GREEDY_RUN.glob(f"samples_demo_{name}_2*"))) for name in 
 
 
 def numbers(board):
-    columns = ["accuracy", "difference", "low", "high", "p", "wrong_to_right", "right_to_wrong", "answer_difference"]
+    columns = ["accuracy", "difference", "low", "high", "p", "wrong_to_right", "right_to_wrong", "answered_difference"]
     return board.comparison.iloc[-1][columns].tolist()
 
 

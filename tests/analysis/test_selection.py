@@ -37,7 +37,7 @@ def repeated(tmp_path_factory):
         right = (seen.index(request.problem_id) % 2 == 1, True, False)[request.sample_index]
         return f"\\boxed{{{target if right else -1234}}}", "stop"
 
-    several = {"samples_per_problem": 3, "sampling": {"temperature": 0.5}, "layouts": ["raw", "chat"], "audit": False}
+    several = {"repeats": 3, "gen_kwargs": {"temperature": 0.5}, "layouts": ["raw", "chat"], "audit": False}
     return write_run(tmp_path_factory.mktemp("repeated") / "run", answer, conditions=[*CONDITIONS], **several)
 
 

@@ -141,7 +141,7 @@ def demo_text(demo_page):
 @pytest.fixture(scope="module")
 def effect(tmp_path_factory):
     folder = tmp_path_factory.mktemp("effect")
-    sampled = {"sampling": {"temperature": 0.5}, "samples_per_problem": 3, "replicates": 2}
+    sampled = {"gen_kwargs": {"temperature": 0.5}, "repeats": 3, "replicates": 2}
     run = write_run(folder / "run", judged, limit=40, **labelled("tiny"), **sampled)
     write_report([run], folder / "page.html")
     return run, folder / "page.html"

@@ -45,10 +45,10 @@ def rows(grid):
 def test_accuracies_alone_have_errors_over_problems():
     frame = evaluation({"wo": [["correct"]] * 6 + [["no_box"], ["truncated"], ["incorrect"], ["crashed"]]}).samples
     (wo,) = accuracy_table(frame).to_dict("records")
-    assert (wo["n"], wo["accuracy"]) == (10, 60.0)
+    assert (wo["problems"], wo["accuracy"]) == (10, 60.0)
     assert wo["standard_error"] == pytest.approx(100 * (0.24 / 9) ** 0.5)
     compared = make_leaderboard([evaluation({"wo": frame["verdict"].map(lambda v: [v]).tolist()})]).comparison
-    same = ["n", "k", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
+    same = ["problems", "repeats", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
     assert [wo[name] for name in same] == compared[same].iloc[0].tolist(), "one computation"
     doubled = accuracy_table(pandas.concat([frame, frame.assign(sample_index=1)]))
     assert doubled["standard_error"].tolist() == [wo["standard_error"]], "samples of a problem are averaged first"
@@ -281,7 +281,7 @@ def test_a_label_with_a_hash_is_read_back_from_csv_as_the_documents_say():
         board = make_leaderboard([evaluation(verdicts, model=label)])
         found = pandas.read_csv(io.StringIO(as_csv(board.comparison, board)), comment="#")
         assert found["model"].tolist() == [label, label] and found["accuracy"].tolist() == [100, 0]
-        assert found["within_margin"].isna().tolist() == [True, False] and found["k"].tolist() == [1, 1]
+        assert found["within_margin"].isna().tolist() == [True, False] and found["repeats"].tolist() == [1, 1]
 
 
 def test_rounding_never_puts_p_on_the_other_side_of_alpha():
@@ -348,8 +348,8 @@ def test_a_made_run_with_replicates_and_several_sentences(tmp_path):
         answer,
         conditions=["wo", *({"name": f"unrelated-{n}", "sentence": n} for n in (1, 2))],
         replicates=2,
-        sampling={"temperature": 0.7},
-        samples_per_problem=2,
+        gen_kwargs={"temperature": 0.7},
+        repeats=2,
         primary="unrelated-1 - wo",
         audit=False,
     )

@@ -186,9 +186,9 @@ def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
 
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
     hidden = {"name": "begun", "unit": "/", "placement": "answer"}
-    more = {"samples_per_problem": 2, "replicates": 2, "sampling": {"temperature": 1.0}, "layouts": ["raw", "chat"]}
+    more = {"repeats": 2, "replicates": 2, "gen_kwargs": {"temperature": 1.0}, "layouts": ["raw", "chat"]}
     reference = {"across": {"instructions": ["Other."]}, "positive_control": True}
-    settings = config(["wo", "mless", hidden], record={"attention": "1-2"}, **reference, **more)
+    settings = config(["wo", "mless", hidden], record_attention="1-2", **reference, **more)
     plan = make_plan(settings, limit=2)
     requests = [*make_requests(plan, settings.resolve_sampling(None))]
     with closing(RunRecorder(plan, tmp_path / "attention", "float32")) as recorder:
@@ -214,7 +214,7 @@ def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm
 @pytest.mark.engine
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_the_run_begins(smollm2, mless, tmp_path):
-    small = ("--set", "model.arguments.kv_cache_memory_bytes=60000000", "--conditions", "wo")
+    small = ("--set", "model.model_args.kv_cache_memory_bytes=60000000", "--conditions", "wo")
     asked = ("run", str(ROOT / "configs/runs/products.yaml"), *small, "--limit", "1", "--record-attention", "all")
     done = mless(*asked, "--quiet", "-o", str(tmp_path / "run"))
     assert done.returncode == 2

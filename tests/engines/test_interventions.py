@@ -126,7 +126,7 @@ def test_positions_behind_an_absent_filler_are_moved():
 
 def config(conditions, **more):
     arguments = {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 512, "enforce_eager": True}
-    model = {"arguments": {**arguments, **more.pop("arguments", {})}, **more.pop("model", {})}
+    model = {"model_args": {**arguments, **more.pop("arguments", {})}, **more.pop("model", {})}
     values = {"name": "arms", "dataset": TOY_DATA, "layouts": ["raw"], "max_gen_toks": 8}
     return RunConfig.model_validate({**values, **more, "model": model, "conditions": conditions})
 
@@ -175,7 +175,7 @@ def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(
 
 
 def test_a_layer_that_the_model_has_not_is_refused():
-    layers = opened_layers(config(["wo"], record={"attention": [1, 99]}))
+    layers = opened_layers(config(["wo"], record_attention=[1, 99]))
     assert layers == {"attention": [], "activations": [], "recorded": [0, 98]}
     with pytest.raises(ConfigError, match=r"is in Layer 99, and the model has \d+"):
         refuse_to_open({"pretrained": TOY_MODEL}, layers)
@@ -189,7 +189,7 @@ def test_a_function_whose_file_is_missing_is_refused():
 
 def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
     problems = {"name": "x", "unit": "/", "placement": "each"}
-    shown = {"demonstrations": {"count": 2}, "answer": "line"}
+    shown = {"fewshot": {"num_fewshot": 2}, "answer": "line"}
     with pytest.raises(Exception, match="one run of tokens whose removal leaves the baseline's"):
         make_plan(config(["wo", problems, {"causes": "x", "layer": 1}], dataset={"make": "products"}, **shown), limit=2)
 
@@ -252,7 +252,7 @@ ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "
 
 def real():
     """SmolLM2 on products, under 14 conditions."""
-    problems = {"dataset": {"make": "products"}, "answer": "line", "demonstrations": {"count": 2}}
+    problems = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_fewshot": 2}}
     return config(ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems)
 
 

@@ -194,11 +194,11 @@ def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(se
 
     server.answer = answer
     monkeypatch.setattr("harness.runs.receipts._hub_commit", None)  # a look-up of the served name would fail
-    sets = [f"dataset={TOY_DATA}", "samples_per_problem=1", "sampling=greedy", f"model.arguments.tokenizer={TOY_MODEL}"]
-    sets += ["model.arguments.model=tiny", f"model.arguments.base_url={server.url}", "layouts=[raw]"]
+    sets = [f"dataset={TOY_DATA}", "repeats=1", "gen_kwargs=greedy", f"model.model_args.tokenizer={TOY_MODEL}"]
+    sets += ["model.model_args.model=tiny", f"model.model_args.base_url={server.url}", "layouts=[raw]"]
     arguments = [part for one in sets for part in ("--set", one)]
     arguments += ["--limit", "4", "--output", str(tmp_path / "run"), "--quiet"]
-    stopped = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.arguments.num_concurrent=2")
+    stopped = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.model_args.num_concurrent=2")
     assert stopped.returncode == 2 and "no completion of problem demo/" in stopped.stderr.splitlines()[-1]
     server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))
     done = here(capsys, monkeypatch, "run", str(SERVED), *arguments)

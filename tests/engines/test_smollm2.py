@@ -34,7 +34,7 @@ ARMS = ["wo", "mless", FIRST, {"causes": "mless-first", "layer": 1}, REDISTRIBUT
 def run(mless, smollm2, tmp_path_factory):
     """A product with three draws of examples under three conditions and eight with an intervention: 33 samples."""
     folder = tmp_path_factory.mktemp("smollm2") / "run"
-    arms = ("--set", f"conditions={json.dumps(ARMS)}", "--set", "model.arguments.kv_cache_memory_bytes=1073741824")
+    arms = ("--set", f"conditions={json.dumps(ARMS)}", "--set", "model.model_args.kv_cache_memory_bytes=1073741824")
     done = mless(*COMMAND[:2], *arms, "--record-attention", "1-2", "--quiet", "--limit", "1", "-o", str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "11 arms answer as in Hugging Face, 1 prompt each" in done.stderr

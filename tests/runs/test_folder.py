@@ -143,7 +143,7 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
     moved = replace(identity, model=replace(identity.model, name="elsewhere"), config={**identity.config, "seed": 5})
     assert moved.hash_setting() == setting, "the folder's name, and settings that each request holds itself"
     assert sample_key(dataclasses.replace(request, task="demo_other"), setting) == key, "the condition's name"
-    arguments = {**identity.config["model"], "arguments": {"dtype": "bfloat16"}}
+    arguments = {**identity.config["model"], "model_args": {"dtype": "bfloat16"}}
     others = [
         replace(identity, prompt_version=2),
         replace(identity, engine=replace(identity.engine, device="cuda")),
@@ -175,7 +175,7 @@ def test_a_sample_finds_its_prompt(tmp_path):
 
 
 def test_first_samples_of_all_problems_come_before_second_ones():
-    config = load_config(CONFIG, ["sampling={temperature: 0.7}", "samples_per_problem=3"])
+    config = load_config(CONFIG, ["gen_kwargs={temperature: 0.7}", "repeats=3"])
     plan = make_plan(config, limit=4)
     asked = [(one.sample_index, one.problem_id, one.task) for one in make_requests(plan, config.resolve_sampling({}))]
     prompts = [(problem.id, task) for task, _, problem, _ in plan.rows]
@@ -189,7 +189,7 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp
     vocabulary = state["model"]["vocab"]
     vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
-    other = make_plan(load_config(CONFIG, [f"model.arguments.tokenizer={tokenizer}"]), limit=5)
+    other = make_plan(load_config(CONFIG, [f"model.model_args.tokenizer={tokenizer}"]), limit=5)
     assert [row.prompt for row in stored_prompts(other)] == [row.prompt for row in stored_prompts(plan)]
     (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})), stored_prompts(other))
     assert changed.startswith("prompts_sha256: ")

@@ -108,7 +108,7 @@ def test_files_that_are_not_there_are_named(demo_run):
 
 
 def test_a_lost_replicate_is_missed_too(tmp_path):
-    run = write_run(tmp_path / "r", right, replicates=2, sampling={"temperature": 1}, samples_per_problem=2, limit=3)
+    run = write_run(tmp_path / "r", right, replicates=2, gen_kwargs={"temperature": 1}, repeats=2, limit=3)
     assert len(read_outcomes(run)) == len(load_run(run, replicates=True)) == 3 * 2 * 4
     lines = (run / JOURNAL).read_text().splitlines(keepends=True)
     lost = ('"replicate":1', '"sample_index":1', "demo_wo")

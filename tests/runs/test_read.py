@@ -199,7 +199,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
 
     for change, message in (
         ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
-        ({"model": {"arguments": {"dtype": "bfloat16"}}}, 'model_args.dtype: "float32" -> "bfloat16"'),
+        ({"model": {"model_args": {"dtype": "bfloat16"}}}, 'model_args.dtype: "float32" -> "bfloat16"'),
         ({"seed": 2}, "seed: 1234 -> 2"),
         ({"limit": 500}, "limit: null -> 500"),
         ({"task_version": 1.0}, "task_version: 5.0 -> 1.0"),

@@ -52,7 +52,7 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
     looks = style.looks(shown["condition"])
     rows = []
     for name, mine in style.split_settings(shown).items():
-        rows.append(FigureRow(f"{name} (n = {mine['n'].iloc[0]})"))
+        rows.append(FigureRow(f"{name} (n = {mine['problems'].iloc[0]})"))
         for row in mine.to_dict("records"):
             low, value, high = row["accuracy_low"], row["accuracy"], row["accuracy_high"]
             cells = {"%": number(value), "interval": interval(low, high)}
@@ -100,17 +100,17 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     return figure
 
 
-def draw_wordings(table: pandas.DataFrame) -> Figure:
+def draw_instructions(table: pandas.DataFrame) -> Figure:
     """Each contrast under each instruction, and below them the mean.
 
     Args:
-        table: As of `other_prompts.wording_table`.
+        table: As of `other_prompts.instructions_table`.
     """
     rows = []
     for name, mine in style.split_settings(table).items():
         looks = style.looks(mine["condition"])
         for row in mine.to_dict("records"):
-            rows.append(FigureRow(f"{name}: {style.short_label(row['condition'])} (n = {row['n']})"))
+            rows.append(FigureRow(f"{name}: {style.short_label(row['condition'])} (n = {row['problems']})"))
             look = looks[row["condition"]]
             for index, effect in enumerate(row["effects"]):
                 rows.append(_difference_row(f"w{index:02}" if index else "the run's own", look, effect))
@@ -136,7 +136,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     rows, looks = [], style.looks(table["filler"])
     for filler in table["filler"].unique():
         mine = table[table["filler"] == filler]
-        rows.append(FigureRow(f"{style.short_label(filler)} (n = {mine['n'].iloc[0]})"))
+        rows.append(FigureRow(f"{style.short_label(filler)} (n = {mine['problems'].iloc[0]})"))
         for row in mine.to_dict("records"):
             cells = {"adj. p": p_value(row["p_adjusted"])}
             name = row["condition"] + ("" if row["valid_attention"] else " (!)")
@@ -155,7 +155,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
 def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]) -> Iterator[FigureRow]:
     """The rows of one model and layout."""
     (base,) = table[table["role"] == "baseline"].to_dict("records")
-    yield FigureRow(f"{name} (n = {base['n']}, k = {base['k']})")
+    yield FigureRow(f"{name} (n = {base['problems']}, k = {base['repeats']})")
     for row in table[table["aa_difference"].notna()].to_dict("records"):
         cells = {"points": signed(row["aa_difference"])}
         if not pandas.isna(row["aa_samples"]):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from harness.analysis.leaderboard import Leaderboard, join_conditions
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import Kind
-from harness.display.figures.dots import draw_accuracies, draw_causes, draw_forest, draw_wordings
+from harness.display.figures.dots import draw_accuracies, draw_causes, draw_forest, draw_instructions
 from harness.display.figures.lines import draw_completion_lengths, draw_dose, length_shares
 from harness.display.figures.style import without_contrasts, without_reference_conditions
 from harness.errors import ComparisonError
@@ -76,12 +76,12 @@ FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
     Kind.FOREST: _show_differences,
     Kind.COMPLETION_LENGTHS: _show_completion_lengths,
     Kind.DOSE: _show_lengths_of_fillers,
-    Kind.WORDINGS: partial(_show_side_table, "wordings", draw_wordings),
+    Kind.INSTRUCTIONS: partial(_show_side_table, "instructions", draw_instructions),
     Kind.CAUSES: partial(_show_side_table, "causes", draw_causes),
 }
 _ABSENCE = {
     Kind.DOSE: "no filler has two lengths",
-    Kind.WORDINGS: "no condition was asked under four instructions",
+    Kind.INSTRUCTIONS: "no condition was asked under four instructions",
     Kind.CAUSES: "no filler was run together with its position gap",
 }
 """Why some runs have no figure of a kind."""

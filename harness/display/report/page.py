@@ -107,7 +107,7 @@ def _parts(
         "card": make_card(board),
         "forest": forest and _embed(forest, FOREST),
         "results": show_comparison(board),
-        "define_flips": define_flips(max(row["k"] for row in rows)),
+        "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "others": _other_tables(board, runs),
         "attention": [
             {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)} for one in attention
@@ -232,7 +232,10 @@ def _count(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
 def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
     bases = [row for row in rows if row["role"] == "baseline"]
     dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
-    sizes = (f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases)
+    sizes = (
+        f"{row['problems']} {plural('problem', row['problems'])}, {row['repeats']} {plural('sample', row['repeats'])} each"
+        for row in bases
+    )
     noise = " ".join(remark_noise(board))
     return {
         "Model": ", ".join(models),

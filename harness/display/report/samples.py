@@ -74,7 +74,7 @@ def pack_samples(
         "settings": [{"model": model, "layout": layout} for model, layout in settings],
         "graders": ["verdict", *GRADERS],
         "flips": {place(row): flips(row["wrong_to_right"], row["right_to_wrong"]) for row in rows},
-        "define_flips": define_flips(max(row["k"] for row in rows)),
+        "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "problems": listed,
     }
     return pack(index), [pack(details[i : i + REPORT_BLOCK]) for i in range(0, len(details), REPORT_BLOCK)]

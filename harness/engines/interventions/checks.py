@@ -52,7 +52,7 @@ def opened_layers(config: RunConfig) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: sorted({layer for one in found for layer in one.numbers}) for name, found in kinds.items()
     }
-    return found | ({"recorded": config.record.numbers} if config.record else {})
+    return found | ({"recorded": config.recorded_layers} if config.record_attention else {})
 
 
 def refuse_interventions(config: RunConfig) -> None:
@@ -62,14 +62,14 @@ def refuse_interventions(config: RunConfig) -> None:
         ConfigError: another backend than vllm, or an argument that they cannot go with.
     """
     names = [one.name for one in config.conditions if one.intervention]
-    if not (names or config.record):
+    if not (names or config.record_attention):
         return
     if config.model.backend != "vllm":
         what = f"{names[0]} has an intervention" if names else "attention is recorded"
         raise ConfigError(f"{what}, which needs backend vllm; it is {config.model.backend}.")
-    arguments = config.model.arguments
+    arguments = config.model.model_args
     if names and arguments.get("dtype") in (None, "auto"):
-        raise ConfigError("Interventions are checked in the type that vLLM computes in: name model.arguments.dtype.")
+        raise ConfigError("Interventions are checked in the type that vLLM computes in: name model.model_args.dtype.")
     _refuse_arguments(arguments, opened_layers(config))
 
 
@@ -115,7 +115,7 @@ def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequenc
     for key, what in _UNSUPPORTED.items():
         if arguments.get(key) is True or arguments.get(key) not in _USUAL:
             raise ConfigError(
-                f"model.arguments.{key} is {arguments[key]!r}: interventions and recording cannot go with {what}."
+                f"model.model_args.{key} is {arguments[key]!r}: interventions and recording cannot go with {what}."
             )
     if layers["activations"] and arguments.get("tensor_parallel_size") not in _USUAL:
         raise ConfigError("Changed activations need all units of a layer on one GPU: remove tensor_parallel_size.")
@@ -204,7 +204,7 @@ def open_layers(given: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]
 
         own = given.get("compilation_config") or {}
         if not isinstance(own, dict):
-            raise ConfigError(f"model.arguments.compilation_config: interventions need a mapping, got {own!r}.")
+            raise ConfigError(f"model.model_args.compilation_config: interventions need a mapping, got {own!r}.")
         split = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
         given["compilation_config"] = {"splitting_ops": split, **own, "cudagraph_mode": "PIECEWISE"}
     return layers
