@@ -226,8 +226,8 @@ most of each prompt was cached."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
 PLANNED_SPREAD = 0.02
-"""By how much a dry run takes the effect to scatter between them. In docs/figures/instructions.csv, of a small model, it
-scatters several times as far."""
+"""By how much a dry run takes the effect to scatter between them. In docs/figures/instructions.csv, of a small model,
+it scatters several times as far."""
 GRADED_SHARE = 0.9
 """Progress shows the share right once so many of the finished samples are graded."""
 LOG_SECONDS = 30.0

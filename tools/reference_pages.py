@@ -25,16 +25,16 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
     "Run configs": {
         "": runs.RunConfig,
-        "model": runs.ModelConfig,
-        "dataset, as a mapping": problems.DatasetConfig,
-        "dataset, made": problems.MadeConfig,
+        "`model`": runs.ModelConfig,
+        "`dataset`, as a mapping": problems.DatasetConfig,
+        "`dataset`, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": Condition,
         "an intervention of the kind filler": interventions.FillerIntervention,
         "of the kind redistribute": interventions.RedistributeIntervention,
         "of the kind function": interventions.FunctionIntervention,
-        "fewshot": runs.FewshotConfig,
-        "across": runs.AcrossConfig,
-        "gen_kwargs, as a mapping": runs.ExplicitSampling,
+        "`fewshot`": runs.FewshotConfig,
+        "`across`": runs.AcrossConfig,
+        "`gen_kwargs`, as a mapping": runs.ExplicitSampling,
     },
     "Figure configs": {
         "": figures.FigureConfig,

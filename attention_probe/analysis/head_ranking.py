@@ -57,7 +57,7 @@ def rank_heads(
             unit, else the prompt.
 
     Returns:
-        One row per head, the most different first: rank, layer and head (from 1), n (units), the mean difference, its
+        One row per head, the most different first: rank, layer and head (from 1), units, the mean difference, its
         standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two sides has no filler and the
         measure is one of GUARANTEED, in Layer 1 or, of what only a filler has, in every layer. The contrast is no
         finding then: t and p_adjusted are missing, and heads come last, by the size of the mean difference.
@@ -122,7 +122,7 @@ def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas
     table *= table.count() / grouped.count().sum()
     difference, error = table.mean(), table.sem()
     numbers = {
-        "n": table.count(),
+        "units": table.count(),
         "mean_difference": difference,
         "standard_error": error,
         "t": _ratio(difference.to_numpy(), error.to_numpy(), table.abs().max().to_numpy()),
@@ -139,7 +139,7 @@ def _by_string(without: Floats, with_it: Floats) -> tuple[pandas.DataFrame, str]
     without, with_it = (np.nanmean(side, axis=1) for side in (without, with_it))
     test = permute_labels(without, with_it)
     numbers = {
-        "n": len(with_it) + len(without),
+        "units": len(with_it) + len(without),
         "mean_difference": with_it.mean(axis=0) - without.mean(axis=0),
         "standard_error": _pooled_error(without, with_it),
         "t": test.t,

@@ -59,7 +59,8 @@ class FewshotConfig(Strict):
     draws: int = Field(default=1, ge=1)
     """How many sets of examples are drawn. Each problem is asked with each, or with `repeats` of them."""
     pool: int | None = Field(default=None, ge=1)
-    """Problems that examples are drawn from, never asked. By default 5 times `num_fewshot`, for one draw `num_fewshot`."""
+    """Problems that examples are drawn from, never asked. By default 5 times `num_fewshot`; for one draw,
+    `num_fewshot`."""
     seed: int = DEFAULT_SEED
     """Chooses the pool, and draws from it."""
     path: Path | None = None

@@ -299,7 +299,7 @@ class ModelSettings(Struct):
     """A run config's model, as far as it is read."""
 
     backend: str
-    arguments: dict[str, Any]
+    model_args: dict[str, Any]
     label: str | None
 
 

@@ -187,8 +187,8 @@ def test_a_table_goes_by_fields_whatever_the_names_are(tmp_path):
         expected = {name: 25.0 * shares[length] for name, length in {"wo": 0, "mless": 55, **lengths}.items()}
         assert accuracies == expected | {"answer-at-once_": 0.0}
         assert board.comparison.set_index("condition").loc["answer-at-once", "role"] != "reference"
-        wordings = board.side_tables["instructions"].set_index("condition")
-        assert (wordings["instructions"] == 4).all() and wordings["difference"].to_dict() == {
+        rows = board.side_tables["instructions"].set_index("condition")
+        assert (rows["instructions"] == 4).all() and rows["difference"].to_dict() == {
             name: accuracy - 25 for name, accuracy in expected.items() if name != "wo"
         }
         assert "of 4 instructions together" in " ".join(show_comparison(board).notes)

@@ -210,7 +210,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     assert {file.name for file in files} == {
         f"{kind}.{suffix}"
         for kind in Kind
-        if kind not in "dose", "instructions", "causes"
+        if kind not in ("dose", "instructions", "causes")
         for suffix in ("png", "svg", "pdf", "csv")
     }
     assert all(file.stat().st_size > 500 for file in files)

@@ -310,8 +310,8 @@ def test_a_runs_own_baseline_is_that_of_its_tables_its_second_run_and_its_contra
     def answer(request, target):
         return right(request, "no such answer" if "short" in request.task else target)
 
-    wordings = [{"name": name, "instruction": f"Answer {name}, within \\boxed{{}}."} for name in ("short", "long")]
-    own = {"conditions": wordings, "replicates": 2, "dataset": {"make": "products"}}
+    instructed = [{"name": name, "instruction": f"Answer {name}, within \\boxed{{}}."} for name in ("short", "long")]
+    own = {"conditions": instructed, "replicates": 2, "dataset": {"make": "products"}}
     run = write_run(tmp_path / "made", answer, limit=12, **own)
     data = json.loads(table_page(run, form="json"))
     assert (data["baseline"], data["contrasts"]) == ("short", ["long - short"])

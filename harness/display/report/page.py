@@ -232,10 +232,9 @@ def _count(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
 def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
     bases = [row for row in rows if row["role"] == "baseline"]
     dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
-    sizes = (
-        f"{row['problems']} {plural('problem', row['problems'])}, {row['repeats']} {plural('sample', row['repeats'])} each"
-        for row in bases
-    )
+    problems = (f"{row['problems']} {plural('problem', row['problems'])}" for row in bases)
+    samples = (f"{row['repeats']} {plural('sample', row['repeats'])} each" for row in bases)
+    sizes = map(", ".join, zip(problems, samples, strict=True))
     noise = " ".join(remark_noise(board))
     return {
         "Model": ", ".join(models),
