@@ -21,7 +21,7 @@ from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import models
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
 from harness.constants import BASELINE, GAP, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, STUDIED, Dtype
-from harness.errors import ConfigError, PromptMismatchError, list_first
+from harness.errors import ConfigError, PromptMismatchError, list_near
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
@@ -76,7 +76,7 @@ class ProbeSettings:
         changed = ", ".join(name for name, base in made_of.items() if base in source.changed)
         unmarked = any(not prompt.requested.segments for one in source.problems for prompt in one.prompts.values())
         for bad, what in (
-            (absent, f"has no condition {absent}: expected one of {list_first(source.conditions, 6)}"),
+            (absent, f"has no condition {absent}: expected one of {list_near(absent, source.conditions)}"),
             (
                 hidden,
                 f"does not record where in the answer the filler of {hidden} stands: leave it out of --conditions",

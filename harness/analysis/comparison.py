@@ -13,7 +13,7 @@ from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outco
 from harness.analysis.pooled import estimate_over_draws
 from harness.analysis.tests import count_flips, fewest_problems, holm, verdict
 from harness.constants import ALPHA, BASELINE, FEWEST_GRADED, MARGIN, PASSED
-from harness.errors import ComparisonError
+from harness.errors import ComparisonError, list_near
 from harness.experiment.conditions import POSITIVE_CONTROL, contrast_name, read_contrast
 
 COMPARISON_COLUMNS = {
@@ -307,4 +307,5 @@ def _refuse_unknown(
             raise ComparisonError(f"{where}: no baseline condition {baseline!r} among {', '.join(arms)}.")
     known = {name for arms in settings.values() for name in arms}
     if unknown := [name for pair in contrasts for name in pair if name not in known]:
-        raise ComparisonError(f"{unknown[0]}: expected one of the conditions {', '.join(sorted(known))}.")
+        near = list_near(unknown[0], sorted(known))
+        raise ComparisonError(f"There is no condition {unknown[0]!r}: expected one of {near}.")

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.constants import ALPHA, POWER
-from harness.errors import ComparisonError, ConfigError, RunError, list_first
+from harness.errors import ComparisonError, ConfigError, RunError, list_near
 from harness.runs.lm_eval_files import one_log
 from harness.runs.read import Run
 from harness.runs.same_settings import other_problems
@@ -60,7 +60,7 @@ class Side:
         there = list(frame["condition"].unique())
         chosen = condition or (run.baseline if run.baseline in there else there[0])
         if chosen not in there:
-            raise RunError(f"{path} has no condition {chosen!r}: expected one of {list_first(there, 6)}.")
+            raise RunError(f"{path} has no condition {chosen!r}: expected one of {list_near(chosen, there)}.")
         last = Path(path).resolve().name
         return cls(
             name=last if chosen == "log" else f"{last}:{chosen}",

@@ -17,7 +17,7 @@ from rich.text import Text
 from harness.analysis.choose_problems import Criterion
 from harness.display.table import Column, Table, fold, render
 from harness.display.wording import LEVEL, define_flips, describe_repeat, difference, flips, label, visible
-from harness.errors import RunError, list_first
+from harness.errors import RunError, list_first, list_near
 from harness.experiment.plan import group_name
 from harness.runs.prompts_of_run import AnsweredPrompt, Problem
 from harness.runs.read import Run
@@ -139,7 +139,7 @@ def print_problem(
     if not shown:
         wanted = ", ".join(filter(None, (problem, condition, layout)))
         there = dict.fromkeys(f"{one.condition} ({one.layout})" if here else one.problem_id for one in here or asked)
-        raise RunError(f"{run.name} has no {wanted}: expected one of {list_first(list(there), 6)}.")
+        raise RunError(f"{run.name} has no {wanted}: expected one of {list_near(wanted, there)}.")
     _print_title(console, problem, shown[0])
     for one in shown:
         console.print()

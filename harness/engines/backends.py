@@ -55,7 +55,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
 
         names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
         if backend not in names:
-            raise ConfigError(f"There is no model.backend {backend!r}. Expected vllm, or: {list_near(backend, names)}.")
+            raise ConfigError(f"There is no model.backend {backend!r}: expected one of {list_near(backend, names)}.")
     return wanted
 
 

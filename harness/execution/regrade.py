@@ -13,7 +13,7 @@ import pandas
 
 from harness.constants import GRADER_VERSION, REGRADED_SHOWN
 from harness.display.progress import progress_bar
-from harness.errors import ConfigError, JournalError, list_first
+from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer
 from harness.grading import GradeJob, GraderPool
@@ -162,6 +162,6 @@ def _of_table(path: Path, completion: str, gold: str) -> Iterator[Completed]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no CSV or JSONL of completions: {error}.") from None
     if absent := [name for name in (completion, gold) if name not in table]:
-        raise ConfigError(f"{path} has no column {absent[0]!r}: expected one of {list_first([*map(str, table)], 8)}.")
+        raise ConfigError(f"{path} has no column {absent[0]!r}: expected one of {list_near(absent[0], table)}.")
     for number, row in enumerate(table.to_dict("records"), start=1):
         yield Completed(name=str(row.get("id", number)), completion=str(row[completion]), gold=str(row[gold]))
