@@ -274,8 +274,8 @@ def test_a_repeat_run_says_how_many_completions_differ(run):
 
 REFUSED = {
     "no baseline": ({}, {"baseline": "none"}, "model m, layout raw: .*'none' among wo, mless, mful"),
-    "unknown contrast": ({}, {"contrasts": ["mles - wo"]}, "mles: .* wo"),
-    "unknown other side": ({}, {"contrasts": ["mless - mles"]}, "mles: .* wo"),
+    "unknown contrast": ({}, {"contrasts": ["mles - wo"]}, "'mles': expected one of mful, mless, .*wo"),
+    "unknown other side": ({}, {"contrasts": ["mless - mles"]}, "'mles': expected one of mful, mless, .*wo"),
     "unnamed primary": ({}, {"primary": "mless - wo"}, "primary: .* mless - wo"),
     "split primary": ({}, {"primary": "mless - wo", "contrasts": ["mless - wo"], "by": ["level"]}, "primary: "),
     "margin": ({}, {"margin": 0}, "margin: .* got 0"),

@@ -56,7 +56,7 @@ def test_without_any_of_its_models_the_reference_stands_alone():
 
 def test_what_differs_in_the_set_up_is_said():
     reference = read_reference("study-table-1")
-    made = board(("mine", {"wo": 1}), dataset_name="demo", gen_kwargs={"temperature": 0.7, "top_p": 0.95}, greedy=False)
+    made = board(("mine", {"wo": 1}), dataset_name="demo", sampling={"temperature": 0.7, "top_p": 0.95}, greedy=False)
     model, dataset, sampling, prompt, grader = setup_differences(reference, made.receipt, ["raw", "raw"])
     assert model.startswith("Model: mine is not in the reference")
     assert dataset == "Dataset: theirs is math500; ours demo."

@@ -228,7 +228,7 @@ BASE = {"model": {"backend": "hf", "model_args": {"pretrained": TOY_MODEL}}}
         ({"layouts": ["raw"]}, ["--set", "model.model_args.enable_thinking=true"], "reads no switch 'enable_thinking'"),
         ({}, ["--set", "model.backend=vlm"], "no model.backend 'vlm'"),
         ({}, ["--set", "repeats=3"], "repeats is 3, and the sampling is greedy"),
-        ({}, ["--set", "gen_kwargs={temperature: .inf}"], "sampling.temperature: Input should be a finite number"),
+        ({}, ["--set", "gen_kwargs={temperature: .inf}"], "gen_kwargs.temperature: Input should be a finite number"),
         ({}, ["-o", "/dev/null"], "/dev/null cannot be used: Not a directory"),
     ],
     ids=str,

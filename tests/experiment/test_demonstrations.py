@@ -104,9 +104,9 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
-        ({"count": 200, "draws": 3}, "1000 problems in their pool and one to ask, got 500 problems in 500 clusters"),
+        ({"num_fewshot": 200, "draws": 3}, "1000 problems in their pool and one to ask, got 500 problems in 500 clusters"),
         ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
-        ({"count": 3}, "expected 220 filler tokens, got 656"),
+        ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),
     ],
 )
 def test_examples_that_cannot_be_are_refused_before_the_model(shown, said, tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def test_a_config_that_is_not_there_is_refused_and_no_shipped_one_taken(tmp_path
     [
         ("nonsense", "unknown key 'nonsense'"),
         ("name.first=a", "--set 'name.first=a': the config has no such key"),
-        ("gen_kwargs={seed: 1, seed: 2}", "--set sampling '{seed: 1, seed: 2}': the key 'seed' stands twice"),
+        ("gen_kwargs={seed: 1, seed: 2}", "--set gen_kwargs '{seed: 1, seed: 2}': the key 'seed' stands twice"),
     ],
 )
 def test_an_override_that_cannot_be_is_refused(tmp_path, override, said):
