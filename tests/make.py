@@ -21,13 +21,14 @@ import yaml
 from attention_probe.analysis.curves import average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from harness.display.table_pages import TableOptions, make_table
 from harness.execution.generate import session_facts
 from harness.execution.run import _generation_config, execute, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import Segment, hash_prompts, hash_text
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.journal import expand, hash_stored
 from harness.runs.prompts_of_run import RunPrompt, Source
@@ -313,3 +314,8 @@ def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **o
 
 
 full_curve = partial(aligned_curve, view="full")
+
+
+def table_page(*runs, **options):
+    """The page of `mless table`."""
+    return make_table([str(run) for run in runs], TableOptions(**options))

@@ -15,11 +15,10 @@ import numpy.typing as npt
 from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
 from harness.errors import RunError
 from harness.experiment.expand_conditions import read_conditions
-from harness.grading import COLUMNS as GRADERS
-from harness.grading import Verdict
+from harness.grading import GRADERS, Verdict
 from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
 from harness.runs.journal import read_records
-from harness.runs.records import COLUMNS, Sample, Score
+from harness.runs.records import SAMPLE_COLUMNS, Sample, Score
 
 if TYPE_CHECKING:
     import pandas
@@ -163,7 +162,7 @@ def read_frame(
         found["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]
     codes = (found[name].codes for name in ("condition", "layout"))
     order = np.lexsort((found["sample_index"], found["replicate"], place, *codes))
-    names = COLUMNS if texts else [*COLUMNS, "characters", "looping", "completion_checksum"]
+    names = SAMPLE_COLUMNS if texts else [*SAMPLE_COLUMNS, "characters", "looping", "completion_checksum"]
     frame = pandas.DataFrame({name: found[name][order] for name in names if name in found})
     plain = ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer") if texts else ()
     frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame})

@@ -11,7 +11,6 @@ import yaml
 from torch.nn.functional import scaled_dot_product_attention
 
 from harness import load_run
-from harness.display.table_pages import make_table
 from harness.engines.backends import check_backend
 from harness.engines.interventions import checks, worker
 from harness.engines.interventions.arithmetic import (
@@ -37,7 +36,7 @@ from harness.experiment.expand_conditions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
 from tests.engines.test_faults import MLESS, samples, wait_for
-from tests.make import TOY_DATA, TOY_MODEL
+from tests.make import TOY_DATA, TOY_MODEL, table_page
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
 
@@ -338,7 +337,7 @@ def test_a_run_with_arms_answers_as_hugging_face_does(run):
 @pytest.mark.engine
 @pytest.mark.slow
 def test_the_table_takes_the_filler_apart_and_the_probe_refuses_its_arms(run, mless, tmp_path):
-    page = make_table([str(run[1])])
+    page = table_page(run[1])
     assert "What of a filler counts" in page and "4-10" in page and "Layer 4" in page
     refused = mless("probe", str(run[1]), "--conditions", "first,first-gap", "-o", str(tmp_path / "x.traces"))
     assert refused.returncode == 2 and "changes the model under first-gap, which the probe does not" in refused.stderr

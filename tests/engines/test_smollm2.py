@@ -14,14 +14,13 @@ import pytest
 import harness
 from attention_probe.measure.decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
-from harness.display.table_pages import make_table
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.folder import RECORDED, read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import PATIENCE
 from tests.engines.test_engine import serve
 from tests.engines.test_faults import MLESS, samples, wait_for
-from tests.make import EXAMPLE, ROOT
+from tests.make import EXAMPLE, ROOT, table_page
 
 pytestmark = pytest.mark.engine
 
@@ -122,7 +121,7 @@ def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
 def test_its_arms_answer_as_hugging_face_does_and_are_taken_apart(run):
     facts = json.loads((run / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
     assert set(facts["agreements"].values()) == {1} and facts["largest"] < 1e-3
-    page = make_table([str(run)])
+    page = table_page(run)
     assert "What of a filler counts" in page and "elsewhere x scale" in page
 
 

@@ -12,7 +12,6 @@ from attention_probe.figures.config import PromptsConfig
 from benchmarks.controls import CONTROLS, find, plant
 from benchmarks.seed_claims import load, page
 from harness import load_run
-from harness.display.table_pages import make_table
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts
@@ -20,7 +19,7 @@ from harness.grading import GradeJob, GraderPool
 from harness.runs.folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
 from harness.runs.receipts import model_fingerprint
 from tests.conftest import needs_vllm
-from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
+from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, table_page
 
 RIGHT = {
     "wo": 204,
@@ -50,7 +49,7 @@ REFERENCE = ("no-examples",)
 
 @pytest.fixture(scope="module")
 def table():
-    return json.loads(make_table([str(EXAMPLE)], form="json"))
+    return json.loads(table_page(EXAMPLE, form="json"))
 
 
 def test_the_example_is_the_run_of_its_config():

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from harness import load_run, resources
 from harness.constants import GRADER_VERSION
-from harness.display.table_pages import make_table
 from harness.errors import JournalError, RunError
 from harness.execution.generate import session_facts
 from harness.execution.regrade import regrade
@@ -29,7 +28,7 @@ from harness.execution.run import _generation_config, execute, finish, run_ident
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADED, GRADERS
 from harness.runs import journal, receipts
 from harness.runs.folder import (
     JOURNAL,
@@ -47,7 +46,7 @@ from harness.runs.folder import (
 from harness.runs.journal import Journal, expand, hash_stored, write_atomic, write_whole
 from harness.runs.records import SESSION, Fingerprint, Sample, as_json
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run
+from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page
 
 CONFIG = TOY_CONFIG
 
@@ -242,7 +241,7 @@ def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
     regrade(demo_run)
     again = json.loads((demo_run / RECEIPT).read_text())["files"]
     assert again[JOURNAL] != files[JOURNAL] and again[PROMPTS] == files[PROMPTS]
-    assert f"samples {again[JOURNAL][:8]}" in " ".join(make_table([str(demo_run)]).split())
+    assert f"samples {again[JOURNAL][:8]}" in " ".join(table_page(demo_run).split())
 
 
 def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
@@ -300,7 +299,7 @@ def test_a_damaged_compressed_file_is_named(demo_run):
         whole = file.read_bytes()
         for bad in (whole[: len(whole) // 2], b"no xz" + whole[5:]):
             file.write_bytes(bad)
-            for read in (load_run, lambda run: make_table([str(run)]), regrade):
+            for read in (load_run, table_page, regrade):
                 with pytest.raises(JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"):
                     read(demo_run)
             assert not list(demo_run.glob("*.part"))
@@ -386,7 +385,7 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     regrade(own_run)
     expand(own_run)
     old = [json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0]) for number in (1, 2)]
-    assert [header["task_version"] for header in old] == [5, 99], "no scores are lost"
+    assert [header["task_version"] for header in old] == [6, 99], "no scores are lost"
 
 
 def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):
@@ -508,8 +507,10 @@ def test_lm_evals_files_say_what_the_journal_says(demo_run):
     for task in receipt["tasks"]:
         results = json.loads((demo_run / task["results"]).read_text())
         chosen = frame[(frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])]
-        assert results["results"][task["task"]]["correct,graded"] == pytest.approx(chosen["correct"].mean())
-        assert results["results"][task["task"]]["authors_rule,graded"] == pytest.approx(chosen["authors_rule"].mean())
+        found = results["results"][task["task"]]
+        assert found["accuracy,graded"] == pytest.approx(chosen["correct"].mean())
+        assert found["graded,graded"] == pytest.approx(chosen["verdict"].isin(GRADED).mean())
+        assert found["truncated,graded"] == pytest.approx((chosen["verdict"] == "truncated").mean())
 
 
 def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):
