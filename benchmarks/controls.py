@@ -144,7 +144,7 @@ def plant(control: Control, folder: Path) -> int:
     """Copy the run into a folder, change it and grade it again; returns how many samples were changed."""
     shutil.copytree(RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*"))
     expand(folder)
-    golds = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(folder)}
+    golds = {row.doc["id"]: row.doc["answer"] for row in read_prompts(folder)}
     verdicts = {key: score.verdict for key, score in read_scores(folder).items()}
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
     wanted = {True: ["correct"], False: ["incorrect"], None: ["correct", "incorrect"]}[control.right]

@@ -110,7 +110,7 @@ def test_nothing_answered_cannot_be_judged(tmp_path, capsys, monkeypatch):
 
 
 def test_what_cannot_be_paired_is_refused(tmp_path, capsys, monkeypatch):
-    run = write_run(tmp_path / "made", right, limit=2, audit=False)
+    run = write_run(tmp_path / "made", right, limit=2)
     for old, new, error, said in (
         (f"{GREEDY_RUN}:wo", f"{GREEDY_RUN}:wo", ComparisonError, "is given twice"),
         (f"{GREEDY_RUN}:wo", f"{GREEDY_RUN}:nope", RunError, "has no condition 'nope': expected one of wo, mless"),
@@ -222,7 +222,7 @@ def test_against_another_baseline_there_is_no_positive_control():
 
 
 def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
-    run = write_run(tmp_path / "made", right, contrasts=["mless - wo"], limit=2, audit=False)
+    run = write_run(tmp_path / "made", right, contrasts=["mless - wo"], limit=2)
     assert [Run.load(run).about[name] for name in ("primary", "contrasts")] == ["mless - wo", ["mless - wo"]]
     receipt = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "contrasts": ["mful - wo"]}}))

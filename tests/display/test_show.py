@@ -13,7 +13,7 @@ from harness.display.wording import MINUS, define_flips, signed
 from harness.runs.folder import read_identity
 from harness.runs.prompts_of_run import Problem
 from tests.commands.test_cli import here, refused
-from tests.make import EXAMPLE, passing_folder, run_prompt, small_run, source_of, table_page
+from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of, table_page
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""
@@ -111,7 +111,7 @@ def made(verdicts, *, completions=None, answers=None):
     for condition, given in verdicts.items():
         written = completions or tuple(f"{condition} wrote {n}" for n in range(len(given)))
         named = answers or tuple(map(str, range(len(given))))
-        prompts[condition] = run_prompt(condition, given, completions=written, answers=named, target="7")
+        prompts[condition] = answered_prompt(condition, given, completions=written, answers=named, doc={"answer": "7"})
     return source_of(Problem(id="p", subject="Algebra", level=1, prompts=prompts))
 
 
@@ -119,7 +119,8 @@ def printed(source, *, limit=None, encoding="utf-8", terminal=False):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
     console = Console(file=stream, width=80, force_terminal=terminal, markup=False, emoji=False, highlight=False)
-    print_changes(console, source, select(source, Criterion(flip="changed")), limit=limit)
+    criterion = Criterion(flip="changed")
+    print_changes(console, select(source, criterion), criterion, limit=limit)
     stream.flush()
     return raw.getvalue().decode(encoding)
 

@@ -22,6 +22,7 @@ from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, build_prompt, document_prompt, make_document
 from harness.runs.folder import changes, read_identity
 from harness.runs.read import Run, read_source
+from harness.runs.records import stored_prompts
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes
@@ -138,7 +139,7 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     assert "5 problems, 4 samples each" in page and "x - wo by draw, made, raw: -100.0, 0.0" in page
     assert "of this prompt with these examples" in page and "p are for these examples" in page
     assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
-    texts = {row["prompt_sha256"]: row["prompt"].sha256 for row in read_samples([Run.load(run)])}
+    texts = {row["prompt_sha256"]: row["prompt"].prompt_sha256 for row in read_samples([Run.load(run)])}
     assert len(texts) == 40 and all(one == other for one, other in texts.items())
     changed = here(capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw").stdout
     assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
@@ -172,7 +173,7 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     plan, identity = make_plan(load_config(run.with_suffix(".yaml")), limit=45), read_identity(run)
     assert plan.arms.keys() == identity.arms.keys()
     larger = replace(identity, limit=45, prompts_sha256=plan.prompts_sha256)
-    assert changes(run, larger, plan.prompts) == [], "a run of fewer problems can be continued"
+    assert changes(run, larger, stored_prompts(plan)) == [], "a run of fewer problems can be continued"
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])

@@ -168,7 +168,7 @@ def _embed(figure: Figure, alternative: str) -> dict[str, str]:
 
 def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile]) -> None:
     """Raise RunError if curves are of another model or of prompts that no run has."""
-    known = {row["prompt"].sha256 for row in samples}
+    known = {row["prompt"].prompt_sha256 for row in samples}
     models = [str(one.about["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs]
     for one in attention:
         if one.model not in models:
