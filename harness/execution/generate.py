@@ -47,7 +47,7 @@ def generate_and_grade(
     session = _Session(plan, sampling, identity, folder, quiet=quiet)
     if session.is_finished:
         return False
-    with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
+    with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
         session.grade_recorded(scorer)
         if session.missing:
             session.generate(scorer, engines)
@@ -146,7 +146,7 @@ class _Session:
     def _model_arguments(self) -> dict[str, Any]:
         """The model's arguments; with interventions, the layers that are opened and what Hugging Face answers."""
         config, folder = self._plan.config, self._folder.path
-        arguments = config.model_arguments()
+        arguments = dict(self._plan.model_arguments)
         if any((layers := opened_layers(config)).values()):
             refuse_to_open(arguments, layers)
             arguments["interventions"] = {"layers": layers}

@@ -20,8 +20,7 @@ from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
-from harness.constants import LONGEST_ANSWER
-from harness.grading.extract import Grade, read_boxes
+from harness.grading.extract import LONGEST_ANSWER, Grade, read_boxes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ class Audit(AuditColumns, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-COLUMNS = tuple(name for name, kind in get_type_hints(AuditColumns).items() if kind == bool | None)
+GRADERS = tuple(name for name, kind in get_type_hints(AuditColumns).items() if kind == bool | None)
 """The names of the verdicts in an `Audit`."""
 
 

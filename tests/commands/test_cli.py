@@ -102,8 +102,11 @@ def test_a_run_and_its_problems_are_shown(capsys, monkeypatch):
     mine = next(
         one for one in Run.load(GREEDY_RUN).prompts if (one.problem_id, one.condition) == (problem.problem_id, "mless")
     )
-    assert " ".join(mine.text.split()) in shown and " ".join(mine.completions[0].split()) in shown
-    assert f"-> completion: {mine.verdicts[0]}, answer {mine.answers[0]}" in shown and f"answer {mine.target}" in shown
+    assert " ".join(mine.prompt.split()) in shown and " ".join(mine.completions[0].split()) in shown
+    assert (
+        f"-> completion: {mine.verdicts[0]}, answer {mine.answers[0]}" in shown
+        and f"answer {mine.doc['answer']}" in shown
+    )
     refused(here(capsys, monkeypatch, "show", run, "nope"), "has no nope: expected one of ")
     other = here(capsys, monkeypatch, "show", run, problem.problem_id, "--condition", "x")
     refused(other, "expected one of wo (raw), mless (raw)")
@@ -160,7 +163,6 @@ def test_a_full_standard_output_is_told_in_one_line(arguments):
 FIXED = {
     ("table", "--format"): "text markdown csv latex json",
     ("table", "--by"): "subject level",
-    ("leaderboard", "--format"): "text markdown csv latex json",
     ("plot", "--kind"): "accuracy forest completion-lengths dose wordings causes",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--queries"): "prompt completion",

@@ -120,7 +120,7 @@ def judged(request, target):
 def write_traced(path, model="model"):
     """Made-up traces of the first two prompts of each condition of the bundled run."""
     traces = [
-        make_trace(prompt.problem_id, prompt.condition, seed=number // 3, prompt_sha256=prompt.sha256)
+        make_trace(prompt.problem_id, prompt.condition, seed=number // 3, prompt_sha256=prompt.prompt_sha256)
         for number, prompt in enumerate([one for one in Run.load(GREEDY_RUN).prompts if one.condition != "mful"][:6])
     ]
     return write_traces(path, traces, model=model)

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.constants import FRUITLESS_STARTS
 from harness.engines import engine_pool, ray_carrier
-from harness.engines.engine_pool import EnginePool, check_engines, open_engines
+from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool, check_engines, open_engines
 from harness.engines.vllm import Finished
 from harness.errors import (
     ConfigError,
@@ -160,15 +159,6 @@ def test_two_engines_on_one_gpu_stop_the_run():
     with pytest.raises(EngineError, match="Two engines run on one GPU, GPU-aa11"):
         list(pool.stream(make_requests(100)))
     pool.close()
-
-
-def test_the_first_engine_to_load_leaves_the_others_their_share():
-    carrier = FakeCarrier(sequences=1000, load={1: None, 2: None, 3: None})
-    pool = EnginePool(carrier, 4, 1e9, 1e9)
-    stream = pool.stream(make_requests(100))
-    next(stream)  # loads engine 0
-    next(stream)
-    assert carrier.exchanges == [(0, list(range(25)))]
 
 
 def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
@@ -394,6 +384,7 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fa
     assert seen == [threads] and carrier.gpus == [] and carrier.cores == 500
 
 
+@pytest.mark.slow  # it starts Ray
 def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeypatch):
     import ray
 

@@ -21,8 +21,8 @@ import psutil
 import pytest
 import torch
 
-from harness.constants import READY_SECONDS
 from harness.engines.start_errors import load_step
+from harness.engines.vllm import READY_SECONDS
 from harness.runs.journal import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
 from tests.make import TOY_CONFIG
@@ -359,33 +359,6 @@ def test_every_engine_process_of_two_killed_the_run_goes_on_with_new_ones(our_ru
             process.kill()
     told = end(run)
     assert "mless: an engine is lost; another is started in its place. The engine process died" in told
-    assert verdicts(folder) == verdicts(our_run[0])
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
-def test_begun_with_two_engines_and_killed_a_run_is_finished_by_one(our_run, tmp_path):
-    folder = tmp_path / "run"
-    run = start(folder, options=TWO_ENGINES)
-    wait_for(run, folder, samples(our_run[0]) // 4)
-    assert actors(run)
-    kill(run, folder, our_run)
-    goes_on(folder, our_run)
-    sessions = json.loads((folder / "run.json").read_text())["sessions"]
-    assert [session["engine"]["engines"] for session in sessions] == [2, 1]
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="tensor parallel 2 needs two GPUs")
-def test_a_model_shared_by_two_gpus_has_the_same_verdicts_and_dies_with_its_run(our_run, tmp_path):
-    folder = tmp_path / "run"
-    shared = ("--set", "model.arguments.tensor_parallel_size=2")
-    run = start(folder, options=shared)
-    wait_for(run, folder, 1)
-    kill(run, folder, our_run)
-    end(start(folder, options=shared))
     assert verdicts(folder) == verdicts(our_run[0])
 
 

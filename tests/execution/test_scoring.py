@@ -8,54 +8,41 @@ from harness.errors import RunError
 from harness.execution.scoring import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
-from harness.runs.records import Sample
+from harness.runs.records import Prompt, Sample
 from tests.conftest import PATIENCE
 from tests.engines.test_backends import request
-from tests.make import TOY_CONFIG
+from tests.make import TOY_CONFIG, read_data
 
 
-def prompt(**fields):
+def prompt(text="What is 2 + 2?", **fields):
     document = {"id": "p", "answer": "4", "solution": ""}
-    return {"task": "t", "prompt": "What is 2 + 2?", "doc": document, **fields}
+    return Prompt(
+        task="t",
+        condition="wo",
+        layout="raw",
+        prompt=text,
+        prompt_sha256="",
+        prompt_token_sha256=None,
+        doc=document,
+        **fields,
+    )
 
 
 def sample(completion, reason="stop"):
     return Sample.of(request("p"), "k", completion, reason=reason)
 
 
-PREFIX, THINKS, LINE = {"answer_prefix": r"It is \boxed{"}, {"thinking_opened": True}, {"read": "line"}
+PREFIX, LINE = {"answer_prefix": r"It is \boxed{"}, {"read": "line"}
 
 
-@pytest.mark.parametrize(
-    ("begun", "completion", "reason", "verdict"),
-    [
-        ({}, "4}.", "stop", "no_box"),
-        (PREFIX, "4}.", "stop", "correct"),
-        (PREFIX, "5}.", "stop", "incorrect"),
-        (PREFIX, r"4}. No: \boxed{5}", "stop", "incorrect"),
-        (PREFIX, "4", "length", "truncated"),
-        ({}, r"is it \boxed{4}? But", "length", "correct"),
-        (THINKS, r"is it \boxed{4}? But", "length", "truncated"),
-        (THINKS, r"is it \boxed{4}? But", "stop", "no_box"),
-        (THINKS, r"is it \boxed{3}? </think> \boxed{4}", "stop", "correct"),
-        (THINKS, r"is it \boxed{4}? </think> so it is", "length", "truncated"),
-        (LINE, " 4.", "stop", "correct"),
-        (LINE, "\n \n4\nQ: 5", "length", "correct"),
-        (LINE, "4 or 5\n4", "stop", "incorrect"),
-        (LINE, " 4", "length", "truncated"),
-        (LINE, " \n", "stop", "no_box"),
-        (LINE, r"It is \boxed{4}.", "stop", "correct"),
-        ({**LINE, **PREFIX}, "4}$", "stop", "correct"),
-        ({**LINE, "answer_prefix": "It is "}, "4", "stop", "correct"),
-    ],
-)
+@pytest.mark.parametrize(("begun", "completion", "reason", "verdict"), read_data("completions")["continued"])
 def test_grading_knows_what_the_prompt_began(begun, completion, reason, verdict):
     job = grade_job(prompt(**begun), sample(completion, reason))
     assert grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line).verdict == verdict
 
 
 def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
-    row = prompt(prompt=r"What is 2 + 2? It is \boxed{", **PREFIX)
+    row = prompt(r"What is 2 + 2? It is \boxed{", **PREFIX)
     with Journal(tmp_path / "scores.jsonl", {}) as scores, Scorer(scores, [row]) as scorer:
         scorer.submit(sample("4}."))
         (score,) = scorer.finish()

@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, Layout
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read import Run
+from harness.runs.records import stored_prompts
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
 from tests.make import TOY_DATA, TOY_MODEL
 
@@ -134,13 +134,6 @@ def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
     assert (asked == 1).all()
     shown = {(one.layout, one.condition, one.problem_id): one for one in run.prompts}
     assert len(shown) == len(run.prompts) == 12 and all(len(one.completions) == 3 for one in shown.values())
-    for log in folder.glob("samples_demo_*.jsonl"):
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        prompts = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
-        assert len(lines) == len(set(prompts)) == 2
-        if "_chat_" in log.name:
-            name = re.match(r"samples_demo_(\w+?)_chat_", log.name)[1]
-            assert prompts == [shown["chat", name, line["doc"]["id"]].text for line in lines]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split()[1])
@@ -231,16 +224,16 @@ def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
     off = config(conditions=["wo", "mless"])
     settings = {"across": {"instructions": ["One.", "Two."]}, "positive_control": True}
     plan = planned(conditions=["wo", "mless"], replicates=2, **settings)
-    names = list(dict.fromkeys(row["condition"] for row in plan.prompts))
+    names = list(dict.fromkeys(prompt.condition for prompt in stored_prompts(plan)))
     asked = ["wo", "mless", "answer-at-once"]
     assert names == [*asked, *(f"{name}-w0{number}" for number in (1, 2) for name in asked)]
     assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "other instructions", "positive control"}
     assert plan.size == 2 * (9 + 6), "both sides are run again under each instruction"
     counts = "requests 30: mless 2 times, wo 2 times, 1 positive control, 6 other instructions"
     assert counts in " ".join(describe_plan(plan).split())
-    for row in plan.prompts:
-        prefix = row.get("answer_prefix", "")
-        assert bool(prefix) == row["condition"].startswith("answer-at-once") and row["prompt"].endswith(prefix)
+    for prompt in stored_prompts(plan):
+        assert bool(prompt.answer_prefix) == prompt.condition.startswith("answer-at-once")
+        assert prompt.prompt.endswith(prompt.answer_prefix)
     assert not settings.keys() & off.identity().keys()
     assert read_conditions(plan.config.as_written()) == {one.name: one for one in plan.config.all_conditions}
 
@@ -266,16 +259,16 @@ def test_a_name_says_nothing_of_what_a_condition_is():
         (name, number, text) for number, text in texts.items() for name in asked
     ]
     assert read_conditions(loaded.as_written()) == every
-    prompts = {row["condition"]: row for row in make_plan(loaded, limit=1).prompts}
+    prompts = {prompt.condition: prompt for prompt in stored_prompts(make_plan(loaded, limit=1))}
     for name in NAMES:
-        assert prompts[name]["prompt"].startswith(INSTRUCTION) and ". . . ." in prompts[name]["prompt"]
-        assert "kind" not in prompts[name]["doc"]
+        assert prompts[name].prompt.startswith(INSTRUCTION) and ". . . ." in prompts[name].prompt
+        assert "kind" not in prompts[name].doc
     for one in others:
-        assert prompts[one.name]["prompt"] == prompts[one.of]["prompt"].replace(INSTRUCTION, one.instruction)
-        fields = {key: prompts[one.name]["doc"][key] for key in ("kind", "of", "number")}
+        assert prompts[one.name].prompt == prompts[one.of].prompt.replace(INSTRUCTION, one.instruction)
+        fields = {key: prompts[one.name].doc[key] for key in ("kind", "of", "number")}
         assert fields == {"kind": "other instruction", "of": one.of, "number": one.number}
     at_once = prompts[control.name]
-    assert at_once["prompt"] == prompts["wo"]["prompt"] + at_once["answer_prefix"]
+    assert at_once.prompt == prompts["wo"].prompt + at_once.answer_prefix
 
 
 def test_the_parts_of_a_filler_have_names_of_their_own():

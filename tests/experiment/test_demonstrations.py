@@ -8,12 +8,10 @@ import pandas
 import pytest
 from msgspec.structs import replace
 
-from attention_probe.prompts.token_roles import FILLER, SEPARATOR, tokenize
+from attention_probe.prompts.token_roles import ABSENT, FILLER, SEPARATOR, tokenize
 from harness import load_run
-from harness.constants import ABSENT
 from harness.display.dry_run import describe_plan
 from harness.display.report.samples import read_samples
-from harness.display.table_pages import make_table
 from harness.errors import HarnessError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.config import load_config
@@ -23,10 +21,11 @@ from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, build_prompt, document_prompt, make_document
 from harness.runs.folder import changes, read_identity
 from harness.runs.read import Run, read_source
+from harness.runs.records import stored_prompts
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes
-from tests.make import TOY_DATA, right, write_run
+from tests.make import TOY_DATA, right, table_page, write_run
 
 PRODUCTS = [
     Problem(id=f"{a}x{b}", problem=f"{a} x {b}?", answer=str(a * b), cluster=f"{min(a, b)}x{max(a, b)}")
@@ -135,11 +134,11 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     assert [*map(list, frame.groupby("draw")["sample_index"].unique())] == [[0, 1], [2, 3]] and len(frame) == 80
     assert frame.groupby("draw")["prompt_sha256"].nunique().tolist() == [20, 20]
     assert len(list(run.glob("samples_demo_x_chat_draw-2_*.jsonl"))) == 1
-    page = " ".join(make_table([str(run)]).split())
+    page = " ".join(table_page(run).split())
     assert "5 problems, 4 samples each" in page and "x - wo by draw, made, raw: -100.0, 0.0" in page
     assert "of this prompt with these examples" in page and "p are for these examples" in page
-    assert json.loads(make_table([str(run)], form="json"))["draws"][0]["differences"] == [-100, 0]
-    texts = {row["prompt_sha256"]: row["prompt"].sha256 for row in read_samples([Run.load(run)])}
+    assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
+    texts = {row["prompt_sha256"]: row["prompt"].prompt_sha256 for row in read_samples([Run.load(run)])}
     assert len(texts) == 40 and all(one == other for one, other in texts.items())
     changed = here(capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw").stdout
     assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
@@ -165,15 +164,15 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     frame = load_run(run)
     assert frame.groupby(["condition", "problem_id"], observed=True)["draw"].nunique().eq(2).all()
     assert frame.groupby(["condition", "draw"], observed=True)["problem_id"].nunique().eq(16).all()
-    table = json.loads(make_table([str(run)], form="json"))
+    table = json.loads(table_page(run, form="json"))
     row = table["rows"][1]
     assert (row["k"], row["draws"], row["difference"]) == (2, 5, -40) and row["low"] < -99 and row["p"] > 0.05
     assert table["draws"][0]["differences"] == [-100, -100, 0, 0, 0]
-    assert "of this prompt with new draws of examples" in " ".join(make_table([str(run)]).split())
+    assert "of this prompt with new draws of examples" in " ".join(table_page(run).split())
     plan, identity = make_plan(load_config(run.with_suffix(".yaml")), limit=45), read_identity(run)
     assert plan.arms.keys() == identity.arms.keys()
     larger = replace(identity, limit=45, prompts_sha256=plan.prompts_sha256)
-    assert changes(run, larger, plan.prompts) == [], "a run of fewer problems can be continued"
+    assert changes(run, larger, stored_prompts(plan)) == [], "a run of fewer problems can be continued"
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])

@@ -63,13 +63,6 @@ def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem
     assert sizes(built) == {count}
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(count=st.integers(3, 55), number=st.integers(1, 5))
-def test_a_sentence_is_cut_to_its_exact_count(any_tokenizer, count, number):
-    (built,) = build(any_tokenizer, Condition(name="x", sentence=number, count=count), of=problems(p="Find $x$."))
-    assert sizes(built) == {count}
-
-
 @pytest.mark.parametrize(
     ("filler", "message"),
     [

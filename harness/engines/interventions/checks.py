@@ -17,11 +17,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from harness.constants import ARM_PROMPTS, ARM_TOKENS, FULL_PRECISION, LOGPROB_BOUND
 from harness.engines.lifetime import PLUGIN
 from harness.errors import ConfigError, EngineError, ModelError, explain_hub_error
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, Request, hash_json
+
+ARM_PROMPTS, ARM_TOKENS = 8, 8
+"""Prompts of each arm that Hugging Face answers too, and tokens of each answer: a minute for 12 arms of SmolLM2."""
+FULL_PRECISION = ("float32", "float64")
+"""Types in which vLLM and Hugging Face differ by rounding alone."""
+LOGPROB_BOUND = {True: 1e-3, False: 0.2}
+"""How far a log-probability of the engine may be from Hugging Face's, in full precision and in half of it. Measured
+with SmolLM2 in float32: up to 3e-5."""
 
 OPERATION = "mless::change_rows"
 """The op that changes activations."""
@@ -67,9 +74,10 @@ def refuse_interventions(config: RunConfig) -> None:
     if config.model.backend != "vllm":
         what = f"{names[0]} has an intervention" if names else "attention is recorded"
         raise ConfigError(f"{what}, which needs backend vllm; it is {config.model.backend}.")
-    if names and config.model_arguments().get("dtype") in (None, "auto"):
+    arguments = config.model.arguments
+    if names and arguments.get("dtype") in (None, "auto"):
         raise ConfigError("Interventions are checked in the type that vLLM computes in: name model.arguments.dtype.")
-    _refuse_arguments(config.model_arguments(), opened_layers(config))
+    _refuse_arguments(arguments, opened_layers(config))
 
 
 def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> None:
@@ -165,7 +173,7 @@ def ask_reference(
 
 def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
     """The first prompts of every arm, the baseline's first."""
-    config, arguments = plan.config, plan.config.model_arguments()
+    config, arguments = plan.config, plan.model_arguments
     first_draw = min(arm.draw for arm in plan.arms.values() if arm.prompts)
     names = {
         task: arm.condition.name
