@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec import structs
 
 import harness
 from harness.errors import RunError
@@ -11,16 +12,16 @@ from harness.runs.journal import Journal
 from harness.runs.records import Sample
 from tests.conftest import PATIENCE
 from tests.engines.test_backends import request
-from tests.make import TOY_CONFIG
+from tests.make import TOY_CONFIG, answered_prompt
 
 
 def prompt(**fields):
     document = {"id": "p", "answer": "4", "solution": ""}
-    return {"task": "t", "prompt": "What is 2 + 2?", "doc": document, **fields}
+    return answered_prompt("wo", text=fields.pop("prompt", "What is 2 + 2?"), doc=document, **fields)
 
 
 def sample(completion, reason="stop"):
-    return Sample.of(request("p"), "k", completion, reason=reason)
+    return structs.replace(Sample.of(request("p"), "k", completion, reason=reason), task="made")
 
 
 PREFIX, THINKS, LINE = {"answer_prefix": r"It is \boxed{"}, {"thinking_opened": True}, {"read": "line"}
