@@ -64,11 +64,11 @@ test-long: .venv/installed
 # make test-gpu REHEARSE=1 GPU_PYTHON=.venv/bin/python (half an hour on two cores)
 GPU_PYTHON ?= python
 GPU_LOGS ?= results/gpu-claims
-CLAIMS = $(GPU_PYTHON) tests/gpu/run_jobs.py claims --logs $(GPU_LOGS)
+CLAIMS = PYTHON=$(GPU_PYTHON) tests/gpu/run_jobs.sh tests/gpu/claims.jobs $(GPU_LOGS)
 test-gpu:
-	@if [ -n "$(REHEARSE)" ]; then $(CLAIMS) --at-once 1 --seconds 10800 --limit-factor 20; \
+	@if [ -n "$(REHEARSE)" ]; then SECONDS_IN_ALL=10800 LIMIT_FACTOR=20 $(CLAIMS); \
 	elif $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
-		then $(CLAIMS) --at-once 12 --seconds 300; \
+		then AT_ONCE=12 SECONDS_IN_ALL=300 $(CLAIMS); \
 	else echo "No GPU here (or no torch in $(GPU_PYTHON)): nothing tested."; fi
 
 # The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.
@@ -91,7 +91,7 @@ calibrate: .venv/installed
 controls: .venv/installed
 	.venv/bin/python -m benchmarks.controls
 
-# How large the code is: lines and tokens without docstrings, comments and blank lines.
+# The size of the code: tokens by folder and in total, without docstrings and comments; words of the docs.
 size: .venv/installed
 	.venv/bin/python -m tools.size
 

@@ -22,11 +22,11 @@ from harness import models
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
 from harness.constants import BASELINE, GAP, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, STUDIED, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_first
-from harness.experiment.conditions import yardstick
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
 from harness.runs.prompts_of_run import Problem, Source
+from harness.runs.records import as_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -39,8 +39,8 @@ class ProbeSettings:
     Attributes:
         model: Folder, hub name or `smollm2`; None for the model that was run.
         layers: Decoder layers, as indices from 0.
-        conditions: Names of conditions; `mless-gap` is the position gap of `mless`. Empty for all that the source has
-            but yardsticks, and the gap of `mless`. The baseline is always recorded.
+        conditions: Names of conditions; `mless+gap` is the position gap of `mless`. Empty for all that the source
+            has and the gap of `mless`. The baseline is always recorded.
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
         device: `cpu`, `cuda`, ...
@@ -67,7 +67,7 @@ class ProbeSettings:
             ConfigError: a condition or the baseline is not in the source, or the source does not record where its
                 filler stands.
         """
-        usual = [name for name in source.conditions if not yardstick(name) and name not in source.changed]
+        usual = [name for name in source.conditions if name not in source.changed]
         usual += [f"{STUDIED}{GAP}"] if STUDIED in usual and not self.record.completion else []
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
         made_of = {name: without_gap(name, source.conditions) for name in conditions}
@@ -165,11 +165,11 @@ def run_probe(
     )
     header = make_header(
         loaded.config,
-        loaded.fingerprint,
+        as_json(receipts.model_fingerprint(loaded.name, loaded.revision)),
         settings,
         layout=source.layout,
         checked=source.kind != "log",
-        on_outcome=criterion.on_outcome,
+        flip=criterion.flip,
     )
     with AttentionTraces.create(path, header, receipt=receipt) as traces:
         for prompt in every:
@@ -259,7 +259,7 @@ def make_header(
     *,
     layout: str,
     checked: bool = True,
-    on_outcome: bool = False,
+    flip: str | None = None,
 ) -> TraceHeader:
     """What all records of a folder share.
 
@@ -269,7 +269,7 @@ def make_header(
         settings: What is recorded.
         layout: Of all prompts.
         checked: Whether mless built the prompts, and so checked that the problem's tokens are the same in all.
-        on_outcome: Whether the problems were selected by how they were answered.
+        flip: The outcome by which the problems were selected; None if by none.
     """
     record = asdict(settings.record)
     options = {name: value for name, value in record.items() if name != "completion"}
@@ -287,7 +287,7 @@ def make_header(
         queries="completion" if settings.record.completion else "prompt",
         dtype=settings.dtype,
         options=options | {"model_type": config.model_type},
-        on_outcome=on_outcome,
+        flip=flip,
     )
 
 
@@ -315,6 +315,5 @@ def make_receipt(
         "source": source,
         "selection": selection,
         "self_check": checks,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
+        **receipts.software(),
     }

@@ -18,7 +18,6 @@ from attention_probe.traces import AttentionTraces
 from harness import models
 from harness.analysis.choose_problems import Criterion
 from harness.engines.attention import Floats, means
-from harness.experiment.conditions import yardstick
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, Request
 from harness.experiment.token_checks import BuiltPrompt
@@ -31,8 +30,8 @@ from harness.runs.records import as_json, prompt_id
 class RunRecorder:
     """Says of which requests attention is recorded, and adds what comes back to a folder of traces.
 
-    Recorded is the first sample of each prompt of the first layout, but of those yardsticks whose tokens are not the
-    baseline's (other instructions, the positive control), and of fillers in the answer.
+    Recorded is the first sample of each prompt of the first layout, but not of reference conditions, whose tokens are
+    not the baseline's, and not of fillers in the answer.
 
     Args:
         plan: The run's.
@@ -106,9 +105,8 @@ class RunRecorder:
 
 def recorded_conditions(config: RunConfig) -> tuple[str, ...]:
     """The conditions whose prompts can be aligned to the baseline's, and whose fillers are not in the answer."""
-    hidden = filled_answers(config.all_conditions)
-    aligned = [one.name for one in config.all_conditions if not yardstick(one.name)]
-    return tuple(name for name in aligned if name not in hidden)
+    hidden = filled_answers(config.conditions)
+    return tuple(condition.name for condition in config.conditions if condition.name not in hidden)
 
 
 def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> list[list[int]]:

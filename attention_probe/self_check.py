@@ -17,7 +17,7 @@ from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.capture import capture, softmax_layers
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import TokenizedPrompt
-from harness.constants import CHECKED_TOKENS, SAMPLED_QUERIES
+from harness.constants import CHECKED_TOKENS
 
 
 def self_check(
@@ -26,7 +26,7 @@ def self_check(
     record: Record,
     exact: LoadedModel | None = None,
 ) -> dict[str, Any]:
-    """Compute one prompt by other ways: eager attention, the first layer's identity, and float32 if that is not used.
+    """Compute one prompt by other ways: eager attention, and float32 if that is not used.
 
     What is recorded beyond the weights is tried on one token, so that a model that lacks it is refused before a folder
     is begun.
@@ -38,7 +38,7 @@ def self_check(
         exact: The same model in float32, if it is run in another type.
 
     Returns:
-        The largest errors by name, the prompt they are of, and notices of what could not be checked.
+        The largest errors by name, and the prompt they are of.
 
     Raises:
         ModelError: the model gives no attention, or not what is to be recorded.
@@ -59,18 +59,9 @@ def self_check(
         "prompt_tokens": len(prompt),
         "eager_error": largest_difference(means, eager_means(loaded, token_ids)),
     }
-    notices = []
-    inserted = np.flatnonzero(prompt.inserted)
-    span = (int(inserted[0]), int(inserted[-1]) + 1) if len(inserted) else (0, 0)
-    if 0 in loaded.layers and 0 < len(inserted) == span[1] - span[0] and span[1] < len(prompt):
-        error = identity_error(loaded, token_ids, span)
-        if error is not None:
-            checks["identity_error"] = error
-        else:
-            notices.append("Layer 1 identity not checked: the sliding window hides a token from all after the filler.")
     if exact is not None:
         checks["dtype_error"] = largest_difference(means, column_means(exact, token_ids))
-    return checks | {"notices": notices}
+    return checks
 
 
 def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> dict[int, Float[Tensor, "head key"]]:
@@ -89,52 +80,6 @@ def eager_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> dict[int
     later = torch.arange(len(token_ids) - 1, -1, -1, device=model.device)
     by_layer = dict(zip(places, shown, strict=False))
     return {layer: by_layer[layer][0].float().tril(-1).sum(-2) / later for layer in loaded.layers}
-
-
-def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: tuple[int, int]) -> float | None:
-    """Largest error of A_with = (1 - m) A_gap in Layer 1, over heads, keys and a sample of later queries.
-
-    A_gap is the prompt without its filler but with the positions as they are with it, and m the mass that a query
-    gives to the filler. In the first layer queries and keys depend on token and position alone, so softmax makes the
-    identity exact: what is measured is rounding, and whether spans, positions and masks are right. It counts positions
-    where a sliding window counts tokens, so only queries are taken from which no window hides an earlier token.
-
-    Args:
-        loaded: A model whose layer 0 is loaded.
-        token_ids: One prompt, with its filler.
-        filler: Half-open span of the filler.
-
-    Returns:
-        The error; None if a window hides an earlier token from every query after the filler.
-
-    Raises:
-        ModelError: the model cannot be probed.
-    """
-    start, end = filler
-    length = len(token_ids)
-    original = torch.cat([torch.arange(start), torch.arange(end, length)])
-    chosen = torch.linspace(end, length - 1, min(SAMPLED_QUERIES, length - end)).round().long()
-    # A set of one query: its mean of a column is that query's weight.
-    queries = torch.zeros(1, len(chosen), length, dtype=torch.bool)
-    queries[0, torch.arange(len(chosen)), chosen] = True
-    inside = torch.zeros(1, 1, length, dtype=torch.bool)
-    inside[..., start:end] = True
-    with_filler = capture(loaded, token_ids[None], layers=[0], query_sets=queries, key_regions=inside)[0]
-    sees_all = chosen < (with_filler.window or length)  # the gap hides no more: its tokens are fewer
-    if not sees_all.any():
-        return None
-    gap = capture(
-        loaded,
-        token_ids[None, original],
-        layers=[0],
-        position_ids=original[None],
-        query_sets=queries[..., original],
-    )[0]
-    lam = 1 - with_filler.region_mass[0, :, chosen.to(with_filler.region_mass.device), 0].T
-    expected = lam[..., None] * gap.column_mean[0]
-    found = with_filler.column_mean[0][..., original.to(expected.device)]
-    # only the tokens before a query have a weight
-    return float((found - expected)[sees_all.to(found.device)].nan_to_num().abs().max())
 
 
 def largest_difference(one: Mapping[int, Float[Tensor, ...]], other: Mapping[int, Float[Tensor, ...]]) -> float:

@@ -8,28 +8,30 @@ order of adding. Reading holds one record in memory however many there are. Noth
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgspec
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.definitions import ARRAYS, MEASURES
-from harness.constants import TRACES_FORMAT
 from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import count_from_one
-from harness.runs.journal import differences
+from harness.runs.journal import changed_settings, clear_messages, differences, write_atomic, write_whole
+from harness.runs.records import fit
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
 HEADER = "header.json"
+FORMAT: Literal[8] = 8
+"""Goes up when a folder of traces is written in another way. No reader knows a second one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,7 +102,7 @@ class TraceHeader:
         queries: `prompt`, or `completion` where the recorded completion was read too.
         dtype: What the model was run in.
         options: What else decides the numbers: decomposition, activation thresholds, windows.
-        on_outcome: The problems were chosen by what became of them.
+        flip: The outcome by which the problems were chosen; None if they were chosen otherwise.
     """
 
     model: str
@@ -113,7 +115,12 @@ class TraceHeader:
     queries: str
     dtype: str
     options: Mapping[str, Any]
-    on_outcome: bool
+    flip: str | None
+
+    @property
+    def on_outcome(self) -> bool:
+        """Whether the problems were chosen by what became of them."""
+        return self.flip is not None
 
     @property
     def stamps(self) -> tuple[str, ...]:
@@ -133,6 +140,15 @@ class TraceHeader:
         return known.index(number - 1)
 
 
+class _HeaderFile(msgspec.Struct):
+    """What `header.json` holds."""
+
+    mless_traces: Literal[8]
+    header: TraceHeader
+    receipt: dict[str, Any]
+    arrays: dict[str, Any]
+
+
 class AttentionTraces:
     """A folder of traces. Open it with `create` (to add) or `open` (to read); use it as a context manager.
 
@@ -143,15 +159,9 @@ class AttentionTraces:
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None) -> None:
-        with _told(path / HEADER):
-            about = json.loads((path / HEADER).read_bytes())
-            if about["mless_traces"] != TRACES_FORMAT:
-                raise JournalError(
-                    f"{path} is of trace format {about['mless_traces']}, this mless reads format {TRACES_FORMAT}."
-                )
-            facts = about["header"]
-            self.header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})
-            self.receipt: dict[str, Any] = about["receipt"]
+        with _one_message(path / HEADER):
+            about = fit(_HeaderFile, json.loads((path / HEADER).read_bytes()), path / HEADER)
+        self.header, self.receipt = about.header, about.receipt
         self.path = path
         self._lock = lock
         self._files: dict[tuple[str, str], tuple[Path, TraceEntry]] = {}
@@ -167,29 +177,25 @@ class AttentionTraces:
             JournalError: the folder is damaged or something else, another process adds to it, it cannot be written, or
                 it was begun with another model, other layers, another definition or selection.
         """
-        # a run folder's lock and its way to write a file; reading needs neither, and they take a while to import
-        from harness.runs.folder import lock
-        from harness.runs.journal import write_whole
+        from harness.runs.folder import lock, refuse_foreign  # reading does not need what they import
 
-        with _told(path):
-            _refuse_other_files(path)  # before a lock is put into it
+        with clear_messages(path):
+            refuse_foreign(path, HEADER)  # before a lock is put into it
             path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
             held = lock(path)
             opened.callback(held.release)
             if (path / HEADER).exists():
                 begun = cls(path)
-                _refuse_other_kind(path, (begun.header, begun.receipt), (header, receipt))
-                conditions = dict.fromkeys([*begun.header.conditions, *header.conditions])
-                header, receipt = replace(begun.header, conditions=tuple(conditions)), begun.receipt
-            about = {
-                "mless_traces": TRACES_FORMAT,
-                "header": asdict(header),
-                "receipt": receipt,
-                "arrays": {name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()},
-            }
-            with _told(path):
-                write_whole(path / HEADER, json.dumps(about, indent=1))
+                names = tuple(dict.fromkeys([*begun.header.conditions, *header.conditions]))
+                old, new = (replace(one, conditions=names) for one in (begun.header, header))
+                if changes := differences(msgspec.to_builtins(old), msgspec.to_builtins(new)):
+                    raise changed_settings(path / HEADER, changes)
+                header, receipt = old, begun.receipt
+            quantities = {name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()}
+            about = _HeaderFile(FORMAT, header, dict(receipt), quantities)
+            with clear_messages(path):
+                write_whole(path / HEADER, json.dumps(msgspec.to_builtins(about), indent=1))
                 for left_over in path.glob("*.part"):  # of a killed session
                     left_over.unlink()
             traces = cls(path, held)
@@ -211,14 +217,12 @@ class AttentionTraces:
         Raises:
             JournalError: the folder cannot be written.
         """
-        from harness.runs.journal import write_atomic
-
         facts = {name: getattr(trace, name) for name in FACTS}
         arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
         arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         last = next((int(file.stem) for file, _ in reversed(self._files.values())), 0)
         file = self.path / f"{last + 1:08d}.safetensors"
-        with _told(file), write_atomic(file) as part:
+        with clear_messages(file), write_atomic(file) as part:
             part.write_bytes(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
         self._add(file, facts)
 
@@ -234,7 +238,7 @@ class AttentionTraces:
             JournalError: it is damaged.
         """
         file, _ = self._files[problem_id, condition]
-        with _told(file):
+        with _one_message(file):
             facts, arrays = _read_facts(file), safetensors.numpy.load_file(file)
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
@@ -297,41 +301,18 @@ class AttentionTraces:
 
 def _read_facts(file: Path) -> dict[str, Any]:
     """A record without its arrays."""
-    with _told(file), safe_open(file, framework="numpy") as opened:
-        told = {"cluster": ""} | json.loads(opened.metadata()["facts"])
-        return {name: tuple(told[name]) if isinstance(told[name], list) else told[name] for name in FACTS}
-
-
-def _refuse_other_files(path: Path) -> None:
-    """Raise JournalError for a file, or for a folder with files and without a header."""
-    ours = re.compile(r"\.lock|.*\.part")
-    if not (path / HEADER).is_file() and path.exists() and not all(ours.fullmatch(p.name) for p in path.iterdir()):
-        raise JournalError(f"{path} already holds files, and none is the {HEADER} of traces. Choose another --output.")
-
-
-def _refuse_other_kind(
-    path: Path, known: tuple[TraceHeader, Mapping[str, Any]], wanted: tuple[TraceHeader, Mapping[str, Any]]
-) -> None:
-    """Raise JournalError unless headers agree in all but their conditions, and receipts in the flip, naming what."""
-    old, new = (
-        json.loads(json.dumps(asdict(replace(header, conditions=()))))
-        | {"flip": receipt.get("selection", {}).get("criterion", {}).get("flip")}
-        for header, receipt in (known, wanted)
-    )
-    if changes := differences(old, new):
-        raise JournalError(
-            f"{path} holds traces of another kind, nothing was added. Changed: {'; '.join(changes[:4])}. "
-            "Choose another --output."
-        )
+    with _one_message(file), safe_open(file, framework="numpy") as opened:
+        facts = json.loads(opened.metadata()["facts"])
+        return {name: tuple(facts[name]) if isinstance(facts[name], list) else facts[name] for name in FACTS}
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Say of which file an error is."""
+def _one_message(path: Path) -> Iterator[None]:
+    """Turn what reading a file may raise into one message that names it."""
     try:
         yield
     except OSError as error:
-        raise JournalError(f"{path} cannot be read or written: {error.strerror or error}.") from None
+        raise JournalError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         advice = " Delete it and run the same `mless probe` again." if path.suffix == ".safetensors" else ""

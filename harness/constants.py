@@ -258,18 +258,13 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
 CHECKED_TOKENS = 2048
 """The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
-SAMPLED_QUERIES = 64
-"""Queries on which the self-check compares the Layer 1 identity."""
 BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """How large a block of weights may get before it takes fewer queries."""
-FINGERPRINT_VALUES = 4096
-"""Values of each first-layer tensor that are hashed into the fingerprint."""
 ABSENT = -1
 """In `original_pos` of a token: the baseline has no such token."""
-GAP = "-gap"
-"""How the name of a position gap ends: the prompt without its filler, and with the filler's room left open."""
-TRACES_FORMAT = 7
-"""Of a folder of traces; another one is not read."""
+GAP = "+gap"
+"""How a position gap is written: the prompt without its filler, and with the filler's room left open. A config cannot
+name a condition so, as names have no plus sign."""
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
 """The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
 NORMAL_CONSISTENCY = 1.4826
@@ -283,19 +278,8 @@ BAND_DRAWS = 2000
 """Bootstrap draws of a curve's band."""
 BAND = 0.95
 """Level of a curve's band."""
-RANKING_DRAWS = 10_000
-"""Sign flips or permutations of labels; where there are no more than these, all are taken."""
 HEADS_BASELINE = "random"
 """What `mless heads` subtracts unless told: another filler, since softmax guarantees a change from no filler."""
-UNLIKE_SCATTER = 2.0
-"""Strings of one side scatter unlike those of the other from this ratio of standard deviations on: with 5, a test of 4
-against 4 erred in 33 of 100 cases."""
-HEADS_ALPHA = 0.05
-"""Heads with a smaller adjusted p are counted."""
-FLIPS_AT_ONCE = 500
-"""Rows of flips that are in memory at a time."""
-TIE = 1e-9
-"""Relative: sums of the same numbers in another order must count as equal."""
 
 # Interventions
 OUTWARD_QUANTILE = 0.995
@@ -322,9 +306,6 @@ Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
 """What became of a problem from one condition to another."""
 Choice = Literal[Flip, "changed"]
 """Which problems are chosen: those with one outcome, or those that changed in either direction."""
-Repeats = Literal["share", "first", "majority", "any"]
-"""By what of its several samples a problem changes: the share that is right, the first, the majority, or any right one.
-"""
 View = Literal["aligned", "full"]
 """A curve with the filler's positions taken out, or over the prompt as it was."""
 Shown = Literal[View, "difference"]

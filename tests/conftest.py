@@ -11,8 +11,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
-from tests.gpu.run_jobs import MEASUREMENT_PREFIX
-
 settings.register_profile("mless", deadline=None)  # other work on the machine must not fail a test
 settings.load_profile("mless")
 os.environ.setdefault("MATH500_PATH", str(Path(__file__).resolve().parent / "data/toy/demo.jsonl"))
@@ -54,14 +52,25 @@ ENGINE_FILES = tuple(
 )
 
 
+TOKENIZER_FILES = tuple(
+    f"test_{name}.py" for name in "conditions demonstrations token_checks token_roles tokenizer vllm".split()
+)
+"""Tests in all tokenizers. To convert or train them takes a process ten seconds."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """In several processes: all engine tests in one, where they share a run; the rest file by file in the others."""
+    """In several processes: all engine tests in one, where they share a run, those of all tokenizers in one too.
+
+    The rest goes file by file to the others.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class EnginesTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
+            if Path(file).name in TOKENIZER_FILES:
+                return "tokenizers"
             return "engines" if Path(file).name in ENGINE_FILES else file
 
     return EnginesTogether(config, log)
@@ -92,7 +101,7 @@ def gpu_share() -> dict[str, float]:
 
 def report(measurement: str) -> None:
     """Print a number that a claim rests on. The table of `make test-gpu` repeats such lines."""
-    print(f"\n{MEASUREMENT_PREFIX}{measurement}", flush=True)
+    print(f"\nmeasured: {measurement}", flush=True)
 
 
 def gpu_share_options() -> list[str]:

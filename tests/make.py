@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -19,17 +19,17 @@ import numpy as np
 import pandas
 import yaml
 
-from attention_probe.analysis.curves import average_curves
+from attention_probe.analysis.curves import average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from harness.display.table_pages import TableOptions, make_table
 from harness.execution.generate import session_facts
 from harness.execution.run import _generation_config, execute, run_identity
-from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import hash_prompts, hash_text
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.journal import expand, hash_stored
 from harness.runs.prompts_of_run import AnsweredPrompt, Source
@@ -53,13 +53,21 @@ def _unpacked(folder: Path) -> Path:
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "results" / "example"
+
+
+def read_data(name: str):
+    """Labelled cases of tests/data."""
+    return yaml.safe_load((ROOT / "tests" / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
 TOY = ROOT / "tests" / "data" / "toy"
 """A tiny model that was trained on the problems beside it: see its card. Its files name each other from the root."""
 TOY_MODEL = str(TOY / "model")
 TOY_DATA = {"path": str(TOY / "demo.jsonl")}
 TOY_PROBLEMS = load_jsonl(TOY / "demo.jsonl").problems
 TOY_CONFIG = passing_folder() / "demo.yaml"
-TOY_CONFIG.write_text((TOY / "demo.yaml").read_text().replace("tests/data/toy", str(TOY)))
+TOY_CONFIG.write_text((TOY / "demo.yaml").read_text().replace("tests/data/toy", str(TOY)) + "audit: false\n")
+"""Without the other graders, whose libraries take each worker a second to load."""
 
 GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
 """The toy model on all of its problems, greedily, with lm-eval's logs: see its README."""
@@ -99,6 +107,7 @@ CONFIG = {
     "dataset": TOY_DATA,
     "conditions": ["wo", "mless"],
     "layouts": ["raw"],
+    "audit": False,
 }
 
 
@@ -138,6 +147,10 @@ def right(request: Request, target: str) -> tuple[str, str]:
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
 
 
+CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}
+"""What a run says of its positive control, by name."""
+
+
 def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Run:
     """Made of verdicts [condition][problem][sample]; `wo again` is the second replicate of wo."""
     rows = []
@@ -168,12 +181,7 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
-    known = {
-        "model": model,
-        "primary": None,
-        "greedy": True,
-        "yardsticks": find_yardsticks(frame["condition"].unique()),
-    }
+    known = {"model": model, "primary": None, "greedy": True}
     return Run(
         name=f"results/{model}" if layout == "raw" else f"results/{model}-{layout}",
         about={**known, **facts},
@@ -275,8 +283,8 @@ FILLED = ("mless", "random")
 
 def make_header(**changes):
     facts = {"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED), "baseline": "wo"}
-    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "fingerprint": {}, "options": {}}
-    return TraceHeader(**facts | {"on_outcome": False} | changes)
+    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "options": {}, "flip": None} | changes
+    return TraceHeader(**{"fingerprint": {"name": facts["model"]}} | facts)
 
 
 def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes):
@@ -320,23 +328,21 @@ def write_traces(path, traces, **header):
 
 def same(one, other):
     """Whether two traces are equal in every number and word; NaN equals NaN."""
-    for name in (one.name for one in fields(Trace)):
-        a, b = getattr(one, name), getattr(other, name)
-        if isinstance(a, np.ndarray):
-            if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
-                return False
-        elif name == "measures":
-            if a.keys() != b.keys() or not all(np.array_equal(a[key], b[key], equal_nan=True) for key in a):
-                return False
-        elif a != b:
-            return False
+    np.testing.assert_equal(asdict(one), asdict(other))
     return True
 
 
 def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
-    table = average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)
+    problems = {"problem_ids": chosen_problems(traces, [condition, baseline] if baseline else [condition])}
+    given = {"conditions": [condition], "heads": [head], "view": view, "baseline": baseline}
+    table = average_curves(traces, **given, **problems | options)
     return SimpleNamespace(**{name: table[name].to_numpy() for name in table})
 
 
 full_curve = partial(aligned_curve, view="full")
+
+
+def table_page(*runs, **options):
+    """The page of `mless table`."""
+    return make_table([str(run) for run in runs], TableOptions(**options))

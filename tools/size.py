@@ -1,61 +1,44 @@
-"""How large the code is: lines and tokens without docstrings, comments and blank lines. Run as python -m tools.size."""
+"""Tokens of code by folder, without docstrings and comments, and words of the docs. Run as python -m tools.size."""
 
-from __future__ import annotations
-
-import ast
 import io
 import tokenize
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = {
-    "harness": ("harness",),
-    "attention_probe": ("attention_probe",),
-    "both packages": ("harness", "attention_probe"),
-    "tests": ("tests",),
-    "benchmarks, tools": ("benchmarks", "tools"),
-}
-"""Rows and the folders that each counts."""
-LAYOUT = (
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-)
-"""Tokens that say how code is laid out, and comments."""
+PACKAGES = ("harness", "attention_probe")
+FOLDERS = (*PACKAGES, "tests", "benchmarks", "tools")
+LAYOUT = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+"""Tokens that say how code is laid out, besides comments and line breaks inside brackets."""
 
 
-def measure(source: str) -> tuple[int, int]:
-    """Code lines and tokens of a module. Every string that stands alone is a docstring, of an attribute too."""
-    docstrings = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    code = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in LAYOUT and token.start[0] not in docstrings
-    ]
-    lines = {line for token in code for line in range(token.start[0], token.end[0] + 1)}
-    return len(lines), len(code)
-
-
-def measure_folder(folder: Path) -> tuple[int, int]:
-    """Code lines and tokens of all modules in a folder and in those below it."""
-    sizes = [measure(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py")]
-    return sum(lines for lines, _ in sizes), sum(tokens for _, tokens in sizes)
+def count_tokens(source: bytes) -> int:
+    """Tokens of a module. Every string that stands alone is a docstring, also that of an attribute."""
+    tokens = tokenize.tokenize(io.BytesIO(source).readline)
+    types = [token.type for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
+    count = 0
+    for before, here, after in zip(types, types[1:], types[2:]):  # noqa: B905
+        is_docstring = here == tokenize.STRING and before in LAYOUT and after in LAYOUT
+        count += here not in LAYOUT and not is_docstring
+    return count
 
 
 def main() -> None:
-    """Print a line for each part."""
-    print(f"{'':<18}{'code lines':>12}{'tokens':>10}")
-    for name, folders in PARTS.items():
-        lines, tokens = zip(*(measure_folder(ROOT / folder) for folder in folders), strict=True)
-        print(f"{name:<18}{sum(lines):>12,}{sum(tokens):>10,}")
+    """Print a line for each folder, and the totals."""
+    folders: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    for name in FOLDERS:
+        for path in (ROOT / name).rglob("*.py"):
+            tokens = count_tokens(path.read_bytes())
+            folders["/".join(path.relative_to(ROOT).parent.parts[:2])] += tokens
+            totals[name] += tokens
+    totals["both packages"] = sum(totals[name] for name in PACKAGES)
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        totals["words of docs"] += len(page.read_bytes().split())
+    for title, sizes in (("tokens by folder", sorted(folders.items())), ("in total", totals.items())):
+        print(f"{title}:")
+        for name, size in sizes:
+            print(f"  {name:<32}{size:>9,}")
 
 
 if __name__ == "__main__":

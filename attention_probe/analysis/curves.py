@@ -1,4 +1,4 @@
-"""From traces to curves: the average attention weight of every token, of one prompt or the mean over prompts.
+"""From traces to curves: the average attention weight of every token, a mean over prompts.
 
 There are two views. *Aligned*: inserted tokens are left out, and an original token stands at the same x in every
 condition. *Full*: the prompt as it was, with the filler's region. Values are shares of a query's attention. They are
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas
@@ -44,11 +45,11 @@ def average_curves(
     conditions: Iterable[str],
     layer: int,
     heads: Sequence[int],
+    problem_ids: Sequence[str],
     view: View = "aligned",
     baseline: str | None = None,
     definition: Definition = "common",
     exclude_first: bool | None = False,
-    problem_ids: Sequence[str] | None = None,
 ) -> pandas.DataFrame:
     """Curves of several heads under several conditions: a row for each point. Every trace is read once.
 
@@ -61,13 +62,12 @@ def average_curves(
         conditions: Whose prompts are averaged.
         layer: Counted from 1.
         heads: Counted from 1.
+        problem_ids: Whose prompts. To set conditions side by side, give those of `chosen_problems`.
         view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
         baseline: A condition that is subtracted prompt by prompt, in the aligned view.
         definition: Which queries the average is over.
         exclude_first: Leave the first token out, which in some models takes most of the attention. None: leave it
             out for the families of models for which the study does.
-        problem_ids: Which prompts; all of the condition by default. To set conditions side by side, give those of
-            `chosen_problems`.
 
     Returns:
         Of each point:
@@ -78,79 +78,92 @@ def average_curves(
         - mean, low, high: the average weight and the ends of its band, NaN where fewer than two prompts contribute.
         - count: how many prompts contribute. prompts, clusters: how many went in.
         - in_filler: full view: whether the point lies in the filler, which is the same for every prompt in the mean.
-        - token: its text, of a single prompt. note: what a reader must be told. Else None.
+        - note: what a reader must be told. Else None.
 
     Raises:
-        ConfigError: no such layer, head, condition or problem in the traces, no region is shared by more than half of
-            the prompts.
+        ConfigError: no such layer or head in the traces, or no region is shared by more than half of the prompts.
     """
     header = traces.header
-    index = header.place("layer", layer)
-    rows = [header.place("head", head) for head in heads]
-    left_out = leaves_out_first_token(header) if exclude_first is None else exclude_first
-
-    def read(records: Sequence[Trace]) -> tuple[NDArray[np.float64], dict[int, str], NDArray[np.intp]]:
-        """[head, prompt, x] values, NaN where a prompt has none; of the last prompt the texts by x and the filler."""
-        table = np.full((len(rows), len(records), max(len(one.tokens) for one in records)), np.nan)
-        for prompt, trace in enumerate(records):
-            means = (trace.mean_common if definition == "common" else trace.mean_all)[index, rows]
-            places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
-            shown = places >= int(left_out)  # inserted tokens have no place in the aligned view: -1
-            table[:, prompt, places[shown]] = means[:, shown]
-        return table, dict(zip(places.tolist(), trace.tokens, strict=True)), np.flatnonzero(trace.roles == FILLER)
-
+    selection = _Weights(
+        layer_index=header.place("layer", layer),
+        head_indices=[header.place("head", head) for head in heads],
+        view=view,
+        definition=definition,
+        first_position=int(leaves_out_first_token(header) if exclude_first is None else exclude_first),
+    )
     curves = []
-    for name in conditions:
-        notes = [_OF_COMPLETIONS] if header.queries == "completion" else []
-        if problem_ids is None:
-            chosen = chosen_problems(traces, (name, baseline)) if baseline else shared_problems(traces, [name])
-        else:
-            chosen = list(dict.fromkeys(problem_ids))
-        asked = len(chosen)
-        records = [traces.get(problem_id, name) for problem_id in chosen]
+    for condition in conditions:
+        records = [traces.get(problem_id, condition) for problem_id in problem_ids]
         if view == "full":
             records = _sharing_one_region(records)
-            chosen = [record.problem_id for record in records]
-            if len(chosen) < asked:
-                notes.append(
-                    f"mean over the {len(chosen)} of {asked} prompts whose filler stands at the shaded positions"
-                )
-        clusters = traces.clusters(chosen)
-        tables, texts, filler = read(records)
+        chosen = [record.problem_id for record in records]
+        weights = selection.of(records)
         if baseline is not None:
-            others, *_ = read([traces.get(problem_id, baseline) for problem_id in chosen])
-            width = min(tables.shape[2], others.shape[2])
-            tables = tables[:, :, :width] - others[:, :, :width]
-            if has_one_filler(traces, name, baseline):
-                notes.append(
-                    "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted"
-                )
-        for head, table in zip(heads, tables, strict=True):
-            counts = np.isfinite(table).sum(axis=0)
-            x = np.flatnonzero(counts)
-            low, high = bootstrap_band(table[:, x], clusters)
-            one = len(chosen) == 1 and baseline is None
-            points = {
-                "condition": name if baseline is None else contrast_name(name, baseline),
-                "layer": layer,
-                "head": head,
-                "view": view,
-                "definition": "completion" if header.queries == "completion" else definition,
-                "first_token_excluded": left_out,
-                "x": x,
-                "token": [texts[place] for place in x.tolist()] if one else None,
-                "mean": np.nanmean(table[:, x], axis=0),
-                "low": low,
-                "high": high,
-                "unit": SHARE,
-                "count": counts[x],
-                "prompts": len(chosen),
-                "clusters": clusters.max() + 1,
-                "in_filler": np.isin(x, filler) & (view == "full"),
-                "note": "; ".join(notes) or None,
-            }
-            curves.append(pandas.DataFrame(points))
+            subtracted = selection.of([traces.get(problem_id, baseline) for problem_id in chosen])
+            width = min(weights.shape[-1], subtracted.shape[-1])
+            weights = weights[..., :width] - subtracted[..., :width]
+        clusters = traces.clusters(chosen)
+        filler = np.flatnonzero(records[-1].roles == FILLER) if view == "full" else ()
+        notes = _notes(traces, condition, baseline, len(chosen), len(problem_ids))
+        facts = {
+            "condition": condition if baseline is None else contrast_name(condition, baseline),
+            "layer": layer,
+            "view": view,
+            "definition": "completion" if header.queries == "completion" else definition,
+            "first_token_excluded": bool(selection.first_position),
+            "unit": SHARE,
+            "prompts": len(chosen),
+            "clusters": clusters.max() + 1,
+            "note": "; ".join(notes) or None,
+        }
+        for head, table in zip(heads, weights, strict=True):
+            points = _average_points(table, clusters)
+            curves.append(points.assign(**facts, head=head, in_filler=points["x"].isin(filler)))
     return pandas.concat(curves, ignore_index=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """Which weights of a trace stand in a curve, and at which x."""
+
+    layer_index: int
+    head_indices: list[int]
+    view: View
+    definition: Definition
+    first_position: int
+
+    def of(self, records: Sequence[Trace]) -> NDArray[np.float64]:
+        """The weights [head, prompt, x], NaN where a prompt has none."""
+        width = max(len(record.tokens) for record in records)
+        table = np.full((len(self.head_indices), len(records), width), np.nan)
+        for prompt_index, record in enumerate(records):
+            means = record.mean_common if self.definition == "common" else record.mean_all
+            positions = np.arange(len(record.tokens)) if self.view == "full" else record.original_pos
+            is_visible = positions >= self.first_position  # inserted tokens have no aligned position: -1
+            columns = positions[is_visible]
+            table[:, prompt_index, columns] = means[self.layer_index, self.head_indices][:, is_visible]
+        return table
+
+
+def _average_points(table: NDArray[np.float64], clusters: NDArray[np.int64]) -> pandas.DataFrame:
+    """Mean, band and number of prompts of each x of a [prompt, x] table at which a prompt has a value."""
+    counts = np.isfinite(table).sum(axis=0)
+    x = np.flatnonzero(counts)
+    low, high = bootstrap_band(table[:, x], clusters)
+    points = {"x": x, "mean": np.nanmean(table[:, x], axis=0), "low": low, "high": high, "count": counts[x]}
+    return pandas.DataFrame(points)
+
+
+def _notes(
+    traces: AttentionTraces, condition: str, baseline: str | None, averaged: int, requested: int
+) -> Iterator[str]:
+    """What a reader of a curve must be told."""
+    if traces.header.queries == "completion":
+        yield _OF_COMPLETIONS
+    if averaged < requested:
+        yield f"mean over the {averaged} of {requested} prompts whose filler stands at the shaded positions"
+    if baseline is not None and has_one_filler(traces, condition, baseline):
+        yield "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted"
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:

@@ -48,8 +48,7 @@ def summary(traces: AttentionTraces) -> str:
 
 
 def describe_checks(checks: Mapping[str, Any]) -> str:
-    """The self-check in one line, and one for each thing that must be known of the architecture."""
-    names = {"eager_error": "eager", "identity_error": "Layer 1 identity", "dtype_error": "dtype"}
-    parts = [f"{name} {checks[key]:.1e}" for key, name in names.items() if checks.get(key) is not None]
-    line = f"self-check (largest error): {', '.join(parts) or 'nothing to compare with'}"
-    return "\n".join([line, *(f"note: {notice}" for notice in checks.get("notices", ()))])
+    """The self-check in one line."""
+    names = {"eager_error": "eager", "dtype_error": "dtype"}
+    errors = [f"{name} {checks[key]:.1e}" for key, name in names.items() if key in checks]
+    return f"self-check (largest error): {', '.join(errors)}"

@@ -29,10 +29,9 @@ def heads(
     """
     from functools import partial
 
-    from attention_probe.analysis.head_ranking import rank_heads
+    from attention_probe.analysis.head_ranking import HEADS_ALPHA, rank_heads
     from attention_probe.traces import AttentionTraces
     from harness.analysis.leaderboard import records
-    from harness.constants import HEADS_ALPHA
     from harness.display.table import Column, Table, render
     from harness.display.wording import number
     from harness.layers_and_heads import split_words
@@ -42,7 +41,7 @@ def heads(
         frame = rank_heads(opened, measure, old, new)
     remarks = [frame.attrs["note"]]
     if frame["p_adjusted"].notna().any():
-        remarks.append(f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['found']} of {len(frame)}")
+        remarks.append(f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['significant']} of {len(frame)}")
     shown = frame.head(top) if top else frame
     if form != "text":
         typer.echo(shown.to_csv(index=False).rstrip() if form == "csv" else shown.to_json(orient="records", indent=1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,11 +15,14 @@ from harness.commands.options import (
     LayoutName,
     Level,
     Metric,
-    RightBy,
     Subject,
 )
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
 from harness.errors import ConfigError
+
+if TYPE_CHECKING:
+    from attention_probe.probe import ProbeSettings
+    from attention_probe.prompts.choose_prompts import PromptsConfig
 
 
 def probe(
@@ -40,7 +43,6 @@ def probe(
     ] = None,
     baseline: Baseline = BASELINE,
     condition: Condition = STUDIED,
-    repeats: RightBy = "share",
     controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
     subject: Subject = None,
     level: Level = None,
@@ -61,12 +63,9 @@ def probe(
     ] = Path("probe.traces"),
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
-    from attention_probe.analysis.print_traces import describe_checks, summary
     from attention_probe.measure.measure_prompts import Record
-    from attention_probe.probe import ProbeSettings, run_probe
-    from attention_probe.prompts.choose_prompts import open_source, prompts_config
-    from attention_probe.traces import AttentionTraces
-    from harness.display.progress import progress_bar
+    from attention_probe.probe import ProbeSettings
+    from attention_probe.prompts.choose_prompts import prompts_config
     from harness.layers_and_heads import parse_numbers, split_words
 
     prompts = prompts_config(
@@ -78,7 +77,6 @@ def probe(
         flip=flip,
         baseline=baseline,
         condition=condition,
-        repeats=repeats,
         controls=controls,
         subject=subject,
         level=level,
@@ -94,6 +92,17 @@ def probe(
         dtype=dtype,
         device=device,
     )
+    _record(prompts, settings, output)
+
+
+def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> None:
+    """Record what is missing in the folder, and print a summary of all that is in it."""
+    from attention_probe.analysis.print_traces import describe_checks, summary
+    from attention_probe.probe import run_probe
+    from attention_probe.prompts.choose_prompts import open_source
+    from attention_probe.traces import AttentionTraces
+    from harness.display.progress import progress_bar
+
     opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
     with progress_bar("probe problems") as advance:
         receipt = run_probe(opened, prompts.criterion, settings, output, advance=advance)

@@ -5,7 +5,8 @@ Every number is a mean over prompts. A change is relative, (with - without) / wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -105,19 +106,20 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         config: What is shown.
         table: From `read_activations`, of all models.
     """
-    if config.kind == "histogram":
-        draw, heights = _draw_histogram, [2.0, 1.1]
-    else:
-        draw, heights = _draw_token_classes, [1.6, 1.1]
-    across = len(config.models)
-    with style.drawing(1.2 + sum(heights), _note(config, table)) as figure:
-        grid = figure.subplots(len(heights), across, squeeze=False, height_ratios=heights)
-        for place, model in enumerate(config.models):
-            shown = table[table["panel"] == model.title]
-            draw(list(grid[:, place]), shown, model.c)
-            stamp(grid[0, place], model.title, shown)
-        grid[1, 0].set_ylabel(f"Relative change\nfrom {style.label(WITHOUT)} (%)")
-        grid[0, 0].set_ylabel("Activations per bin (%)" if config.kind == "histogram" else "Activations near zero (%)")
+    form = _FORMS[config.kind]
+    note = (
+        f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP after its "
+        f"non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over prompts. Changes are relative, of "
+        f"the same prompts. {form.note(config)}"
+    )
+    with style.drawing(1.2 + sum(form.heights), note) as figure:
+        grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=form.heights)
+        for column, model in enumerate(config.models):
+            rows = table[table["panel"] == model.title]
+            form.draw(list(grid[:, column]), rows, model.c)
+            stamp(grid[0, column], model.title, rows)
+        grid[1, 0].set_ylabel(f"Relative change\nfrom {style.short_label(WITHOUT)} (%)")
+        grid[0, 0].set_ylabel(form.y_label)
     return figure
 
 
@@ -127,7 +129,7 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     looks = style.looks(_PAIR)
     for condition, look in looks.items():
         mean, _, _ = _percent(table, "histogram", condition)
-        above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=style.label(condition))
+        above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=style.short_label(condition))
     mean, below_it, above_it = _percent(table, "histogram", _CHANGE)
     below.stairs(mean, _EDGES, baseline=None, color=looks[WITH].colour, linewidth=0.8)
     below.stairs(above_it, _EDGES, baseline=below_it, color=looks[WITH].colour, alpha=0.2, linewidth=0, fill=True)
@@ -137,7 +139,7 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     above.yaxis.set_major_formatter("{x:g}")
     top, _, _ = _percent(table, "histogram_top", WITHOUT)
     below.set_xlabel(
-        f"Activation |a|\n(1 = {100 * COVERED:g} % quantile {style.label(WITHOUT)} = {top.item() / 100:.3g})"
+        f"Activation |a|\n(1 = {100 * COVERED:g} % quantile {style.short_label(WITHOUT)} = {top.item() / 100:.3g})"
     )
     for axes in (above, below):
         axes.set_xlim(0, _EDGES[-1])
@@ -175,14 +177,25 @@ def _percent(table: pandas.DataFrame, quantity: str, condition: str) -> NDArray[
     return 100 * rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
 
 
-def _note(config: FigureConfig, table: pandas.DataFrame) -> str:
-    """What the numbers stand on."""
-    said = (
-        f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP after its "
-        f"non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over prompts. Changes are relative, of "
-        "the same prompts."
-    )
-    if config.kind == "histogram":
-        return f"{said} {ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
-    factors = ", ".join(f"{one.c:g} ({one.title})" for one in config.models)
-    return f"{said} Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."
+def _note_on_bins(_config: FigureConfig) -> str:
+    return f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
+
+
+def _note_on_thresholds(config: FigureConfig) -> str:
+    factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
+    return f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."
+
+
+class _Form(NamedTuple):
+    """How a kind of figure is drawn: a model's two panels, with their heights in inches, and what the note adds."""
+
+    draw: Callable[[Sequence[Axes], pandas.DataFrame, float], None]
+    heights: tuple[float, float]
+    y_label: str
+    note: Callable[[FigureConfig], str]
+
+
+_FORMS = {
+    "histogram": _Form(_draw_histogram, (2.0, 1.1), "Activations per bin (%)", _note_on_bins),
+    "token_classes": _Form(_draw_token_classes, (1.6, 1.1), "Activations near zero (%)", _note_on_thresholds),
+}

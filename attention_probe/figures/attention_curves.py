@@ -41,64 +41,51 @@ EXPLAINED = {
 }
 
 
-def read_curves(
-    panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces, problem: str | None = None
-) -> pandas.DataFrame:
+def read_curves(panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces) -> pandas.DataFrame:
     """The curves of panels of one model, one row per point, every condition of a panel over the same problems.
 
     Rows of the kind `control` are the curves of matched problems that did not flip; they are never averaged with the
-    problems chosen. `problem` is the id of a single problem; it is missing in a mean over several.
+    problems chosen.
 
     Args:
         panels: Each with its layer, head, conditions and view.
         config: The figure.
         traces: Of the panels' model. The first token is left out of Llama's and Gemma's curves unless the config says.
-        problem: Only this one.
 
     Raises:
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
     """
     tables = []
-    for (row, layer), together in itertools.groupby(panels, lambda panel: (panel.row, panel.head.layer)):
-        same = list(together)  # every trace is read once for all of them
+    for (row, layer), group in itertools.groupby(panels, lambda panel: (panel.row, panel.head.layer)):
+        same = list(group)  # every trace is read once for all of them
         shows, subtracted = same[0].shows, same[0].shows.subtracted
-        needed = [*shows.series, *([subtracted] if subtracted else [])]
-        chosen = chosen_problems(traces, needed)
-        matched = [name for name in shared_problems(traces, needed) if name not in set(chosen)]
-        if problem is not None:
-            chosen, matched = [problem], []
-        legends = {contrast_name(one, subtracted) if subtracted else one: same[0].name(one) for one in shows.series}
-        for kind, problems in (("curve", chosen), *([("control", matched)] if matched else [])):
+        conditions = [*shows.series, *([subtracted] if subtracted else [])]
+        problems = {"curve": chosen_problems(traces, conditions)}
+        matched = [name for name in shared_problems(traces, conditions) if name not in set(problems["curve"])]
+        if matched:
+            problems["control"] = matched
+        legends = {
+            contrast_name(condition, subtracted) if subtracted else condition: same[0].name(condition)
+            for condition in shows.series
+        }
+        for kind, problem_ids in problems.items():
             curves = average_curves(
                 traces,
                 conditions=shows.series,
                 layer=layer,
                 heads=list(dict.fromkeys(panel.head.head for panel in same)),
+                problem_ids=problem_ids,
                 view="full" if shows.view == "full" else "aligned",
                 baseline=subtracted,
                 definition=config.definition,
                 exclude_first=config.exclude_first_token,
-                problem_ids=problems,
             )
-            one = chosen[0] if len(chosen) == 1 else None
-            about = {"row": row, "kind": kind, "problem": one, "on_outcome": traces.header.on_outcome}
-            curves = curves.assign(**about, legend=curves["condition"].map(legends), model=same[0].head.model)
+            curves = curves.assign(row=row, kind=kind, on_outcome=traces.header.on_outcome)
+            curves = curves.assign(legend=curves["condition"].map(legends), model=same[0].head.model)
             for panel in same:
-                mine = curves[curves["head"] == panel.head.head]
-                tables.append(mine.assign(panel=panel.title, column=panel.column))
+                points = curves[curves["head"] == panel.head.head]
+                tables.append(points.assign(panel=panel.title, column=panel.column))
     return pandas.concat(tables, ignore_index=True)
-
-
-def choose_one_prompt(config: FigureConfig, traces: AttentionTraces) -> str:
-    """The problem whose prompt ends nearest to the end of the first row's axis, as the study's seem to.
-
-    Raises:
-        ConfigError: no problem has all conditions.
-    """
-    row = config.rows[0]
-    condition, (_, end) = next(iter(row.series)), row.limits
-    problems = chosen_problems(traces, config.conditions)
-    return min(problems, key=lambda name: abs(len(traces.get(name, condition).tokens) - end))
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
@@ -132,7 +119,7 @@ def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Da
         curves: From `read_curves`, of all panels.
         bars: From `read_bars`.
     """
-    tables = [curves.drop(columns="problem")]
+    tables = [curves]
     if bars is not None and config.bars is not None:
         names = {"accuracy": "mean", "accuracy_low": "low", "accuracy_high": "high", "n": "count", "reference": "note"}
         shown = bars[["model", "condition", *names]].rename(columns=names)
@@ -177,7 +164,7 @@ def draw_figure(
                 _add_legend(axes)
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[:, 0])
-            _draw_bars(axes, bars, config.bars.y_limits or (0, 100))
+            _draw_bars(axes, bars, config.bars.y_limits)
             stamp(axes, visible(config.bars.title, keep=""), bars, above=above)
             _add_legend(axes)
     return figure
@@ -288,7 +275,7 @@ def draw_groups(axes: Axes, condition: str, place: float, values: Any, colour: s
     reach = None if np.isnan(low).all() else [list(mean - low), list(high - mean)]
     lines = {"elinewidth": 0.9, "ecolor": style.INK, "capsize": 2}
     where = np.arange(len(mean)) + place
-    return axes.bar(where, mean, yerr=reach, color=colour, label=style.label(condition), error_kw=lines, **more)
+    return axes.bar(where, mean, yerr=reach, color=colour, label=style.short_label(condition), error_kw=lines, **more)
 
 
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
@@ -312,9 +299,8 @@ def explain_figure(
 ) -> Iterator[str]:
     """What the numbers stand on, and what every mark means that is drawn, in sentences."""
     drawn = curves[curves["kind"] == "curve"]
-    one = drawn["problem"].dropna().unique()
     counts = ", ".join(map(str, drawn.groupby(["row", "column"])["prompts"].max().unique()))
-    yield f"One prompt: {', '.join(one)}." if len(one) else f"n = {counts} prompts a panel."
+    yield f"n = {counts} prompts a panel."
     parts = [(panel, points_of(panel, drawn)) for panel in config.panels]
     seen = pandas.concat(points[points["x"].between(*(panel.limits or (0, np.inf)))] for panel, points in parts)
     if seen["low"].notna().any():

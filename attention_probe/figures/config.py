@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StrictInt, ValidationError, model_validator
+from pydantic import Field, StrictInt, ValidationError, model_validator
 
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.choose_problems import CHANGED, CHANGES
@@ -14,7 +14,6 @@ from harness.constants import BASELINE, NEAR_ZERO_FACTORS, STUDIED, Definition, 
 from harness.display.figures.style import Look, looks
 from harness.display.wording import label
 from harness.errors import ConfigError
-from harness.layers_and_heads import parse_numbers
 from harness.models import label_model
 from harness.yaml_settings import Strict, explain, read_values
 
@@ -26,46 +25,30 @@ OF_A_MODEL = ("model_name", "note", "bars", "y_limits", "title", "c")
 """What a config says of the models that it was written for, beside the names of parts."""
 
 
-def _from_one(number: int) -> int:
-    if number < 1:
-        raise ValueError(f"layers and heads count from 1, got {number}")
-    return number
-
-
-Number = Annotated[StrictInt, AfterValidator(_from_one)]
+Number = Annotated[StrictInt, Field(ge=1)]
 """Of a layer or a head."""
 
 
 class SeriesConfig(Strict):
-    """One line of a panel.
-
-    Attributes:
-        label: What the legend calls it.
-        colour: `blue`, `red`, `green` or `orange`.
-    """
+    """One line of a panel."""
 
     label: str | None = Field(default=None, min_length=1)
+    """What the legend calls it."""
     colour: Literal["blue", "red", "green", "orange"] | None = None
-
-
-def _by_name(series: Any) -> Any:
-    return {str(name): {} for name in series} if isinstance(series, list) else series
+    """`blue`, `red`, `green` or `orange`."""
 
 
 class RowConfig(Strict):
-    """What the panels of one row compare.
-
-    Attributes:
-        view: `full` (every token), `aligned` (tokens of all prompts), `difference` (aligned, less `wo`).
-        series: A line for each condition: a list of names, or a mapping of each to its label and colour.
-        y_limits: The ends of the axis, for the row or for each head.
-        region: The name of the inserted tokens.
-    """
+    """What the panels of one row compare."""
 
     view: Shown
-    series: Annotated[dict[str, SeriesConfig], BeforeValidator(_by_name)] = Field(min_length=1)
+    """`full` (every token), `aligned` (tokens of all prompts), `difference` (aligned, less `wo`)."""
+    series: dict[str, SeriesConfig] = Field(min_length=1)
+    """A line for each condition, with its label and colour."""
     y_limits: tuple[Limits, ...] = ()
+    """The ends of the axis, for the row or for each head."""
     region: str = "Meaningless tokens"
+    """The name of the inserted tokens."""
 
     @property
     def limits(self) -> Limits:
@@ -85,37 +68,31 @@ class RowConfig(Strict):
 
 
 class HeadConfig(Strict):
-    """Where one column of panels is measured.
-
-    Attributes:
-        layer: Which layer, counted from 1.
-        head: Which head, counted from 1.
-        title: The panel's title.
-        name: The model's name in the title.
-        model: Another model than the figure's.
-    """
+    """Where one column of panels is measured."""
 
     layer: Number
+    """Which layer, counted from 1."""
     head: Number
+    """Which head, counted from 1."""
     title: str | None = None
+    """The panel's title."""
     name: str | None = None
+    """The model's name in the title."""
     model: str | None = None
+    """Another model than the figure's."""
 
 
 class BarsConfig(Strict):
-    """Accuracy bars of `wo`, `mless` and `mful`: of finished runs, or of reference numbers.
-
-    Attributes:
-        title: The title above them.
-        runs: Run folders. Either these or a reference.
-        reference: A file of reference numbers.
-        y_limits: The ends of the axis, in percent; 0 to 100 by default.
-    """
+    """Accuracy bars of `wo`, `mless` and `mful`: of finished runs, or of reference numbers."""
 
     title: str
+    """The title above them."""
     runs: tuple[Path, ...] = ()
+    """Run folders. Either these or a reference."""
     reference: Path | None = None
-    y_limits: Limits | None = None
+    """A file of reference numbers."""
+    y_limits: Limits = (0, 100)
+    """The ends of the axis, in percent."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -125,17 +102,14 @@ class BarsConfig(Strict):
 
 
 class ModelConfig(Strict):
-    """One panel of activations.
-
-    Attributes:
-        model: A hub id, a folder or `smollm2`.
-        name: The panel's title; by default the model's name.
-        c: Near zero is |a| below 1.4826 MAD c. The study's: 0.1, 0.13, 0.32.
-    """
+    """One panel of activations."""
 
     model: str
+    """A hub id, a folder or `smollm2`."""
     name: str = ""
+    """The panel's title; by default the model's name."""
     c: float = NEAR_ZERO_FACTORS[0]
+    """Near zero is |a| below 1.4826 MAD c. The study's: 0.1, 0.13, 0.32."""
 
     @property
     def title(self) -> str:
@@ -176,67 +150,52 @@ class Panel(NamedTuple):
 
 
 class FigureConfig(Strict):
-    """One figure.
-
-    Attributes:
-        name: The figure's name, also that of its files.
-        kind: `curves` (with `heads` and `rows`), or activations (with `models`): `histogram`, `token_classes`.
-        seed_document: The figure of the study that is reproduced.
-        model: A hub id, a folder or `smollm2`.
-        model_name: What titles call it.
-        prompts: Which prompts are averaged.
-        traces: Draw what is in these instead, such as a run's own; nothing is measured.
-        definition: Whose queries are averaged: `common` or `published`.
-        y_label: The label of the vertical axis.
-        exclude_first_token: Whether the first token is left out. By default for Llama and Gemma.
-        heads: A panel for each in every row: a list of mappings, or numbers such as `1-9` of all `layers`.
-        layers: Of heads that are numbers; also `layer`.
-        rows: The rows of panels.
-        models: A panel of activations for each.
-        bars: Accuracies as bars.
-        one_prompt: Whether a single prompt is drawn too, as NAME-one-prompt.
-        note: A line below the figure.
-    """
+    """One figure."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    """The figure's name, also that of its files."""
     kind: Literal["curves", "histogram", "token_classes"] = "curves"
+    """`curves` (with `heads` and `rows`), or activations (with `models`): `histogram`, `token_classes`."""
     seed_document: str | None = None
+    """The figure of the study that is reproduced."""
     model: str | None = None
+    """A hub id, a folder or `smollm2`."""
     model_name: str | None = None
+    """What titles call it."""
     prompts: PromptsConfig
+    """Which prompts are averaged."""
     traces: Path | None = None
+    """Draw what is in these instead, such as a run's own; nothing is measured."""
     definition: Definition = "common"
+    """Whose queries are averaged: `common` or `published`."""
     y_label: str = "Average attention weight"
+    """The label of the vertical axis."""
     exclude_first_token: bool | None = None
+    """Whether the first token is left out. By default for Llama and Gemma."""
     heads: tuple[HeadConfig, ...] = ()
-    layers: Any = Field(default="1", validation_alias=AliasChoices("layers", "layer"))
+    """A panel for each in every row."""
     rows: tuple[RowConfig, ...] = ()
+    """The rows of panels."""
     models: tuple[ModelConfig, ...] = ()
+    """A panel of activations for each."""
     bars: BarsConfig | None = None
-    one_prompt: bool = False
+    """Accuracies as bars."""
     note: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _number_heads(cls, values: Any) -> Any:
-        """Heads that are numbers, as mappings."""
-        heads = values.get("heads") if isinstance(values, dict) else None
-        if heads is None or (isinstance(heads, list | tuple) and not (heads and isinstance(heads[0], str | int))):
-            return values
-        layers = parse_numbers(values.get("layers", values.get("layer", 1)), "layers")
-        heads = parse_numbers(heads, "heads")
-        return {**values, "heads": [{"layer": layer, "head": head} for layer in layers for head in heads]}
+    """A line below the figure."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         curves, flip = self.kind == "curves", self.prompts.flip
-        whole = self.heads and self.rows and not self.models if curves else self.models and not self.heads
-        other = next((at for at, row in enumerate(self.rows) if len(row.y_limits) not in (0, 1, len(self.heads))), None)
-        unnamed = next((at for at, head in enumerate(self.heads) if not (head.model or self.model)), None)
-        for bad, message in (
-            (not whole, f"kind: {self.kind} needs {'`heads` and `rows`' if curves else '`models`'}, and these only"),
-            (other is not None, f"rows.{other}: y_limits: expected one pair or one for each head"),
-            (unnamed is not None, f"heads.{unnamed}: needs `model`, here or for the whole figure"),
+        keys = "`heads` and `rows`" if curves else "`models`"
+        is_complete = self.heads and self.rows and not self.models if curves else self.models and not self.heads
+        for index, row in enumerate(self.rows):
+            if len(row.y_limits) not in (0, 1, len(self.heads)):
+                raise ValueError(f"rows.{index}: y_limits: expected one pair or one for each head")
+        for index, head in enumerate(self.heads):
+            if not (head.model or self.model):
+                raise ValueError(f"heads.{index}: needs `model`, here or for the whole figure")
+        for is_wrong, message in (
+            (not is_complete, f"kind: {self.kind} needs {keys}, and these only"),
             (self.traces and not curves, "traces: activations are measured, the engine does not record them"),
             (flip and not curves, "prompts: a figure of activations has no place for controls: expected no `flip`"),
             (
@@ -244,7 +203,7 @@ class FigureConfig(Strict):
                 "prompts: problems that flipped are shown beside matched ones: expected `controls: true`",
             ),
         ):
-            if bad:
+            if is_wrong:
                 raise ValueError(message)
         return self
 
@@ -263,20 +222,21 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
-        own, title, found = looks(self.conditions), self.title, []
-        for place, row in enumerate(self.rows):
-            chosen = {name: _look(own[name], one.colour) for name, one in row.series.items()}
+        usual_looks, title, panels = looks(self.conditions), self.title, []
+        for row_index, row in enumerate(self.rows):
+            limits = row.limits if self.seed_document else None
+            row_looks = {name: _look(usual_looks[name], series.colour) for name, series in row.series.items()}
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
                 name = "" if title else head.name or self.model_name or label_model(model)
-                whole = head.model_copy(update={"model": model, "name": name})
-                found.append(Panel(place, column, whole, row, chosen, row.limits if self.seed_document else None))
-        return found
+                named_head = head.model_copy(update={"model": model, "name": name})
+                panels.append(Panel(row_index, column, named_head, row, row_looks, limits))
+        return panels
 
 
-def _look(own: Look, colour: str | None) -> Look:
+def _look(usual: Look, colour: str | None) -> Look:
     """A solid line in one of the study's colours, or in the condition's own colour with its marker."""
-    return Look(STUDY_COLOURS[colour], "", "-") if colour else own._replace(dashes="-")
+    return Look(STUDY_COLOURS[colour], "", "-") if colour else usual._replace(dashes="-")
 
 
 def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig:
@@ -299,11 +259,11 @@ def _forget_model(values: Any, before: Any) -> None:
     """Take names, ranges, bars and the note of one model out of a config in which another has its place."""
     pairs = [(values, before)]
     for key in ("heads", "models", "rows") if isinstance(values, dict) else ():
-        lists = [one.get(key) for one in (values, before)]
-        pairs += zip(*lists, strict=False) if all(isinstance(one, list) for one in lists) else ()
-    pairs = [pair for pair in pairs if all(isinstance(one, dict) for one in pair)]  # the schema refuses others
-    if any(one.get("model") != old.get("model") for one, old in pairs):
-        for one, old in pairs:
-            for name in OF_A_MODEL if one is values else (*OF_A_MODEL, "name"):
-                if one.get(name) == old.get(name):
-                    one.pop(name, None)
+        lists = [config.get(key) for config in (values, before)]
+        pairs += zip(*lists, strict=False) if all(isinstance(entries, list) for entries in lists) else ()
+    pairs = [pair for pair in pairs if all(isinstance(entry, dict) for entry in pair)]  # the schema refuses others
+    if any(new.get("model") != old.get("model") for new, old in pairs):
+        for new, old in pairs:
+            for name in OF_A_MODEL if new is values else (*OF_A_MODEL, "name"):
+                if new.get(name) == old.get(name):
+                    new.pop(name, None)

@@ -15,8 +15,8 @@ from attention_probe.figures.config import FigureConfig
 from attention_probe.traces import AttentionTraces
 from harness.constants import Definition
 from harness.display.figures.style import write_figure
-from harness.display.report.page import AttentionFile
 from harness.runs import receipts
+from harness.runs.attention_file import AttentionFile
 
 
 def read_layer(
@@ -40,9 +40,8 @@ def read_layer(
             "model": traces.header.model,
             "prompts": {"run": traces.path},
             "definition": definition,
-            "layers": layer,
-            "heads": heads or f"1-{traces.header.head_count}",
-            "rows": [{"view": "aligned", "series": list(traces.conditions)}],
+            "heads": [{"layer": layer, "head": head} for head in heads or range(1, traces.header.head_count + 1)],
+            "rows": [{"view": "aligned", "series": {condition: {} for condition in traces.conditions}}],
             "note": "That inserted tokens take attention from the others is no finding: softmax guarantees it.",
         }
     )
@@ -72,8 +71,7 @@ def figure_receipt(config: FigureConfig, probes: Sequence[Mapping[str, Any]]) ->
     return {
         "figure": config.model_dump(mode="json"),
         "probes": probes,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
+        **receipts.software(),
     }
 
 
@@ -98,7 +96,7 @@ def read_attention(
         config, curves = read_layer(traces, layer, heads or (), definition)
         return AttentionFile(
             name=path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
-            model=str(header.fingerprint.get("name", header.model)),
+            model=str(header.fingerprint["name"]),
             figure=draw_figure(config, curves, note=False),
             notes=tuple(explain_figure(config, curves)),
             prompts=tuple((one.problem_id, one.condition, one.prompt_sha256) for one in traces.entries()),

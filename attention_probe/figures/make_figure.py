@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas
+from matplotlib.figure import Figure
 
 from attention_probe.figures.activations import draw_activations, read_activations
-from attention_probe.figures.attention_curves import (
-    choose_one_prompt,
-    draw_figure,
-    figure_table,
-    read_bars,
-    read_curves,
-)
+from attention_probe.figures.attention_curves import draw_figure, figure_table, read_bars, read_curves
 from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.from_traces import figure_receipt
 from attention_probe.measure.measure_prompts import Record
@@ -29,6 +24,9 @@ from harness.analysis.choose_problems import select
 from harness.display.figures.style import write_figure
 from harness.errors import ConfigError
 from harness.models import label_model
+
+Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
+"""Gives the traces of a model's layers, counted from 0, with what is to be recorded; measures what is missing."""
 
 
 def make_figure(
@@ -49,43 +47,52 @@ def make_figure(
     Raises:
         HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
     """
-    sessions: list[dict[str, Any]] = []
+    receipts: list[dict[str, Any]] = []
 
-    def measure(model: str | None, **what: Any) -> AttentionTraces:
-        settings = ProbeSettings(model=model, conditions=config.conditions, device=device, **what)
+    def measure(model: str, layers: Iterable[int], record: Record) -> AttentionTraces:
+        settings = ProbeSettings(
+            model=model, layers=tuple(layers), conditions=config.conditions, record=record, device=device
+        )
         path = config.traces or _measure(settings, config.prompts, folder / "traces", advance)
         traces = AttentionTraces.open(path)
-        if label_model(traces.header.model) != label_model(str(model)):
+        if label_model(traces.header.model) != label_model(model):
             raise ConfigError(
                 f"{path}: traces of {traces.header.model}, and the figure is of {model}: --set model=NAME."
             )
-        sessions.append(traces.receipt)
+        receipts.append(traces.receipt)
         return traces
 
-    def write(name: str, figure: Any, numbers: pandas.DataFrame) -> list[Path]:
-        return write_figure(figure, numbers, folder, name, figure_receipt(config, sessions))
+    figure, numbers = FIGURES[config.kind](config, measure)
+    return write_figure(figure, numbers, folder, config.name, figure_receipt(config, receipts))
 
-    if config.kind != "curves":
-        tables = []
-        for model in config.models:
-            with measure(model.model, record=Record(activations=True)) as traces:
-                tables.append(read_activations(model, traces))
-        table = pandas.concat(tables, ignore_index=True).assign(figure=config.name)
-        return write(config.name, draw_activations(config, table), table)
-    names = [config.name, *([f"{config.name}-one-prompt"] if config.one_prompt else [])]
-    found: dict[str, list[pandas.DataFrame]] = {name: [] for name in names}
-    for model_name in dict.fromkeys(panel.head.model for panel in config.panels):
-        panels = [panel for panel in config.panels if panel.head.model == model_name]
-        with measure(model_name, layers=tuple(sorted({panel.head.layer - 1 for panel in panels}))) as traces:
-            for name, curves in found.items():
-                one = None if name == config.name else choose_one_prompt(config, traces)
-                curves.append(read_curves(panels, config, traces, one))
+
+def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
+    curves = []
+    for model in dict.fromkeys(str(panel.head.model) for panel in config.panels):
+        panels = [panel for panel in config.panels if panel.head.model == model]
+        layers = sorted({panel.head.layer - 1 for panel in panels})
+        with measure(model, layers, Record()) as traces:
+            curves.append(read_curves(panels, config, traces))
+    points = pandas.concat(curves, ignore_index=True)
     bars = None if config.bars is None else read_bars(config.bars)
-    files = []
-    for name, curves in found.items():
-        points = pandas.concat(curves, ignore_index=True)
-        files += write(name, draw_figure(config, points, bars), figure_table(config, points, bars))
-    return files
+    return draw_figure(config, points, bars), figure_table(config, points, bars)
+
+
+def _make_activations(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
+    tables = []
+    for model in config.models:
+        with measure(model.model, [0], Record(activations=True)) as traces:
+            tables.append(read_activations(model, traces))
+    table = pandas.concat(tables, ignore_index=True).assign(figure=config.name)
+    return draw_activations(config, table), table
+
+
+FIGURES: dict[str, Callable[[FigureConfig, Measure], tuple[Figure, pandas.DataFrame]]] = {
+    "curves": _make_curves,
+    "histogram": _make_activations,
+    "token_classes": _make_activations,
+}
+"""How each kind of figure is made: the drawing and its numbers."""
 
 
 def _measure(

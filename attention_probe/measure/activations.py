@@ -3,7 +3,7 @@
 The activations are a = act(gate_proj(x)) of the first decoder layer: after the non-linearity, before the product with
 up_proj(x). They are compared over the same original tokens without and with filler. What "near zero" means, and the
 bins of the histogram, are taken from the prompt without filler and used for its other conditions too. Otherwise a
-spread that grows would move its own yardstick.
+spread that grows would move its own threshold.
 
 They are counted by what kind of thing a token is, too: a digit, an operator, a conjunction, or other.
 Tokens are read in their text, not one by one: `frac` is an operator where a backslash stands before it, `if` split

@@ -9,7 +9,7 @@ that the token has with it, m the attention on all that was inserted, and b what
 This is exact in the first layer, where every query and key depends on a token and its position alone. Deeper layers
 leave a residual, because what they get from the layers below has changed too.
 
-Source: the affine map of arXiv 2510.01032, section 3, and the identity that `self_check.identity_error` measures.
+Source: the affine map of arXiv 2510.01032, section 3.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def attend(
     if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
         raise ModelError(f"{type(module).__name__} calls its attention without a layer or a mask: it cannot be probed.")
     batch, heads, length, head_dim = query.shape
-    reduction = Reduction(capture, heads, value, attention_mask.window) if layer in capture.asked else None
+    reduction = Reduction(capture, heads, value) if layer in capture.asked else None
     output = None
     if layer != capture.asked[-1] or capture.output_region is not None or capture.waits_for_activations:
         output = value.new_empty(batch, length, heads, value.shape[-1])

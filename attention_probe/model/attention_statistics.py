@@ -27,7 +27,6 @@ class LayerCapture:
         column_mean: Mean weight that the queries of a set give to a key, over those queries that come after the key;
             NaN where there is no such query, and at padding.
         column_count: How many queries that mean is over.
-        window: Keys this far back or further are not seen; None if there is no limit.
         region_mass: Sum of a query's weights over each region of keys; NaN at padding. Sinks count for no region.
         region_output: Sum over the keys of `output_region` of weight times value; None unless asked.
         output: The whole attention output of each head, before the output projection; None unless asked.
@@ -35,7 +34,6 @@ class LayerCapture:
 
     column_mean: Float[Tensor, "batch query_set head key"]
     column_count: Int[Tensor, "batch query_set key"]
-    window: int | None
     region_mass: Float[Tensor, "batch head query region"]
     region_output: Float[Tensor, "batch head query head_dim"] | None
     output: Float[Tensor, "batch head query head_dim"] | None
@@ -96,14 +94,11 @@ class Reduction:
         asked: What to keep.
         heads: Query heads of the layer.
         values: Its value vectors.
-        window: Keys this far back or further are not seen.
     """
 
-    def __init__(
-        self, asked: Capture, heads: int, values: Float[Tensor, "batch kv_head key head_dim"], window: int | None
-    ) -> None:
+    def __init__(self, asked: Capture, heads: int, values: Float[Tensor, "batch kv_head key head_dim"]) -> None:
         batch, length = asked.real.shape
-        self._asked, self._window = asked, window
+        self._asked = asked
         self._sets = (asked.query_sets & asked.real[:, None]).float()
         self._regions = asked.key_regions.float()
         self._values = None
@@ -153,7 +148,6 @@ class Reduction:
         return LayerCapture(
             column_mean=mean.masked_fill(~real[:, None, None], torch.nan),
             column_count=count.long(),
-            window=self._window,
             region_mass=self._mass.masked_fill(padding, torch.nan),
             region_output=None if self._output is None else self._output.masked_fill(padding, torch.nan),
             output=None if self._output is None else output,

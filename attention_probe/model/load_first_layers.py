@@ -7,7 +7,6 @@ never read.
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import re
 from collections.abc import Iterable
@@ -22,7 +21,6 @@ from transformers.utils import cached_file
 
 from attention_probe.model.attention_function import quiet
 from harness import models
-from harness.constants import FINGERPRINT_VALUES
 from harness.errors import ConfigError, HarnessError, ModelError, explain_hub_error, list_first
 from harness.experiment.tokenizer import refuse_missing_folder
 from harness.layers_and_heads import count_from_one
@@ -39,20 +37,20 @@ class LoadedModel:
     """The first layers of a model, ready to run.
 
     Attributes:
-        name: As asked for.
+        name: A folder or a hub name.
+        revision: The commit of a hub name.
         model: The base model cut after the deepest asked layer; eval mode, no gradients.
         config: The text config as in the checkpoint, with its full number of layers.
         layers: The asked layers' indices, ascending.
         layers_path: Where in `model` the list of decoder layers is.
-        fingerprint: What identifies the weights, whatever layers were asked for.
     """
 
     name: str
+    revision: str | None
     model: PreTrainedModel
     config: PretrainedConfig
     layers: tuple[int, ...]
     layers_path: str
-    fingerprint: dict[str, Any]
 
     @property
     def head_count(self) -> int:
@@ -109,11 +107,11 @@ def load_model(
     name = models.resolve_model(name)
     refuse_missing_folder(name)
     is_folder = Path(name).expanduser().is_dir()
-    source = str(Path(name).expanduser()) if is_folder else name
+    name = str(Path(name).expanduser()) if is_folder else name
     try:
-        config_path = Path(str(cached_file(source, "config.json")))
+        config_path = Path(str(cached_file(name, "config.json")))
         commit = None if is_folder else config_path.parent.name  # the hub's cache names its folders so
-        whole = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
+        whole = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=False)
         config = whole.get_text_config(decoder=True)  # the language model's alone
         chosen, count = tuple(sorted(set(layers))), config.num_hidden_layers
         if any(getattr(one, "quantization_config", None) for one in (whole, config)):
@@ -131,7 +129,7 @@ def load_model(
             cut.layer_types = cut.layer_types[: max(chosen) + 1]
         with quiet(progress=not is_folder):
             model, found = AutoModel.from_pretrained(
-                source,
+                name,
                 revision=commit,
                 config=cut,
                 dtype=dtype,
@@ -149,23 +147,13 @@ def load_model(
         told = f"{name} cannot be read: {said}" if is_folder else explain_hub_error(name, error)
         raise ModelError(told) from error
     _refuse_mismatch(name, model, layers_path, found)
-    first, digest = model.get_submodule(f"{layers_path}.0"), hashlib.sha256()
-    for key, tensor in sorted(first.state_dict().items()):
-        digest.update(key.encode() + tensor.flatten()[:FINGERPRINT_VALUES].to(torch.float64).numpy().tobytes())
     return LoadedModel(
         name=name,
+        revision=commit,
         model=model.eval().requires_grad_(False).to(device),
         config=config,
         layers=chosen,
         layers_path=layers_path,
-        fingerprint={
-            "name": config_path.parent.name if is_folder else name,
-            "revision": commit,
-            "config_sha256": hashlib.sha256(config_path.read_bytes()).hexdigest(),
-            "model_type": config.model_type,
-            "first_layer_sha256": digest.hexdigest(),
-            "dtype": str(model.dtype).removeprefix("torch."),
-        },
     )
 
 

@@ -23,33 +23,20 @@ if TYPE_CHECKING:
 
 
 class PromptsConfig(Criterion):
-    """Which prompts are averaged. They come from one of `run`, `logs` and `dataset`.
-
-    Attributes:
-        run: A run, an lm-eval output folder, or a sample log.
-        logs: Sample logs of any task, by condition.
-        dataset: Problems to build prompts from, as in a run config.
-        metric: The logs' metric of right and wrong.
-        layout: Which of a run's layouts.
-        instruction: That of prompts built from a dataset.
-        n: Draw so many of them.
-        seed: Draws them.
-        ids: Only these problems.
-        subject: Only this subject.
-        level: Only this level.
-        flip: Only problems with this outcome between `baseline` and `condition`.
-        baseline: The condition to flip from.
-        condition: The condition to flip to.
-        controls: Whether matched problems that did not flip are added.
-        repeats: How repeated samples decide whether a problem is right.
-    """
+    """Which prompts are averaged. They come from one of `run`, `logs` and `dataset`."""
 
     run: Path | None = None
+    """A run, an lm-eval output folder, or a sample log."""
     logs: dict[str, Path] | None = None
+    """Sample logs of any task, by condition."""
     dataset: AnyDataset | None = None
+    """Problems to build prompts from, as in a run config."""
     metric: str | None = None
+    """The logs' metric of right and wrong."""
     layout: Layout | None = None
+    """Which of a run's layouts."""
     instruction: str | None = None
+    """That of prompts built from a dataset."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -90,7 +90,7 @@ def tokenize(
     Args:
         problem: With a prompt under the baseline and every condition.
         tokenizer: The model's.
-        conditions: Which to return; the baseline may be among them. `mless-gap` is the position gap of `mless`.
+        conditions: Which to return; the baseline may be among them. `mless+gap` is the position gap of `mless`.
         completion: Append the tokens of what the model wrote.
 
     Raises:
@@ -123,7 +123,7 @@ def align_prompts(
 
 
 def without_gap(name: str, there: Collection[str]) -> str:
-    """The condition that a position gap is made of: `mless` for `mless-gap`; any other name as it is."""
+    """The condition that a position gap is made of: `mless` for `mless+gap`; any other name as it is."""
     return name if name in there or name.removesuffix(GAP) not in there else name.removesuffix(GAP)
 
 

@@ -1,4 +1,4 @@
-"""What of a filler changes accuracy: interventions that show the model a part of it, and what they do to activations.
+"""What of a filler changes accuracy: interventions that show the model a part of it, against the position gap.
 
 The cells of a filler differ in three switches: whether other layers see it, and its scale and bias in some layers. Each
 cell is compared with the position gap, where only the positions after the filler are moved. So an effect belongs to one
@@ -17,10 +17,11 @@ from typing import Any
 import pandas
 
 from harness.analysis.outcomes import Outcomes, Setting, refuse_unpaired
-from harness.analysis.pooled import pool_changes
+from harness.analysis.pooled import estimate_over_draws
 from harness.analysis.tests import holm
+from harness.experiment.conditions import Condition
 
-COLUMNS = {
+CAUSE_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "filler": "the condition with the filler as it is",
@@ -38,25 +39,25 @@ COLUMNS = {
 
 
 def causes_table(
-    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], factors: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], conditions: Mapping[str, Condition]
 ) -> pandas.DataFrame:
     """The filler as it is, and each of its cells, against the position gap.
 
     Args:
         settings: As of `outcomes.by_setting`, split by model and layout alone.
-        factors: Of each condition, as of `Condition.factors`.
+        conditions: The config's, by name.
     """
     fillers: dict[tuple[Any, ...], str] = {}
     gaps: dict[tuple[Any, ...], str] = {}
     cells: dict[tuple[Any, ...], list[str]] = {}
-    for name, of in factors.items():
-        key = (of["filler"], of["filler_tokens"], of["placement"])
-        if of["cell"]:
-            if not any(of["cell"]["on"]):
+    for name, condition in conditions.items():
+        key = (condition.filler_content, condition.filler_tokens, condition.placement)
+        if condition.cell:
+            if not any(condition.cell["on"]):
                 gaps[key] = name
             else:
                 cells.setdefault(key, []).append(name)
-        elif of["filler"] and not of["words"]:
+        elif condition.filler and not condition.words:
             fillers[key] = name
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
@@ -67,14 +68,17 @@ def causes_table(
             effects = [_compare_with_gap(arms[gap][0], arms[name][0]) for name in names]
             adjusted = holm([effect["p"] for effect in effects])
             for name, effect, p in zip(names, effects, adjusted.tolist(), strict=True):
-                cell = factors[name]["cell"] or {"layers": None, "on": [True, True, True]}
+                cell = conditions[name].cell or {"layers": None, "on": [True, True, True]}
                 _, scale, bias = cell["on"]
                 about = {**dict(setting), "filler": fillers[key], "condition": name, "layers": cell["layers"]}
                 rows.append({**about, "valid_attention": scale == bias, **effect, "p_adjusted": p})
-    return pandas.DataFrame(rows, columns=list(COLUMNS))
+    return pandas.DataFrame(rows, columns=list(CAUSE_COLUMNS))
 
 
 def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:
     refuse_unpaired(gap, cell)
-    effect = pool_changes([(cell.right - gap.right, gap.k)], gap.clusters)
-    return {name: effect[name] for name in ("n", "difference", "low", "high", "p")}
+    changes = gap.by_draw(cell.right_by_prompt - gap.right_by_prompt)
+    effect = estimate_over_draws(changes, gap.by_draw(gap.samples_by_prompt), gap.clusters)
+    low, high = effect.interval()
+    points = {"difference": effect.difference, "low": low, "high": high}
+    return {"n": len(gap.clusters), "p": effect.p, **{name: 100 * share for name, share in points.items()}}

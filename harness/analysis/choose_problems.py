@@ -14,7 +14,7 @@ from typing import Any, Self, get_args
 
 from pydantic import Field, model_validator
 
-from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip, Repeats
+from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip
 from harness.errors import ConfigError, list_first
 from harness.runs.prompts_of_run import AnsweredPrompt, Problem, Source
 from harness.yaml_settings import Strict
@@ -29,29 +29,28 @@ UNDECIDED = "undecided"
 class Criterion(Strict):
     """Which problems to select.
 
-    Attributes:
-        flip: The outcome from `baseline` to `condition`: one of `FLIPS`, `changed` for either direction, None for any.
-        baseline, condition: The two conditions.
-        repeats: By what of its samples a problem changes. `share`: more of them are right than before, or fewer;
-            `first`, `majority`, `any`: its first sample, more than half of the graded ones, or any of them is right.
-        subject, level, ids: Select only from these; None or empty for all.
-        n: Draw this many at random, with `seed`; None for all.
-        controls: Add a problem that did not flip for each flipped one: see `match_controls`.
-
     Raises:
         ConfigError: a condition compared with itself, or controls without a flip.
     """
 
     flip: Choice | None = None
+    """Only problems with this outcome between `baseline` and `condition`; `changed` for either direction."""
     baseline: str = BASELINE
+    """The condition to flip from."""
     condition: str = STUDIED
-    repeats: Repeats = "share"
+    """The condition to flip to: of several samples of a problem more are right than before, or fewer."""
     subject: str | None = None
+    """Only this subject."""
     level: int | None = None
+    """Only this level."""
     ids: tuple[str, ...] = ()
+    """Only these problems."""
     n: int | None = Field(default=None, ge=1)
+    """Draw so many of them."""
     seed: int = DEFAULT_SEED
+    """Draws them."""
     controls: bool = False
+    """Whether matched problems that did not flip are added."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -72,20 +71,19 @@ class Criterion(Strict):
 
     def outcome(self, problem: Problem) -> str:
         """One of `FLIPS`, or `UNDECIDED`."""
-        before, after = (self._right(problem.prompts.get(name)) for name in (self.baseline, self.condition))
+        before, after = (_share_right(problem.prompts.get(name)) for name in (self.baseline, self.condition))
         if before is None or after is None:
             return UNDECIDED
         if before == after:
             return "both_right" if before > 0.5 else "both_wrong"
         return "right_to_wrong" if before > after else "wrong_to_right"
 
-    def _right(self, prompt: AnsweredPrompt | None) -> float | None:
-        """How far a problem is right, 0 to 1; None without verdicts. What the grader could not settle is not right."""
-        right = [verdict == "correct" for verdict in prompt.verdicts] if prompt is not None else []
-        if not right:
-            return None
-        share = sum(right) / len(right)
-        return {"share": share, "first": right[0], "majority": share > 0.5, "any": share > 0}[self.repeats]
+
+def _share_right(prompt: AnsweredPrompt | None) -> float | None:
+    """The share of a problem's samples that is right; None without verdicts. An unsettled verdict is not right."""
+    if prompt is None or not prompt.verdicts:
+        return None
+    return sum(verdict == "correct" for verdict in prompt.verdicts) / len(prompt.verdicts)
 
 
 def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
@@ -173,9 +171,9 @@ def match_controls(
 ) -> list[tuple[Problem, Problem]]:
     """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
 
-    The same problem after other examples is the last choice. Controls with the same verdict without filler are
-    preferred, then those of the nearest level. `draw` decides between equally near ones. Returns pairs of control and
-    flipped problem.
+    A problem of the same cluster, such as itself after other examples, is the last choice. Controls with the same
+    verdict without filler are preferred, then those of the nearest level. `draw` decides between equally near ones.
+    Returns pairs of control and flipped problem.
 
     Raises:
         ConfigError: a subject has too few problems that did not flip.
@@ -187,11 +185,10 @@ def match_controls(
         alike = [one for one in left if one.subject == problem.subject]
         if not alike:
             raise ConfigError(f"Subject {problem.subject!r} has too few problems that did not flip to be controls.")
-        asked = problem.id.partition("#")[0]
         nearest = min(
             alike,
             key=lambda one: (
-                one.id.partition("#")[0] == asked,
+                one.cluster == problem.cluster,
                 outcomes[one.id] != stayed,
                 abs(one.level - problem.level),
             ),

@@ -10,18 +10,20 @@ import numpy as np
 import pandas
 
 from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outcomes, measure_accuracy, refuse_unpaired
-from harness.analysis.tests import count_flips, estimate_difference, fewest_problems, holm, verdict
+from harness.analysis.pooled import estimate_over_draws
+from harness.analysis.tests import count_flips, fewest_problems, holm, verdict
 from harness.constants import ALPHA, BASELINE, FEWEST_GRADED, MARGIN, PASSED
 from harness.errors import ComparisonError
-from harness.experiment.conditions import contrast_name, read_contrast
+from harness.experiment.conditions import POSITIVE_CONTROL, contrast_name, read_contrast
 
-COLUMNS = {
+COMPARISON_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline: mless - random",
     "baseline": "the condition that it is compared with",
     "n": "problems",
     "k": "samples per problem",
+    "draws": "draws of examples; from 4 on, intervals and p are for new draws too, else for these examples",
     "accuracy": "percent right (avg@k)",
     "standard_error": "of the accuracy, in points, clustered by problem or cluster of problems",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
@@ -52,7 +54,7 @@ COLUMNS = {
     "unmeasured": "why the run could not have shown equivalence",
 }
 """Meaning of each column of `compare`."""
-_COUNTS = ("n", "k", "tests", "aa_samples", "aa_changed")
+_COUNTS = ("n", "k", "draws", "tests", "aa_samples", "aa_changed")
 
 Row = dict[str, Any]
 """A row of `compare`. A row without a difference is a baseline."""
@@ -67,7 +69,7 @@ def compare(
     contrasts: Collection[str] | None = None,
     primary: str | None = None,
     left_out: Collection[tuple[str, str]] = (),
-    yardsticks: Mapping[str, str] = MappingProxyType({}),
+    reference_conditions: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     counted: Sequence[Outcomes] | None = None,
 ) -> pandas.DataFrame:
     """Compare every condition with the baseline: one row for each model, layout and condition.
@@ -87,12 +89,11 @@ def compare(
         primary: The contrast that the run is about. It is tested first, at full alpha; the others can only be found
             behind it.
         left_out: Models with contrasts that were not named before their runs: exploratory there.
-        yardsticks: Reference conditions, with the kind of each, as `harness.experiment.conditions.find_yardsticks`
-            finds them. They are not tested.
+        reference_conditions: Conditions that are not tested, by name, as of `Run.reference_conditions`.
         counted: `outcomes.count_outcomes` of the frame, where there is one already.
 
     Returns:
-        A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
+        A frame with the columns of `COMPARISON_COLUMNS`, those of `by` after the layout, in the frame's own order.
 
     Raises:
         ComparisonError: no baseline, other problems, missing or doubled samples, or a margin out of range.
@@ -124,16 +125,16 @@ def compare(
                 row |= _measure_again(arms[against], arms[condition], changed_completions)
                 is_registered = (str(row["model"]), name) not in unnamed
                 row["primary"] = name == about and is_registered
-                if name in yardsticks:
+                if name in reference_conditions:
                     row["role"] = "reference"
                 elif not is_registered or (contrasts is not None and name not in pairs):
                     row["role"] = "exploratory"
             table.append(row)
         for row in table:
-            row["unmeasured"] = _why_unmeasured(row, table, yardsticks)
+            row["unmeasured"] = _why_unmeasured(row, table, reference_conditions)
         rows += table
     judge(rows, primary=about)
-    model_column, layout_column, *others = COLUMNS
+    model_column, layout_column, *others = COMPARISON_COLUMNS
     return pandas.DataFrame(rows, columns=[model_column, layout_column, *by, *others]).astype(
         {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(("primary", "within_margin", "by_format"), "boolean")}
     )
@@ -221,17 +222,25 @@ def _may_be_format(row: Row) -> bool:
 def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     """A condition against another."""
     refuse_unpaired(old, new)
-    k = old.k
-    of_draws = [*zip(old.right_by_draw, new.right_by_draw, strict=True)]  # a sample's pair has the same examples
-    gained, lost = np.mean([count_flips(*pair, k=k // len(of_draws)) for pair in of_draws], axis=0).tolist()
-    change = estimate_difference(new.right - old.right, k, clusters=old.clusters)
-    # of the k * k pairs of a problem's samples those that both have an answer
-    answered = estimate_difference(new.right * old.graded - old.right * new.graded, k**2, clusters=old.clusters)
+    # the samples of a pair have the same examples and instruction
+    right, before = new.right_by_prompt, old.right_by_prompt
+    samples = old.samples_by_prompt
+    most = int(samples.max())
+    gained, lost = (
+        np.sum([count_flips(*pair, k=most) for pair in zip(before, right, strict=True)], axis=0) * most / old.k
+    )
+    change = estimate_over_draws(old.by_draw(right - before), old.by_draw(samples), old.clusters)
+    answered = estimate_over_draws(
+        old.by_draw(right * old.graded_by_prompt - before * new.graded_by_prompt),
+        old.by_draw(samples**2),
+        old.clusters,
+    )
     low, high = change.interval()
     answer_low, answer_high = answered.interval()
     equivalence_low, equivalence_high = change.interval(1 - 2 * ALPHA)
     share = margin / 100
     return {
+        "draws": len(np.unique(old.draws)),
         "difference": 100 * change.difference,
         "low": 100 * low,
         "high": 100 * high,
@@ -239,8 +248,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
         "answer_difference": 100 * answered.difference,
         "answer_low": 100 * answer_low,
         "answer_high": 100 * answer_high,
-        "wrong_to_right": gained,
-        "right_to_wrong": lost,
+        "wrong_to_right": float(gained),
+        "right_to_wrong": float(lost),
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
         "within_margin": -share < equivalence_low
@@ -268,7 +277,9 @@ def _measure_again(
     return row
 
 
-def _why_unmeasured(row: Row, table: Sequence[Row], yardsticks: Mapping[str, str]) -> str | None:
+def _why_unmeasured(
+    row: Row, table: Sequence[Row], reference_conditions: Mapping[str, Mapping[str, Any]]
+) -> str | None:
     """The reason why a row could not have shown equivalence; None without one. `table` has all rows of its setting."""
     by_name = {one["condition"]: one for one in table}
     if "difference" not in row or row["baseline"] not in by_name:
@@ -278,7 +289,8 @@ def _why_unmeasured(row: Row, table: Sequence[Row], yardsticks: Mapping[str, str
         return "fewer than half of the samples of one side have a graded answer"
     if all(one["accuracy_low"] <= 0 or one["accuracy_high"] >= 100 for one in sides):
         return "both accuracies are at the end of the scale"
-    controls = [one for name, one in by_name.items() if yardsticks.get(name) == "positive control"]
+    kinds = {name: fields["kind"] for name, fields in reference_conditions.items()}
+    controls = [row for name, row in by_name.items() if kinds.get(name) == POSITIVE_CONTROL]
     if any(one["p"] >= ALPHA or one["difference"] > 0 for one in controls):
         return "the positive control was not seen"
     return None

@@ -14,12 +14,14 @@ import pandas
 from harness.analysis.outcomes import Outcomes, Setting
 from harness.analysis.pooled import pool_changes
 from harness.constants import ALPHA, FEWEST_TEXTS, FEWEST_WORDINGS
-from harness.experiment.conditions import under_wording, yardstick
+from harness.experiment.conditions import OTHER_INSTRUCTION, Condition
 
 Arms = Mapping[str, Sequence[Outcomes]]
 """The outcomes of one setting by condition."""
+KINDS = {"sentence": "sentences", "random_ids": "random tokens", "text": "own texts"}
+"""What texts of a kind are called, by the key of their filler."""
 
-TEXTS = {
+TEXT_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition",
@@ -35,7 +37,7 @@ TEXTS = {
 }
 """Meaning of each column of `text_table`."""
 
-WORDINGS = {
+WORDING_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline",
@@ -56,102 +58,106 @@ WORDINGS = {
 """Meaning of each column of `wording_table`."""
 
 
-def text_table(settings: Mapping[Setting, Arms], factors: Mapping[str, Mapping[str, Any]]) -> pandas.DataFrame:
+def text_table(settings: Mapping[Setting, Arms], conditions: Mapping[str, Condition]) -> pandas.DataFrame:
     """Each condition with a filler against the mean of other texts of its length and place: a row for each kind.
 
     A condition that is itself one of so many texts has no row.
 
     Args:
         settings: As of `outcomes.by_setting`, split by model and layout alone.
-        factors: Of each condition, as of `Condition.factors`.
+        conditions: The config's, by name.
     """
-    fillers = {name: of for name, of in factors.items() if of["filler_tokens"]}
+    fillers = {name: condition for name, condition in conditions.items() if condition.filler_tokens}
     texts: dict[tuple[Any, ...], list[str]] = {}
-    for name, of in fillers.items():
-        if kind := _kind(of["filler"]):
-            texts.setdefault((kind, *_place(of)), []).append(name)
+    for name, condition in fillers.items():
+        if condition.filler in KINDS and not condition.fresh:
+            texts.setdefault((KINDS[condition.filler], *_position(condition)), []).append(name)
     every = [name for names in texts.values() if len(names) >= FEWEST_TEXTS for name in names]
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
         for name in (name for name in fillers if name in arms and name not in every):
             for (kind, *place), members in texts.items():
                 others = [arms[one][0] for one in members if one in arms]
-                if place != _place(fillers[name]) or len(others) < FEWEST_TEXTS:
+                if place != _position(fillers[name]) or len(others) < FEWEST_TEXTS:
                     continue
                 means = [100 * float((one.right / one.samples).mean()) for one in others]
                 row = {**dict(setting), "condition": name, "kind": kind, "texts": len(others)}
                 row |= {"least": min(means), "most": max(means)}
                 rows.append(row | _over_prompts([(one, arms[name][0]) for one in others]))
-    return pandas.DataFrame(rows, columns=list(TEXTS))
+    return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
 
 
-def over_wordings(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The samples under other instructions as further samples of their condition, as if instructions were draws.
+def merge_instructions(
+    frame: pandas.DataFrame, reference_conditions: Mapping[str, Mapping[str, Any]]
+) -> pandas.DataFrame:
+    """The samples under other instructions as further samples of their condition, with a column `instruction`.
 
     Args:
         frame: One row per sample, as `frame.read_frame` gives it. Without other instructions it is returned as it is.
+        reference_conditions: By name, with kind, `of` and number.
     """
-    own = {name: name for name in map(str, frame["condition"].unique())}
-    number = dict.fromkeys(own, 0)
-    for name in own:
-        if yardstick(name) == "other wording":
-            own[name], number[name] = name[:-4], int(name[-2:])
-    if not any(number.values()):
+    conditions = [str(name) for name in frame["condition"].unique()]
+    others = {name: fields for name, fields in reference_conditions.items() if fields["kind"] == OTHER_INSTRUCTION}
+    if not others.keys() & set(conditions):
         return frame
-    asked, draws = frame["condition"].astype(str), frame.get("draw", pandas.Series(0, frame.index))
-    numbers = asked.map(number)
-    names = pandas.Categorical(asked.map(own), [name for name in own if not number[name]], ordered=True)
+    names = frame["condition"].astype(str)
+    numbers = names.map({name: others[name]["number"] if name in others else 0 for name in conditions})
+    merged = names.map({name: others[name]["of"] if name in others else name for name in conditions})
     return frame.assign(
-        condition=names,
+        condition=pandas.Categorical(merged, [name for name in conditions if name not in others], ordered=True),
         sample_index=frame["sample_index"] + numbers * (1 + frame["sample_index"].max()),
-        draw=draws + numbers * (1 + draws.max()),
+        instruction=numbers,
     ).sort_values("condition", kind="stable", ignore_index=True)
 
 
-def wording_table(settings: Mapping[Setting, Arms], contrasts: Mapping[str, tuple[str, str]]) -> pandas.DataFrame:
+def wording_table(
+    settings: Mapping[Setting, Arms],
+    contrasts: Mapping[str, tuple[str, str]],
+    reference_conditions: Mapping[str, Mapping[str, Any]],
+) -> pandas.DataFrame:
     """Each contrast over all instructions that its two conditions were asked under.
 
     Args:
         settings: As of `outcomes.by_setting`, split by model and layout alone.
         contrasts: What stands under `condition`, with the condition and what it is compared with.
+        reference_conditions: As of `merge_instructions`.
     """
+    names = {(fields["of"], fields["number"]): name for name, fields in reference_conditions.items()}
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
         for name, pair in contrasts.items():
-            both = [(arms[old][0], arms[new][0]) for new, old in _wordings(pair, arms)]
+            both = [(arms[old][0], arms[new][0]) for new, old in _under_each_instruction(pair, arms, names)]
             if len(both) < FEWEST_WORDINGS:
                 continue
             effects = [pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in both]
             found = [one["difference"] for one in effects if one["p"] < ALPHA]
             draws = [
-                100 * float(changes.mean()) * len(old.right_by_draw) / old.k
+                100 * float(changes.sum() / samples.sum())
                 for old, new in both
-                for changes in new.right_by_draw - old.right_by_draw
+                for changes, samples in zip(
+                    new.right_by_prompt - old.right_by_prompt, old.samples_by_prompt, strict=True
+                )
             ]
             row = {**dict(setting), "condition": name, "wordings": len(both), **_over_prompts(both)}
             row |= {"least": min(draws), "most": max(draws)}
             row |= {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)}
             rows.append(row | {"effects": [[one[end] for end in ("difference", "low", "high")] for one in effects]})
-    return pandas.DataFrame(rows, columns=list(WORDINGS))
+    return pandas.DataFrame(rows, columns=list(WORDING_COLUMNS))
 
 
-def _wordings(pair: tuple[str, str], arms: Arms) -> Iterator[tuple[str, str]]:
-    """The pair itself, and under each other instruction."""
+def _under_each_instruction(
+    pair: tuple[str, str], arms: Arms, names: Mapping[tuple[str, int], str]
+) -> Iterator[tuple[str, str]]:
+    """The names of the pair itself, and of the pair under each other instruction."""
     number, (new, old) = 0, pair
     while new in arms and old in arms:
         yield new, old
         number += 1
-        new, old = (under_wording(name, number) for name in pair)
+        new, old = (names.get((name, number), "") for name in pair)
 
 
-def _kind(filler: str) -> str | None:
-    """What kind of text a filler is, as `Condition.factors` names it; None for a repeated unit and the like."""
-    kinds = {"sentence": "sentences", "random tokens": "random tokens", "own text": "own texts"}
-    return next((kind for begin, kind in kinds.items() if filler.startswith(begin)), None)
-
-
-def _place(of: Mapping[str, Any]) -> list[Any]:
-    return [of["filler_tokens"], of["placement"], of["words"]]
+def _position(condition: Condition) -> list[Any]:
+    return [condition.filler_tokens, condition.placement, condition.words]
 
 
 def _over_prompts(both: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:

@@ -29,9 +29,11 @@ class Outcomes:
         replicate: Number of the repetition of the condition, from 0.
         problem_ids: [problem] In an order that all outcomes of a frame share.
         clusters: [problem] The number of its cluster, from 0. Most problems are clusters by themselves.
-        right_by_draw: [draw, problem] Right samples with each draw of examples; one row where there are no several.
-        graded: [problem] Samples with a graded answer, right or wrong; all where the frame has no verdicts.
-        samples: [problem] Samples.
+        draws: [prompt] Under each instruction and with each draw of examples, the number of the draw.
+        right_by_prompt: [prompt, problem] Right samples.
+        graded_by_prompt: [prompt, problem] Samples with a graded answer, right or wrong; all where the frame has no
+            verdicts.
+        samples_by_prompt: [prompt, problem] Samples.
     """
 
     setting: Setting
@@ -39,14 +41,29 @@ class Outcomes:
     replicate: int
     problem_ids: npt.NDArray[Any]
     clusters: Integers
-    right_by_draw: Integers
-    graded: Integers
-    samples: Integers
+    draws: Integers
+    right_by_prompt: Integers
+    graded_by_prompt: Integers
+    samples_by_prompt: Integers
 
     @property
     def right(self) -> Integers:
         """[problem] Right samples."""
-        return np.asarray(self.right_by_draw.sum(axis=0))
+        return np.asarray(self.right_by_prompt.sum(axis=0))
+
+    @property
+    def graded(self) -> Integers:
+        """[problem] Samples with a graded answer."""
+        return np.asarray(self.graded_by_prompt.sum(axis=0))
+
+    @property
+    def samples(self) -> Integers:
+        """[problem] Samples."""
+        return np.asarray(self.samples_by_prompt.sum(axis=0))
+
+    def by_draw(self, table: Integers) -> Integers:
+        """A table [prompt, problem] as sums [draw, problem]."""
+        return np.array([table[self.draws == draw].sum(axis=0) for draw in np.unique(self.draws)])
 
     @property
     def k(self) -> int:
@@ -90,13 +107,15 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
         "graded": frame["verdict"].isin(GRADED).to_numpy(dtype=np.int64) if "verdict" in frame else 1,
         "samples": 1,
     }
-    frame = frame[keys].assign(problem=numbers, shown=frame.get("draw", 0), **counts)
-    problems = frame.groupby([*keys, "problem", "shown"], observed=True, sort=False, dropna=False)[[*counts]]
+    prompt = {name: frame.get(name, 0) for name in ("instruction", "draw")}
+    frame = frame[keys].assign(problem=numbers, **prompt, **counts)
+    problems = frame.groupby([*keys, "problem", *prompt], observed=True, sort=False, dropna=False)[[*counts]]
     counted = []
     arms: Any = problems.sum().groupby(level=keys, observed=True, sort=False, dropna=False)
     for key, unordered in arms:
         *setting, condition, replicate = key
-        part = unordered.droplevel(keys).unstack(fill_value=0).sort_index()
+        part = unordered.droplevel(keys).unstack([*prompt], fill_value=0).sort_index()
+        part = part.sort_index(axis="columns")
         places = part.index
         counted.append(
             Outcomes(
@@ -105,9 +124,10 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
                 replicate=int(replicate),
                 problem_ids=np.asarray(names[places]),
                 clusters=pandas.factorize(clusters[places])[0],
-                right_by_draw=part["correct"].to_numpy().T,
-                graded=part["graded"].to_numpy().sum(axis=1),
-                samples=part["samples"].to_numpy().sum(axis=1),
+                draws=part["samples"].columns.get_level_values("draw").to_numpy(),
+                right_by_prompt=part["correct"].to_numpy().T,
+                graded_by_prompt=part["graded"].to_numpy().T,
+                samples_by_prompt=part["samples"].to_numpy().T,
             )
         )
     return counted
@@ -122,10 +142,10 @@ def by_setting(counted: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outc
 
 
 def refuse_unpaired(baseline: Outcomes, other: Outcomes) -> None:
-    """Refuse two conditions with different problems or different numbers of samples.
+    """Refuse two conditions with different problems, different numbers of samples or other draws of examples.
 
     Raises:
-        ComparisonError: one lacks problems or samples, which the message names.
+        ComparisonError: one lacks problems or samples, which the message names, or was asked with other draws.
     """
     for one in (baseline, other):
         if (lacking := one.samples < one.k).any():
@@ -140,6 +160,10 @@ def refuse_unpaired(baseline: Outcomes, other: Outcomes) -> None:
     if baseline.k != other.k:
         expected = f"{baseline.k} samples a problem as the baseline {baseline.condition} has"
         raise ComparisonError(f"{other.name}: expected {expected}, got {other.k}.")
+    if not np.array_equal(baseline.samples_by_prompt, other.samples_by_prompt):
+        raise ComparisonError(
+            f"{other.name}: its draws of examples are not those of the baseline {baseline.condition}."
+        )
 
 
 def clustered_error(scores: npt.ArrayLike) -> float:
@@ -157,7 +181,7 @@ def clustered_error(scores: npt.ArrayLike) -> float:
 
 
 def measure_accuracy(one: Outcomes) -> dict[str, Any]:
-    """The columns of `comparison.COLUMNS` that one condition has by itself, from n to accuracy_high."""
+    """The columns of `comparison.COMPARISON_COLUMNS` that one condition has by itself, from n to accuracy_high."""
     scores = one.right / one.samples
     means, weights = by_cluster(scores, one.clusters)
     low, high = score_interval(means, weights=weights)

@@ -6,19 +6,20 @@ Many arms are many chances to find something by luck. So one question is asked o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas
 
 from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.tests import Integers, PairedDifference, estimate_difference, holm
+from harness.analysis.pooled import CrossedDifference, estimate_over_draws
+from harness.analysis.tests import Integers, PairedDifference, holm
+from harness.experiment.conditions import Condition
 
 FEWEST_LENGTHS = 3
 """Fewer lengths of a filler are no sweep."""
 
-COLUMNS = {
+SWEEP_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "filler": "the text that is repeated, or the kind of filler",
@@ -39,32 +40,33 @@ COLUMNS = {
 """Meaning of each column of `sweep_table`."""
 
 
-def sweep_table(
-    counted: Iterable[Outcomes], factors: Mapping[str, Mapping[str, Any]], *, baseline: str
-) -> pandas.DataFrame:
+def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition], *, baseline: str) -> pandas.DataFrame:
     """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
 
     Args:
         counted: As `outcomes.count_outcomes` gives them, not split any further.
-        factors: Of each condition, as of `Condition.factors`.
+        conditions: The config's, by name.
         baseline: What the lengths are compared with.
     """
     rows: list[dict[str, Any]] = []
     for setting, arms in by_setting(counted).items():
-        for group, by_length in group_lengths(factors).items():
+        for group, by_length in group_lengths(conditions).items():
             there = [length for length, name in by_length.items() if length and name != baseline and name in arms]
             if baseline not in arms or len(there) < FEWEST_LENGTHS:
                 continue
             old = arms[baseline][0]
-            changes = np.column_stack([arms[by_length[length]][0].right - old.right for length in there])
-            mean, extremes = estimate_trend(changes, old.k, old.clusters)
+            swept = [arms[by_length[length]][0] for length in there]
+            changes = np.array([old.by_draw(new.right_by_prompt - old.right_by_prompt) for new in swept])
+            mean, extremes = estimate_trend(changes, old.by_draw(old.samples_by_prompt), old.clusters)
             row = {
                 **dict(setting),
-                **dict(zip(("filler", "placement", "words"), group, strict=True)),
+                "filler": group.filler,
+                "placement": group.placement,
+                "words": group.words,
                 "lengths": " ".join(map(str, there)),
                 "n": len(old.clusters),
                 "p": min(1.0, 2 * min(mean.p, extremes.p)),
-                "best": there[int(changes.sum(axis=0).argmax())],
+                "best": there[int(changes.sum(axis=(1, 2)).argmax())],
             }
             for difference, names in (
                 (mean, ("difference", "low", "high")),
@@ -75,45 +77,63 @@ def sweep_table(
             rows.append(row)
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_adjusted"] = float(adjusted)
-    return pandas.DataFrame(rows, columns=list(COLUMNS))
+    return pandas.DataFrame(rows, columns=list(SWEEP_COLUMNS))
 
 
-def group_lengths(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[int, str]]:
+class SweptFiller(NamedTuple):
+    """What all lengths of a filler have in common.
+
+    Attributes:
+        filler, placement, words: As of `Condition.describe`.
+        content: `Condition.filler_content`: two texts of the user's own have the same description.
+    """
+
+    filler: str
+    placement: str
+    words: str
+    content: tuple[object, ...]
+
+
+def group_lengths(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[int, str]]:
     """The conditions that differ in the length of their filler alone, by it, shortest first.
 
     Under 0 stands the condition without a filler that is like them otherwise, if there is one. A condition that states
     no number of tokens has no length, and is in no group.
     """
-    found: dict[tuple[str, str, str], dict[int, str]] = {}
-    for name, of in factors.items():
-        if of["filler"] is not None and of["filler_tokens"]:
-            key = (of["filler"], of["placement"], of["words"])
-            found.setdefault(key, {}).setdefault(int(of["filler_tokens"]), name)
-    without = {of["words"]: name for name, of in reversed(list(factors.items())) if of["filler"] is None}
-    return {
-        key: ({0: without[key[2]]} if key[2] in without else {}) | dict(sorted(lengths.items()))
-        for key, lengths in found.items()
-    }
+    groups: dict[SweptFiller, dict[int, str]] = {}
+    without_filler: dict[str, str] = {}
+    for name, condition in conditions.items():
+        if condition.filler is None:
+            without_filler.setdefault(condition.words, name)
+        elif condition.filler_tokens:
+            columns = condition.describe()
+            filler = SweptFiller(columns["filler"], columns["placement"], condition.words, condition.filler_content)
+            groups.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
+    for filler, lengths in groups.items():
+        if filler.words in without_filler:
+            lengths[0] = without_filler[filler.words]
+        groups[filler] = dict(sorted(lengths.items()))
+    return groups
 
 
-def find_sweeps(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[int, str]]:
+def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[int, str]]:
     """The groups of `group_lengths` that have two lengths or more."""
-    return {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths.keys() - {0}) > 1}
+    groups = group_lengths(conditions)
+    return {filler: lengths for filler, lengths in groups.items() if len(lengths.keys() - {0}) > 1}
 
 
 def estimate_trend(
-    changes: npt.ArrayLike, k: int, clusters: Integers | None = None
-) -> tuple[PairedDifference, PairedDifference]:
+    changes: Integers, samples: Integers, clusters: Integers
+) -> tuple[PairedDifference | CrossedDifference, PairedDifference | CrossedDifference]:
     """The mean difference over all lengths from the baseline, and that of the longest length from the shortest.
 
     Two tests in place of one for each length: the smaller of the two p-values, doubled (Bonferroni), is the p-value of
     no change at any length. They see little of a curve that falls and rises again by as much.
 
     Args:
-        changes: [problem, length] Right samples less the baseline's, the lengths in order.
-        k: Samples a problem.
-        clusters: As of `tests.by_cluster`; by default each problem is one.
+        changes: [length, draw, problem] Right samples less the baseline's, the lengths in order.
+        samples: [draw, problem] Samples under either.
+        clusters: As of `tests.by_cluster`.
     """
-    values = np.asarray(changes, dtype=np.int64)
-    mean = estimate_difference(values.sum(axis=1), k * values.shape[1], clusters=clusters)
-    return mean, estimate_difference(values[:, -1] - values[:, 0], k, clusters=clusters)
+    mean = estimate_over_draws(changes.sum(axis=0), samples * len(changes), clusters)
+    return mean, estimate_over_draws(changes[-1] - changes[0], samples, clusters)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.constants import Format, Repeats, Split
+from harness.constants import Format, Split
 
 ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/products.yaml.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -23,7 +23,6 @@ Explain = Annotated[bool, typer.Option("--explain", help="Say below a table of p
 Condition = Annotated[str, typer.Option(help="Condition that is compared with the baseline.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
 LayoutName = Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")]
-RightBy = Annotated[Repeats, typer.Option(help="By what of its several samples a problem changes.")]
 Subject = Annotated[str | None, typer.Option(help="Only this subject.")]
 Level = Annotated[int | None, typer.Option(help="Only this level.")]
 DrawCount = Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")]

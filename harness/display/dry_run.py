@@ -35,7 +35,7 @@ from harness.grading import describe_gold
 from harness.resources import count_cores
 from harness.runs.folder import RECEIPT
 
-PROMPTS = tuple(
+PROMPT_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
     for name in ("condition", "layout", "filler", "place", "least", "median", "most")
 )
@@ -65,19 +65,22 @@ def show_prompts(plan: Plan) -> str:
 
 
 def _groups(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
-    """The prompts of each condition and layout; yardsticks of a kind are together, and so are draws."""
-    together: dict[tuple[str, str], list[ConditionPrompts]] = {}
+    """The prompts of each condition and layout; reference conditions of a kind are together, and so are draws."""
+    groups: dict[tuple[str, str], list[ConditionPrompts]] = {}
     for arm in plan.arms.values():
-        together.setdefault((group_name(arm.condition.name), str(arm.layout)), []).append(arm)
-    return together
+        if arm.prompts:  # none, if a limit leaves a draw of examples no problem
+            name = group_name(arm.condition.kind, arm.condition.name)
+            groups.setdefault((name, str(arm.layout)), []).append(arm)
+    return groups
 
 
 def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
     """The filler's tokens, from the fewest to the most, and those around it where no more differs from `wo`."""
     fillers = sorted({prompt.filler_tokens for arm in arms for prompt in arm.prompts})
     said, one = "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))), arms[0]
-    without = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.layout == one.layout]
-    if not (without and one.condition.filler and one.lengths) or one.condition.factors()["words"]:
+    plain = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.condition.has_examples]
+    without = [arm for arm in plain if (arm.layout, arm.draw) == (one.layout, one.draw)]
+    if not (without and one.condition.filler and one.lengths) or one.condition.words:
         return said
     return f"{said} + {one.lengths[0] - without[0].lengths[0] - one.prompts[0].filler_tokens}"
 
@@ -99,7 +102,7 @@ def _lines(plan: Plan) -> Iterator[str]:
             yield f"note      {arm.condition.name}, {arm.layout}: {said[0]}{more}"
     yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.before_raw or 'no BOS token'}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
-    groups = Counter(group_name(condition.name) for condition in config.yardsticks)
+    groups = Counter(group_name(one.kind, one.name) for one in config.all_conditions if one.kind)
     extra = [f"{name} {config.replicates} times" for name in config.repeated[:2] if config.replicates > 1]
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
@@ -138,8 +141,8 @@ def _prompts(plan: Plan) -> Table:
                 "median": f"{statistics.median(lengths):.0f}",
                 "most": str(max(lengths)),
             }
-        rows.append({column.key: "?" for column in PROMPTS} | row)
-    return Table("Tokens of the filler + its separators, its place, tokens of the prompt", rows, PROMPTS)
+        rows.append({column.key: "?" for column in PROMPT_COLUMNS} | row)
+    return Table("Tokens of the filler + its separators, its place, tokens of the prompt", rows, PROMPT_COLUMNS)
 
 
 def describe_power(config: RunConfig, problems: int) -> Iterator[str]:

@@ -34,8 +34,9 @@ def describe_run(run: Run) -> str:
     """
     frame = run.samples
     first = frame[frame["replicate"] == 0]
-    asked = first[~first["condition"].isin(run.about.get("yardsticks") or {})]
-    groups = Counter(group_name(name) for name in first["condition"].unique())
+    references = run.reference_conditions
+    asked = first[~first["condition"].isin(references)]
+    groups = Counter(group_name(references.get(name, {}).get("kind"), name) for name in first["condition"].unique())
     conditions = ", ".join(name if number == 1 else f"{number} {name}" for name, number in groups.items())
     rows = [{"verdict": name, "samples": count} for name, count in asked["verdict"].value_counts().items() if count]
     columns = [
@@ -128,12 +129,12 @@ def print_problem(
         RunError: the run has no such problem, condition or layout.
     """
     asked = run.prompts
-    kinds = run.about.get("yardsticks") or {}
     here = [one for one in asked if problem in (one.problem_id, one.doc.get("id"))]
     shown = [
         one
         for one in here
-        if layout in (None, one.layout) and (one.condition == condition if condition else one.condition not in kinds)
+        if layout in (None, one.layout)
+        and (one.condition == condition if condition else one.condition not in run.reference_conditions)
     ]
     if not shown:
         wanted = ", ".join(filter(None, (problem, condition, layout)))

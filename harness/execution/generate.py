@@ -34,8 +34,6 @@ from harness.runs.records import SESSION, TIMING, Identity, Sample, Score
 
 LOG = "libraries.log"
 """What vLLM, torch and others print while a run is made."""
-POLL_EVERY = 64
-"""Recorded samples that are read between two looks at the graders, which must not wait until all are read."""
 
 
 def generate_and_grade(
@@ -97,8 +95,8 @@ class _Session:
         for number, sample in enumerate(read_samples(self._folder.path)):
             self._progress.known(self._task_lines[sample.task])
             scorer.submit(sample)
-            if number % POLL_EVERY == 0:
-                self.show(scorer.poll())
+            if number % 64 == 0:
+                self.show(scorer.poll())  # the graders must not wait until all are read
 
     def generate(self, scorer: Scorer, engines: str | None) -> None:
         """Load the model, and have it answer the missing requests."""
@@ -213,8 +211,7 @@ def session_facts(plan: Plan) -> dict[str, Any]:
         "config": plan.config.as_written(),
         "engine": None,
         "dataset_source": plan.whole.source,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
+        **receipts.software(),
     }
 
 

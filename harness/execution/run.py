@@ -185,7 +185,7 @@ def finish(path: Path) -> None:
     from harness.analysis.outcomes import accuracy_table
     from harness.display.figures.dots import draw_accuracies
     from harness.display.figures.style import save_figure
-    from harness.experiment.conditions import find_yardsticks
+    from harness.experiment.expand_conditions import read_conditions
     from harness.lm_eval_plugin.write_lm_eval_logs import export
 
     samples = list(read_samples(path))
@@ -206,14 +206,14 @@ def finish(path: Path) -> None:
             "seed": config["seed"],
             "tasks": [],
             "sessions": sessions,
-            "versions": receipts.versions(),
-            "git_revision": receipts.git_revision(),
+            **receipts.software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         frame = read_frame(path, receipt, prompts, read=(samples, scores.values()))  # which misses no sample
         receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
+        reference = [name for name, condition in read_conditions(config).items() if condition.kind]
         figure = draw_accuracies(
-            accuracy_table(frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]),
+            accuracy_table(frame[~frame["condition"].isin(reference)]),
             title=f"Results on {identity.dataset.name} ({receipt['problems']} problems)",
         )
         kept = ("run", "model", "dataset", "versions", "git_revision", "seed", "created")

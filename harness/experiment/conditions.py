@@ -4,8 +4,9 @@ A condition is a filler and a placement. The study compares no filler (`wo`) wit
 55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`). A condition as it is
 written in a config, as it is recorded, and as prompts are built from it are one model: `Condition`.
 
-Yardsticks are what these are held against: the conditions under other instructions, and an answer at once, or one
-without examples, which must do harm (the positive control).
+A run adds reference conditions, which nobody makes a claim about: every condition under other instructions, and a
+positive control, which must lower the accuracy. Their kind is a field. A name says nothing, so a config may give its
+conditions any names but those of the study.
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
@@ -13,12 +14,9 @@ Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, se
 from __future__ import annotations
 
 import random
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -36,10 +34,18 @@ SENTENCES: tuple[str, ...] = tuple(yaml.safe_load((_HERE / "sentences.yaml").rea
 """Unrelated sentences. The filler of the condition `random` is cut from one of them."""
 COUNTED = ("unit", "token_ids", "sentence")
 """The fillers whose number of tokens `count` says. A `text` may have one too, and is then repeated and cut."""
+SEPARATED = ("unit", "token_ids")
+"""The fillers that are repeated with a separator."""
 FILLERS = (*COUNTED, "text", "random_ids", "repeat_problem")
 """The keys that say what a condition's filler is; it has one of them at most. `count_to` is read as a `text`."""
 WORDS = ("instruction", "cue", "answer_prefix")
 """What a condition without a filler can change."""
+
+ReferenceKind = Literal["other instruction", "positive control"]
+REFERENCE_FIELDS = ("kind", "of", "number")
+"""What a run says of a reference condition. A config cannot set them: they follow from the rest of it."""
+OTHER_INSTRUCTION: ReferenceKind = "other instruction"
+POSITIVE_CONTROL: ReferenceKind = "positive control"
 
 
 class Placement(StrEnum):
@@ -100,35 +106,49 @@ class Condition(Strict):
     intervention: Intervention | None = None
     """What is done inside the model while it answers."""
 
+    kind: ReferenceKind | None = Field(default=None, exclude=True)
+    """What kind of reference condition it is; None for a condition of the config."""
+    of: str | None = Field(default=None, exclude=True)
+    """The condition that is asked under another instruction."""
+    number: int = Field(default=0, exclude=True)
+    """Which of the other instructions, from 1."""
+    has_examples: bool = Field(default=True, exclude=True)
+    """Whether examples stand before the question, where a run has some."""
+
     @model_validator(mode="before")
     @classmethod
     def _read_texts(cls, values: Any) -> Any:
         """Counted numbers become a text, and the length and the separator have their usual values."""
-        named = [key for key in (*FILLERS, "count_to") if values.get(key) is not None]
-        if len(named) > 1:
-            raise ValueError(f"expected one filler, got {' and '.join(named)}")
+        fillers = [key for key in (*FILLERS, "count_to") if values.get(key) is not None]
+        if len(fillers) > 1:
+            raise ValueError(f"expected one filler, got {' and '.join(fillers)}")
         values = dict(values)
-        if isinstance(numbers := values.get("count_to"), int) and 0 < numbers <= MOST_TOKENS:
-            values |= {"count_to": None, "text": " ".join(map(str, range(1, numbers + 1)))}
-        if named and named[0] in COUNTED and values.get("count") is None:
+        last_number = values.get("count_to")
+        if isinstance(last_number, int) and 0 < last_number <= MOST_TOKENS:
+            values |= {"count_to": None, "text": " ".join(map(str, range(1, last_number + 1)))}
+        if fillers and fillers[0] in COUNTED and values.get("count") is None:
             values["count"] = STUDY_COUNT
-        if named and named[0] in COUNTED[:2] and values.get("separator") is None:
+        if fillers and fillers[0] in SEPARATED and values.get("separator") is None:
             unit = values.get("unit")
-            values["separator"] = usual_separator(unit) if unit is None or isinstance(unit, str) else None
+            if unit is None or isinstance(unit, str):
+                values["separator"] = usual_separator(unit)
         return values
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        long = self.sentence is not None and (self.count or 0) > LONGEST
-        faults = [f"count: a sentence has at most {LONGEST} tokens, got {self.count}"] if long else []
-        fit = {"count": (*COUNTED, "text"), "separator": COUNTED[:2], "label": FILLERS, "fresh": ("random_ids",)}
-        for key, fillers in fit.items():
+    def _check_combination(self) -> Self:
+        if self.sentence is not None and (self.count or 0) > SENTENCE_TOKENS:
+            raise ValueError(f"count: a sentence has at most {SENTENCE_TOKENS} tokens, got {self.count}")
+        fillers_by_key = {
+            "count": (*COUNTED, "text"),
+            "separator": SEPARATED,
+            "label": FILLERS,
+            "fresh": ("random_ids",),
+        }
+        for key, fillers in fillers_by_key.items():
             if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
-                faults.append(f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}")
+                raise ValueError(f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}")
         if self.intervention and self.intervention.kind == "filler" and not self.filler:
-            faults.append("intervention: of the kind filler, and the condition has none")
-        if faults:
-            raise ValueError(faults[0])
+            raise ValueError("intervention: of the kind filler, and the condition has none")
         return self
 
     @property
@@ -139,7 +159,9 @@ class Condition(Strict):
     @property
     def tokens(self) -> int | None:
         """The tokens that the filler states; 0 without one, None if it states none."""
-        return 0 if self.filler is None else self.random_ids if self.random_ids is not None else self.count
+        if self.filler is None:
+            return 0
+        return self.count if self.random_ids is None else self.random_ids
 
     @property
     def exact(self) -> bool:
@@ -150,9 +172,44 @@ class Condition(Strict):
         return self.tokens is not None and (self.unit is None or bool(self.unit.strip()))
 
     @property
+    def filler_tokens(self) -> int | None:
+        """The filler's length, where it states one that its prompts keep."""
+        return self.tokens if self.exact else None
+
+    @property
+    def filler_content(self) -> tuple[object, ...]:
+        """What tells two fillers apart beside their length and their placement."""
+        drawn = self.filler == "random_ids" or self.placement is Placement.RANDOM
+        return (
+            *(getattr(self, key) for key in FILLERS if key != "random_ids"),
+            self.filler,
+            self.fresh,
+            self.separator,
+            self.label,
+            self.seed if drawn else None,
+        )
+
+    @property
+    def cell(self) -> dict[str, Any] | None:
+        """How the filler is taken apart, see `FillerIntervention.cell`; None where it is not."""
+        change = self.intervention
+        return change.cell if change is not None and change.kind == "filler" else None
+
+    @property
+    def words(self) -> str:
+        """What the prompt has beside a filler, and what is done to the model."""
+        changes = {key: getattr(self, key) for key in (*WORDS, "intervention")}
+        return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
+
+    @property
     def is_plain(self) -> bool:
         """Whether its prompts are those of the baseline."""
         return self.filler is None and self.instruction is None and not (self.cue or self.answer_prefix)
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        """The fields that make it a reference condition; empty for a condition of the config."""
+        return {key: getattr(self, key) for key in REFERENCE_FIELDS} if self.kind else {}
 
     def filler_text(
         self,
@@ -188,43 +245,51 @@ class Condition(Strict):
         if self == named_conditions().get(self.name):
             return self.name
         values = self.model_dump(mode="json", exclude={"count_to"})
-        kept = ("separator",) if self.filler in COUNTED[:2] else ()
-        return {
-            key: value
-            for key, value in values.items()
-            if (value is not False and value not in (None, "")) or key in kept
-        }
+        if self.filler not in SEPARATED:
+            del values["separator"]
+        # a seed of 0 equals False, and is recorded
+        recorded = {key: value for key, value in values.items() if value is not False and value not in (None, "")}
+        return recorded | {key: values[key] for key in ("separator",) if key in values}
 
-    def factors(self) -> dict[str, Any]:
-        """What a sweep can vary of the condition: all of it but its name.
+    def describe(self) -> dict[str, Any]:
+        """What the condition is, as columns of tables: all that a sweep can vary of it.
 
         Returns:
             `filler`: the repeated text, or the kind of filler, with what else makes it another one; None without one.
             `filler_tokens`: how many it states, 0 without one, None if it states none. `placement`: None without one.
-            `cell`: how a filler is taken apart. `words`: what else stands in the prompt, or is done to the model.
+            `words`: what else stands in the prompt, or is done to the model.
         """
-        said = {
-            None: None,
-            "unit": self.unit,
-            "token_ids": f"token ids {' '.join(map(str, self.token_ids or ()))}",
-            "sentence": "sentence" if self.name == "random" else f"sentence {self.sentence}",
-            "random_ids": "fresh random tokens" if self.fresh else "random tokens",
-            "text": "own text",
-            "repeat_problem": "problem",
-        }[self.filler]
-        changed: dict[str, object] = {"label": self.label} if self.label else {}
+        return {
+            "filler": self._describe_filler(),
+            "filler_tokens": self.filler_tokens,
+            "placement": str(self.placement) if self.filler else None,
+            "words": self.words,
+        }
+
+    def _describe_filler(self) -> str | None:
+        match self.filler:
+            case None:
+                return None
+            case "unit":
+                description = str(self.unit)
+            case "token_ids":
+                description = f"token ids {' '.join(map(str, self.token_ids or ()))}"
+            case "sentence":
+                description = f"sentence {self.sentence}"
+            case "random_ids":
+                description = "fresh random tokens" if self.fresh else "random tokens"
+            case "text":
+                description = "own text"
+            case _:
+                description = "problem"
+        if self.label:
+            description += f", label {self.label!r}"
         if self.separator is not None and self.separator != usual_separator(self.unit):
-            changed["separator"] = self.separator
+            description += f", separator {self.separator!r}"
         drawn = self.filler == "random_ids" or self.placement is Placement.RANDOM
         if drawn and self.seed != DEFAULT_SEED:
-            changed["seed"] = self.seed
-        return {
-            "filler": said and said + "".join(f", {key} {value!r}" for key, value in changed.items()),
-            "filler_tokens": self.tokens if self.exact else None,
-            "placement": str(self.placement) if self.filler else None,
-            "cell": self.intervention.cell if self.intervention and self.intervention.kind == "filler" else None,
-            "words": ", ".join(f"{key} {value!r}" for key in (*WORDS, "intervention") if (value := getattr(self, key))),
-        }
+            description += f", seed {self.seed!r}"
+        return description
 
 
 def usual_separator(unit: str | None) -> str:
@@ -232,14 +297,8 @@ def usual_separator(unit: str | None) -> str:
     return "" if unit is not None and not unit.strip() else " "
 
 
-LONGEST = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
+SENTENCE_TOKENS = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
 """Tokens that every sentence has at least."""
-CONTROL = Condition(name="control", answer_prefix="The final answer is $\\boxed{")
-"""The positive control: the model must answer at once, without any working."""
-UNSHOWN = Condition(name="no-examples")
-"""The positive control where examples stand before the question, which answer at once: the question without them."""
-CONTROLS = {CONTROL.name: "an answer at once, no working", UNSHOWN.name: "no examples before the question"}
-"""What a positive control is, by its name."""
 
 
 @cache
@@ -260,80 +319,35 @@ def as_condition(value: Any) -> Condition:
     Raises:
         ConfigError: the entry is neither, describes no condition, or takes a name that stands for another condition.
     """
-    named = named_conditions()
-    if isinstance(value, str) and value in named:
-        return named[value]
+    study = named_conditions()
+    if isinstance(value, str) and value in study:
+        return study[value]
     if not isinstance(value, Mapping):
-        expected = f"expected {', '.join(named)}, or a mapping such as {{name: dots, unit: '.'}}"
+        expected = f"expected {', '.join(study)}, or a mapping such as {{name: dots, unit: '.'}}"
         raise ConfigError(f"conditions: {expected}, got {value!r}.")
     where = f"condition {value.get('name', '')!r}"
+    for key in value:
+        if key in Condition.model_fields and Condition.model_fields[key].exclude:
+            raise ConfigError(f"{where}: unknown key {key!r}.")
     try:
         condition = Condition.model_validate(value)
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
-    taken = condition.name in named or yardstick(condition.name)
-    for bad, what in (
-        (
-            condition.is_plain and not condition.intervention,
-            f"changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}",
-        ),
-        (taken, "has the name of one of the study's own conditions or of a yardstick"),
-    ):
-        if bad:
-            raise ConfigError(f"{where} {what}.")
+    if condition.is_plain and not condition.intervention:
+        raise ConfigError(f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}.")
+    if condition.name in study:
+        raise ConfigError(f"{where} has the name of one of the study's own conditions.")
     return condition
 
 
-SPELT = {"/": "slash", "\\": "backslash", ".": "dot", "?": "question", " ": "blank", "\n": "break", "-": "dash"}
-"""Words for signs in the names of swept conditions; other signs have the name that Unicode gives them."""
-
-
-def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
-    """A condition for each combination of the values that a sweep lists, named after them: `slash-25-end`.
-
-    A count of 0 is the combination without its filler: the baseline, or a condition with the same words otherwise.
-
-    Args:
-        sweep: Keys of a condition, each with a value or a list of them. The first key varies slowest.
-
-    Raises:
-        ConfigError: it is no mapping.
-    """
-    if not isinstance(sweep, Mapping):
-        raise ConfigError(f"sweep: expected lists by a condition's keys, got {sweep!r}.")
-    lists = {key: value if isinstance(value, list) else [value] for key, value in sweep.items()}
-    arms: list[str | dict[str, Any]] = []
-    for values in product(*lists.values()):
-        one = dict(zip(lists, values, strict=True))
-        without = type(one.get("count")) is int and one["count"] == 0
-        if without or all(value in ("", None) for value in one.values()):
-            one = {key: one[key] for key in WORDS if one.get(key)}
-        name = "-".join(filter(None, (_spell(key, value) for key, value in one.items())))
-        arm = {"name": name, **one} if one else BASELINE
-        if arm not in arms or not without:
-            arms.append(arm)
-    return arms
-
-
-def _spell(key: str, value: Any) -> str:
-    """A value in letters, digits and hyphens; a number with its key, unless that is the count."""
-    if isinstance(value, int) and key != "count":
-        return f"{key.replace('_', '-')}-{value}"
-    if key == "placement":
-        return str(value).replace("_", "-")
-    spelt = [
-        one if one.isascii() and one.isalnum() else f"-{SPELT.get(one) or unicodedata.name(one, 'sign').lower()}-"
-        for one in str(value)
-    ]
-    return re.sub(r"[^A-Za-z0-9]+", "-", "".join(spelt)).strip("-")[:40]
-
-
-def find_baseline(names: Sequence[str], named: str | None = None) -> str:
+def find_baseline(names: Sequence[str], configured: str | None = None) -> str:
     """Which of a run's conditions the others are compared with: the one that its config names, `wo`, or the first.
 
     A single condition is compared with `wo` of another run.
     """
-    return named or (BASELINE if BASELINE in names or len(names) < 2 else names[0])
+    if configured:
+        return configured
+    return BASELINE if BASELINE in names or len(names) < 2 else names[0]
 
 
 def contrast_name(condition: str, baseline: str = BASELINE) -> str:
@@ -347,27 +361,7 @@ def read_contrast(text: str) -> tuple[str, str]:
     Raises:
         ConfigError: it is not two names with ` - ` between them.
     """
-    condition, _, baseline = (part.strip() for part in str(text).partition(" - "))
+    condition, _, baseline = (name.strip() for name in str(text).partition(" - "))
     if not (condition and baseline):
         raise ConfigError(f"Expected a contrast of two conditions, such as '{contrast_name('mless')}', got {text!r}.")
     return condition, baseline
-
-
-def under_wording(name: str, number: int) -> str:
-    """What a condition is called under the so many-th other instruction: `mless-w01`."""
-    return f"{name}-w{number:02}"
-
-
-Yardstick = Literal["other wording", "positive control"]
-
-
-def yardstick(name: str) -> Yardstick | None:
-    """What kind of yardstick a condition of this name is. None: it is a condition of the experiment itself."""
-    if name in CONTROLS:
-        return "positive control"
-    return "other wording" if re.fullmatch(r".+-w(?!00)\d\d", name) else None
-
-
-def find_yardsticks(names: Iterable[str]) -> dict[str, Yardstick]:
-    """Those of the conditions that are yardsticks, with the kind of each, as `analysis.compare` takes them."""
-    return {str(name): kind for name in names if (kind := yardstick(str(name)))}

@@ -14,20 +14,21 @@ from harness import models, resources
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, SMOLLM2_LABEL, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
-    CONTROL,
-    UNSHOWN,
     Condition,
     Placement,
     as_condition,
     contrast_name,
-    expand_sweep,
     find_baseline,
-    named_conditions,
     read_contrast,
-    under_wording,
 )
 from harness.experiment.demonstrations import Demonstrations
-from harness.experiment.interventions import Layers, expand_causes
+from harness.experiment.expand_conditions import (
+    add_reference_conditions,
+    choose_control,
+    expand_causes,
+    expand_sweep,
+)
+from harness.experiment.interventions import Layers
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
@@ -101,15 +102,15 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in free}
 
 
-def _read_instructions(given: Any) -> Any:
+def _read_instructions(value: Any) -> Any:
     """Texts as they are, or those of a file, one a line."""
-    if isinstance(given, (str, Path)):
+    if isinstance(value, (str, Path)):
         try:
-            lines = map(str.strip, Path(given).read_text(encoding="utf-8").splitlines())
+            lines = map(str.strip, Path(value).read_text(encoding="utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{given}: {error}") from None
+            raise ValueError(f"{value}: {error}") from None
         return tuple(line for line in lines if line)
-    return given
+    return value
 
 
 class AcrossConfig(Strict):
@@ -170,7 +171,8 @@ class RunConfig(Strict):
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     samples_per_problem: int = Field(default=1, ge=1)
-    """How often each prompt is asked, with another seed each time; all draws of examples together."""
+    """How often each problem is asked, with another seed each time; all draws of examples together. Where it is less
+    than the draws, each problem is asked with so many of them."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
     """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -199,11 +201,7 @@ class RunConfig(Strict):
         if not isinstance(values, dict):
             return values
         if isinstance(entries := values.get("conditions"), (list, tuple)):
-            named = {
-                name: one.model_dump(exclude_none=True, exclude={"separator", "placement"})
-                for name, one in named_conditions().items()
-            }
-            values = {**values, "conditions": expand_causes(entries, named)}
+            values = {**values, "conditions": expand_causes(entries)}
         if values.get("sweep") is None:
             return values
         own, swept = values.get("conditions", [BASELINE]), expand_sweep(values["sweep"])
@@ -231,7 +229,10 @@ class RunConfig(Strict):
                 published and (own or any(one.instruction for one in self.all_conditions)),
                 "instruction: the layout as_published has the authors' own",
             ),
-            (self.samples_per_problem % self.draws, f"samples_per_problem: expected a multiple of {self.draws} draws"),
+            (
+                self.samples_per_problem % self.draws_per_problem,
+                f"samples_per_problem: expected a multiple of {self.draws} draws, or fewer than these",
+            ),
             (published and shown, "demonstrations: as_published has none"),
             (
                 self.positive_control and self.answer == "line" and not shown,
@@ -292,20 +293,7 @@ class RunConfig(Strict):
     def repeated(self) -> tuple[str, ...]:
         """The conditions that are run again, if any are: see `replicates`. Under other instructions they are too."""
         sides = self.primary_contrast or next(iter(self.tested), ())
-        numbers = range(1, 1 + len(self.across.instructions)) if self.across else ()
-        return (*sides, *(under_wording(name, number) for number in numbers for name in sides))
-
-    @property
-    def yardsticks(self) -> tuple[Condition, ...]:
-        """What the conditions are held against: other instructions, the positive control."""
-        control = [UNSHOWN if self.answer == "line" else CONTROL] if self.positive_control else []
-        others = enumerate(self.across.instructions if self.across else (), start=1)
-        wordings = [
-            one.model_copy(update={"name": under_wording(one.name, number), "instruction": text})
-            for number, text in others
-            for one in self.conditions
-        ]
-        return (*wordings, *control)
+        return (*sides, *(condition.name for condition in self.all_conditions if condition.of in sides))
 
     @property
     def sampling_words(self) -> str:
@@ -314,7 +302,8 @@ class RunConfig(Strict):
         if isinstance(self.sampling, ExplicitSampling):
             chosen = ", ".join(f"{k} {v:g}" for k, v in self.sampling.model_dump(exclude_defaults=True).items())
         many = f", {self.samples_per_problem} samples a problem" if self.samples_per_problem > 1 else ""
-        return chosen + many + (f" with {self.draws} draws of examples" if self.draws > 1 else "")
+        number = f"{self.draws_per_problem} of " if self.draws_per_problem < self.draws else ""
+        return chosen + many + (f" with {number}{self.draws} draws of examples" if self.draws > 1 else "")
 
     def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:
         """The parameters in force for a model with this generation_config (None: it has none, or none was read).
@@ -356,14 +345,23 @@ class RunConfig(Strict):
         return 1 if self.demonstrations is None else self.demonstrations.draws
 
     @property
+    def draws_per_problem(self) -> int:
+        """With how many of the draws a problem is asked."""
+        return min(self.draws, self.samples_per_problem)
+
+    @property
     def samples_each(self) -> int:
         """How often each prompt is asked with one draw of examples."""
-        return self.samples_per_problem // self.draws
+        return self.samples_per_problem // self.draws_per_problem
 
     @property
     def all_conditions(self) -> tuple[Condition, ...]:
-        """The conditions and the yardsticks."""
-        return (*self.conditions, *self.yardsticks)
+        """The conditions and the reference conditions."""
+        return add_reference_conditions(
+            self.conditions,
+            instructions=self.across.instructions if self.across else (),
+            control=choose_control(self.answer) if self.positive_control else None,
+        )
 
     @staticmethod
     def task_name(dataset: str, condition: str, layout: Layout, draw: int = 0) -> str:

@@ -1,13 +1,13 @@
-"""Worked examples before the question: which problems they are, and in how many draws.
+"""Worked examples before the question: which problems they are, in how many draws, and what is asked with each draw.
 
-All problems share a draw, and each is asked once with each. Draws have no example in common, so that their effects are
-as independent as one set of problems allows.
+Examples come from a pool of problems that are never asked. Each draw takes its own from the whole pool, so two draws
+may share some: the draws are a random sample of all that the pool allows.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +19,10 @@ from harness.errors import ConfigError
 from harness.experiment.problems import DatasetConfig, Problem, open_dataset
 from harness.yaml_settings import Strict
 
+POOL_FACTOR = 5
+"""The pool has so many times the examples of a prompt: with 8 examples, 40 problems. Two draws then share about a third
+of theirs, and there are far more draws than any run asks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
@@ -27,12 +31,18 @@ class Draw:
     Attributes:
         number: From 1; 0 if it is the only draw.
         examples: In order.
+        clusters: The problems of these are asked with it; None: all are.
         frame: What stands before an example's problem, between problem and answer, and behind the answer.
     """
 
     number: int
     examples: tuple[Problem, ...]
     frame: tuple[str, str, str]
+    clusters: frozenset[str] | None = None
+
+    def select(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Those of the problems that are asked with this draw."""
+        return [problem for problem in problems if self.clusters is None or problem.counts_with in self.clusters]
 
 
 def _check_format(text: str) -> str:
@@ -47,9 +57,11 @@ class Demonstrations(Strict):
     count: int = Field(default=8, ge=1)
     """How many examples a prompt shows. Those of a file are all shown."""
     draws: int = Field(default=1, ge=1)
-    """How many sets of examples are drawn. Each problem is asked with each."""
+    """How many sets of examples are drawn. Each problem is asked with each, or with `samples_per_problem` of them."""
+    pool: int | None = Field(default=None, ge=1)
+    """Problems that examples are drawn from, never asked. By default 5 times `count`, for one draw `count`."""
     seed: int = DEFAULT_SEED
-    """Draws them from the problems. Those drawn are never asked."""
+    """Chooses the pool, and draws from it."""
     path: Path | None = None
     """A JSONL file of examples, in place of drawn ones."""
     format: Annotated[str, AfterValidator(_check_format)] = "Q: {problem}\nA: {answer}"
@@ -62,31 +74,47 @@ class Demonstrations(Strict):
         between, _, behind = rest.partition("{answer}")
         return before, between, behind
 
-    def split(self, problems: Sequence[Problem]) -> tuple[Sequence[Problem], list[Draw]]:
+    def split(self, problems: Sequence[Problem], *, draws_per_problem: int) -> tuple[Sequence[Problem], list[Draw]]:
         """The problems that are asked, and the draws of examples.
 
-        Whole clusters are set aside, and one problem of each is shown: no draw shows the same fact twice, or another's.
+        Whole clusters are set aside, so that no example gives an answer away, and a draw has at most one problem of
+        each. The clusters that are asked are dealt to the draws in turn: each is asked with so many, and each draw
+        asks about equally many.
 
         Raises:
             ConfigError: there are too few problems.
             DataError: the file of examples cannot be read, or an example has no answer.
         """
         if self.path is not None:
-            fixed = open_dataset(DatasetConfig(path=self.path, id=None)).problems
-            shown = {one.problem for one in fixed}
-            whole = Draw(number=0, examples=fixed, frame=self.frame)
-            return [one for one in problems if one.problem not in shown], [whole]
+            examples = open_dataset(DatasetConfig(path=self.path, id=None)).problems
+            texts = {example.problem for example in examples}
+            draw = Draw(number=0, examples=examples, frame=self.frame)
+            return [problem for problem in problems if problem.problem not in texts], [draw]
         clusters: dict[str, list[Problem]] = {}
-        for one in problems:
-            clusters.setdefault(one.counts_with, []).append(one)
-        order, needed = list(clusters), self.count * self.draws
-        if needed >= len(order):
-            told = f"{self.draws} x {self.count} examples and one problem to ask, got {len(problems)} problems"
-            raise ConfigError(f"demonstrations: expected {told} in {len(clusters)} clusters.")
-        draw = random.Random(self.seed)
-        draw.shuffle(order)
-        aside = [draw.choice(clusters[order.pop()]) for _ in range(needed)]
-        dealt = [tuple(aside[place :: self.draws]) for place in range(self.draws)]
-        one_draw = self.draws == 1
-        drawn = [Draw(number=0 if one_draw else n, examples=one, frame=self.frame) for n, one in enumerate(dealt, 1)]
-        return [one for one in problems if one.counts_with in order], drawn
+        for problem in problems:
+            clusters.setdefault(problem.counts_with, []).append(problem)
+        rng = random.Random(self.seed)
+        order = rng.sample(list(clusters), len(clusters))
+        size = self.pool or (self.count if self.draws == 1 else POOL_FACTOR * self.count)
+        pool: list[list[Problem]] = []
+        while order and (len(pool) < self.count or sum(map(len, pool)) < size):
+            pool.append(clusters.pop(order.pop()))
+        if not clusters:
+            raise ConfigError(
+                f"demonstrations: expected {self.count} examples of different clusters, {size} problems in their pool "
+                f"and one to ask, got {len(problems)} problems in {len(pool)} clusters."
+            )
+        dealt = [frozenset(list(clusters)[number :: self.draws]) for number in range(self.draws)]
+        draws = []
+        for number in range(self.draws):
+            examples = tuple(rng.choice(cluster) for cluster in rng.sample(pool, self.count))
+            neighbours = [dealt[number - step] for step in range(draws_per_problem)]
+            draws.append(
+                Draw(
+                    number=0 if self.draws == 1 else number + 1,
+                    examples=examples,
+                    frame=self.frame,
+                    clusters=frozenset().union(*neighbours),
+                )
+            )
+        return [problem for problem in problems if problem.counts_with in clusters], draws

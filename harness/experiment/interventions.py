@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -105,52 +105,6 @@ class FunctionIntervention(_Layered):
 Intervention = Annotated[
     FillerIntervention | RedistributeIntervention | FunctionIntervention, Field(discriminator="kind")
 ]
-
-CELLS = {
-    "masked": (True, False, False),
-    "no-scale": (True, False, True),
-    "no-bias": (True, True, False),
-    "layer-1": (False, True, True),
-    "scale": (False, True, False),
-    "bias": (False, False, True),
-    "gap": (False, False, False),
-}
-"""The cells beside the filler itself: whether other layers see it, scale, bias. Later layers have the first three, and
-the gap."""
-
-
-def expand_causes(entries: Iterable[Any], named: Mapping[str, Any]) -> list[Any]:
-    """The entries of `conditions`, with each `{causes: NAME, layers: ...}` as the cells of that condition's filler.
-
-    Args:
-        entries: Names and mappings, as a config has them.
-        named: The entries of conditions that have a name of their own, such as `mless`.
-
-    Raises:
-        ConfigError: there is no condition of that name.
-    """
-    entries = list(entries)
-    known = {**named, **{one["name"]: one for one in entries if isinstance(one, dict) and "name" in one}}
-    found: list[Any] = []
-    for entry in entries:
-        if not (isinstance(entry, dict) and "causes" in entry):
-            found.append(entry)
-            continue
-        name, layers = entry["causes"], parse_numbers(entry.get("layers", entry.get("layer")), "layers")
-        told = layers and not entry.keys() - {"causes", "layer", "layers"}
-        if not told or not isinstance(name, str) or name not in known:
-            raise ConfigError(f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}.")
-        first = layers == (1,)
-        place = "" if first else f"{layers[0]}-{layers[-1]}-" if len(layers) > 1 else f"{layers[0]}-"
-        for cell, (elsewhere, scale, bias) in CELLS.items():
-            if elsewhere or cell == "gap" or first:
-                switches = {"elsewhere": elsewhere, "scale": scale, "bias": bias}
-                change = {"kind": "filler", "layers": list(layers), **switches}
-                title = f"{name}-{cell}" if cell == "gap" else f"{name}-{place}{cell}"
-                if title not in known:
-                    known[title] = {**known[name], "name": title, "intervention": change}
-                    found.append(known[title])
-    return found
 
 
 def resolve(

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from harness.errors import ConfigError, DataError
-from harness.experiment.conditions import UNSHOWN, yardstick
+from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.config import RunConfig
 from harness.experiment.demonstrations import Demonstrations, Draw
 from harness.experiment.problems import Dataset, Problem, open_dataset
@@ -50,8 +50,8 @@ class Plan:
     @property
     def size(self) -> int:
         """Completions to generate."""
-        each = len(self.dataset.problems) * self.config.samples_each
-        return each * sum(map(self.replicates, self.arms.values()))
+        prompts = sum(self.replicates(arm) * len(arm.prompts) for arm in self.arms.values())
+        return prompts * self.config.samples_each
 
     def replicates(self, arm: ConditionPrompts) -> int:
         """How often a condition is run."""
@@ -59,9 +59,12 @@ class Plan:
 
     @property
     def lines(self) -> dict[str, str]:
-        """Under what name each task is shown while it runs: yardsticks of one kind are one line, so are all draws."""
-        names = {task: (arm.condition.name, task.removesuffix(f"_draw-{arm.draw}")) for task, arm in self.arms.items()}
-        return {task: group_name(name) if yardstick(name) else shown for task, (name, shown) in names.items()}
+        """The line that shows each task while it runs: one for reference conditions of a kind, one for all draws."""
+        lines = {}
+        for task, arm in self.arms.items():
+            name = self.config.task_name(self.dataset.name, arm.condition.name, arm.layout)
+            lines[task] = group_name(arm.condition.kind, name)
+        return lines
 
     @cached_property
     def prompts_sha256(self) -> str:
@@ -71,10 +74,16 @@ class Plan:
     @property
     def rows(self) -> list[tuple[str, ConditionPrompts, Problem, BuiltPrompt]]:
         """Every prompt with its task, arm and problem: problems outside, arms inside."""
-        return [
-            (task, arm, problem, arm.prompts[place])
-            for place, problem in enumerate(self.dataset.problems)
+        prompts = {
+            (task, problem.id): prompt
             for task, arm in self.arms.items()
+            for problem, prompt in zip(arm.problems, arm.prompts, strict=True)
+        }
+        return [
+            (task, arm, problem, prompts[task, problem.id])
+            for problem in self.dataset.problems
+            for task, arm in self.arms.items()
+            if (task, problem.id) in prompts
         ]
 
 
@@ -88,7 +97,10 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     shown = config.demonstrations
     # without examples too an answer's line is begun by the prompt: else a model's line break would be the whole answer
     begun = Draw(number=0, examples=(), frame=Demonstrations().frame) if config.answer == "line" else None
-    asked, draws = shown.split(whole.problems) if shown else (whole.problems, [begun])
+    asked: Sequence[Problem] = whole.problems
+    draws: Sequence[Draw | None] = [begun]
+    if shown:
+        asked, draws = shown.split(whole.problems, draws_per_problem=config.draws_per_problem)
     seen = [*asked, *(one for draw in draws if draw for one in draw.examples)]
     if config.answer == "line" and (longer := [one.id for one in seen if "\n" in one.answer.strip()]):
         raise DataError(
@@ -103,16 +115,16 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         named, got = ", ".join(switches), ", ".join(layouts)
         raise ConfigError(f"model.arguments sets {named} of the chat template, and the layout is {got}.")
     config = config.model_copy(update={"layouts": layouts})
-    unshown = [one for one in config.all_conditions if one == UNSHOWN]
-    others = [one for one in config.all_conditions if one != UNSHOWN]
+    with_examples = [condition for condition in config.all_conditions if condition.has_examples]
+    without_examples = [condition for condition in config.all_conditions if not condition.has_examples]
     arms = {
         config.task_name(dataset.name, built.condition.name, layout, built.draw): built
         for layout in layouts
         for draw in draws
-        for conditions, examples in ((others, draw), (unshown, draw and replace(draw, examples=())))
+        for conditions, examples in ((with_examples, draw), (without_examples, draw and replace(draw, examples=())))
         if conditions
         for built in build_checked_prompts(
-            dataset.problems,
+            draw.select(dataset.problems) if draw else dataset.problems,
             conditions,
             layout,
             model,
@@ -175,12 +187,13 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     """All requests in the order in which they are scheduled.
 
     The first sample of every problem comes before the second of any, and the conditions of a problem stand
-    together: a run that is stopped early has the whole comparison, with fewer samples or problems. Replicates
-    come last, each in an order of its own, so that they share batches with other prompts than the first time.
+    together: a run that is stopped early has the whole comparison, with fewer samples or problems. One draw of
+    examples comes after the other, so that an engine still has the beginning of its prompts. Replicates come last,
+    each in an order of its own, so that they share batches with other prompts than the first time.
     """
     seeded = not sampling.greedy and plan.config.model.takes_seeds
     for replicate in range(plan.config.replicates):
-        rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
+        rows = sorted((row for row in plan.rows if plan.replicates(row[1]) > replicate), key=lambda row: row[1].draw)
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
         asked: Counter[tuple[int, str, object, str]] = Counter()
@@ -255,7 +268,8 @@ def hash_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def group_name(name: str) -> str:
-    """What a condition is shown under while there is one line for all yardsticks of a kind: its name, or the kind."""
-    kind = yardstick(name)
-    return name if kind is None else kind if kind == "positive control" else f"{kind}s"
+def group_name(kind: str | None, name: str) -> str:
+    """What a condition is shown under where the reference conditions of a kind share a line: the kind, or its name."""
+    if kind is None:
+        return name
+    return f"{kind}s" if kind == OTHER_INSTRUCTION else kind

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
-from harness.experiment.conditions import Condition, Placement
+from harness.experiment.conditions import REFERENCE_FIELDS, Condition, Placement
 from harness.experiment.demonstrations import Draw
 from harness.experiment.problems import Problem
 
@@ -208,7 +208,7 @@ def _insert_at_random(
 
 
 _ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
-"""What `make_document` adds to a problem."""
+"""What `make_document` adds to a problem, beside the fields of a reference condition."""
 
 
 def make_document(problem: Problem, prompt: Prompt, condition: Condition, layout: Layout) -> dict[str, Any]:
@@ -216,6 +216,7 @@ def make_document(problem: Problem, prompt: Prompt, condition: Condition, layout
     return {
         **problem.record(),
         "condition": condition.name,
+        **condition.reference,
         "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
         "system": prompt.system,
         "user": prompt.user,
@@ -245,7 +246,7 @@ def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
         document: A document of a task of mless, or of another task.
         target: Its gold answer.
     """
-    added = _ADDED if is_ours(document) else ()
+    added = {*_ADDED, *REFERENCE_FIELDS} if is_ours(document) else ()
     asked = {name: value for name, value in document.items() if name not in added}
     return hashlib.sha256(json.dumps([asked, target], sort_keys=True).encode()).hexdigest()
 

@@ -134,6 +134,7 @@ class ConditionPrompts:
     Attributes:
         condition: The condition.
         layout: The layout.
+        problems: What is asked.
         prompts: One per problem, in the problems' order.
         violations: One sentence for each fact that does not hold. Empty if all hold, or if the tokenizer is not known.
         notes: The same of facts that this filler cannot keep.
@@ -142,6 +143,7 @@ class ConditionPrompts:
 
     condition: Condition
     layout: Layout
+    problems: tuple[Problem, ...]
     prompts: tuple[BuiltPrompt, ...]
     violations: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -221,7 +223,13 @@ def build_checked_prompts(
             )
         violations, notes = (tuple(said for is_fatal, said in faults if is_fatal is fatal) for fatal in (True, False))
         built = ConditionPrompts(
-            condition=condition, layout=layout, prompts=prompts, violations=violations, notes=notes, draw=number
+            condition=condition,
+            layout=layout,
+            problems=tuple(problems),
+            prompts=prompts,
+            violations=violations,
+            notes=notes,
+            draw=number,
         )
         if model is not None:
             _refuse(built, model, max_gen_toks)

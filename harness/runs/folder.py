@@ -134,11 +134,14 @@ def lock(path: Path) -> FileLock:
     return held
 
 
-def refuse_foreign(path: Path) -> None:
-    """Raise JournalError if a run cannot go here: a folder with other files. Of a file the system says so."""
-    begun = (LOCK, PROMPTS, f"{PROMPTS}.part")
-    if path.exists() and not is_stored(path / JOURNAL) and any(file.name not in begun for file in path.iterdir()):
-        raise JournalError(f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output.")
+def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
+    """Raise JournalError if nothing can be stored here: a folder with other files, and without the file that begins it.
+
+    Of a file the system says so.
+    """
+    begun = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
+    if path.exists() and not is_stored(path / name) and any(file.name not in begun for file in path.iterdir()):
+        raise JournalError(f"{path} already holds files, and none is {name}. Choose another --output.")
 
 
 def has_sample(path: Path) -> bool:
@@ -152,14 +155,16 @@ def changes(path: Path, identity: Identity, prompts: Sequence[Prompt]) -> list[s
     A run of the first problems can be continued as one of more.
     """
     begun = read_header(path / JOURNAL)
-    if hash_prompts(prompts[: _count_prompts(begun)]) == begun.get("prompts_sha256"):
+    if hash_prompts(_limit(prompts, begun)) == begun.get("prompts_sha256"):
         begun |= {"limit": identity.limit, "prompts_sha256": identity.prompts_sha256}
     return differences(begun, as_json(identity))
 
 
-def _count_prompts(begun: Mapping[str, Any]) -> int | None:
-    """How many prompts a limited run has at most; None without a limit."""
-    return begun.get("limit") and begun["limit"] * len(begun["arms"])
+def _limit(prompts: Sequence[Prompt], begun: Mapping[str, Any]) -> list[Prompt]:
+    """The prompts of the first problems, as many as a limited run asks; all of one without a limit."""
+    problems = list(dict.fromkeys(prompt.doc["id"] for prompt in prompts))
+    limited = set(problems[: begun.get("limit")])
+    return [prompt for prompt in prompts if prompt.doc["id"] in limited]
 
 
 def set_old_scores_aside(path: Path) -> None:
@@ -261,7 +266,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         with open_stored(path / PROMPTS) as stream:
             prompts = [msgspec.json.decode(line, type=Prompt) for line in stream]
-        prompts = prompts[: _count_prompts(as_json(begun))]  # a kill may have left those of a larger limit
+        prompts = _limit(prompts, as_json(begun))  # a kill may have left those of a larger limit
         for prompt in prompts:
             msgspec.convert(prompt.doc, Document)
         are_known = all(hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in prompts)

@@ -14,12 +14,11 @@ import numpy.typing as npt
 
 from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
 from harness.errors import RunError
-from harness.experiment.conditions import as_condition, find_yardsticks
-from harness.grading import COLUMNS as GRADERS
-from harness.grading import Verdict
+from harness.experiment.expand_conditions import read_conditions
+from harness.grading import GRADERS, Verdict
 from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
 from harness.runs.journal import read_records
-from harness.runs.records import COLUMNS, Prompt, Sample, Score
+from harness.runs.records import SAMPLE_COLUMNS, Prompt, Sample, Score
 
 if TYPE_CHECKING:
     import pandas
@@ -52,12 +51,12 @@ _REASONS: Columns = {name: (object, attrgetter(name)) for name in ("reason", "au
 _VERDICTS = get_args(Verdict)
 
 
-def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = False) -> pandas.DataFrame:
+def load_run(path: str | Path, *, replicates: bool = False, reference_conditions: bool = False) -> pandas.DataFrame:
     """A run as a tidy frame, one row per sample; needs neither torch nor lm-eval.
 
     By default it holds the samples that the tables compare: the config's conditions, each of them once. So
     `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `analysis.compare` makes
-    the A/A columns and, given `experiment.conditions.find_yardsticks`, those of the yardsticks of a frame with both.
+    the A/A columns of a frame with both replicates.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, draw (where there are several draws of
     examples), subject, level, verdict, correct, answer,
@@ -68,25 +67,22 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
     Args:
         path: The run's folder.
         replicates: Whether to include second runs (A/A), those with `replicate` above 0.
-        yardsticks: Whether to include reference conditions: those under other instructions (`mless-w01`), and the
-            positive control (`control`).
+        reference_conditions: Whether to include the conditions under other instructions (in `condition` as
+            `mless-w01`, ...) and the positive control (`answer-at-once` or `no-examples`).
 
     Raises:
         RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing or
             doubled.
     """
     folder = Path(path)
-    frame = read_frame(folder, read_receipt(folder), read_prompts(folder), texts=True)
+    receipt = read_receipt(folder)
+    frame = read_frame(folder, receipt, read_prompts(folder), texts=True)
     if not replicates:
         frame = frame[frame["replicate"] == 0]
-    if not yardsticks:
-        frame = frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]
+    if not reference_conditions:
+        hidden = [name for name, condition in read_conditions(receipt["config"]).items() if condition.kind]
+        frame = frame[~frame["condition"].isin(hidden)]
     return frame.reset_index(drop=True).assign(condition=lambda kept: kept["condition"].cat.remove_unused_categories())
-
-
-def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a sweep can vary of a run's conditions, by name (`Condition.factors`)."""
-    return {condition.name: condition.factors() for condition in map(as_condition, config["conditions"])}
 
 
 def read_frame(
@@ -142,7 +138,7 @@ def read_frame(
     frame = frame.astype({"answer": "category"} | dict.fromkeys(GRADERS, "boolean"))
     order = ["layout", "condition", "place", "replicate", "sample_index"]
     frame = frame.sort_values(order, ignore_index=True)
-    names = COLUMNS if texts else [*COLUMNS, "characters", "looping", "completion_checksum"]
+    names = SAMPLE_COLUMNS if texts else [*SAMPLE_COLUMNS, "characters", "looping", "completion_checksum"]
     frame = frame[[name for name in names if name in frame]]
     plain = ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer") if texts else ()
     frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame})
@@ -191,9 +187,10 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[Prompt], *, text
     if any(prompt.draw for prompt in prompts):
         facts["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
     if texts:
-        factors = read_factors(receipt["config"])
+        conditions = read_conditions(receipt["config"])
+        descriptions = {name: condition.describe() for name, condition in conditions.items()}
         for name in ("filler", "filler_tokens", "placement", "words"):
-            values = [factors.get(prompt.condition, {}).get(name) for prompt in prompts]
+            values = [descriptions.get(prompt.condition, {}).get(name) for prompt in prompts]
             facts[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")
         facts["prompt_sha256"] = [prompt.prompt_sha256 for prompt in prompts]
     return facts

@@ -20,7 +20,7 @@ from msgspec.structs import asdict
 
 from harness.constants import BASELINE
 from harness.errors import ComparisonError, RunError, list_first
-from harness.experiment.conditions import find_yardsticks, named_conditions
+from harness.experiment.conditions import REFERENCE_FIELDS, named_conditions
 from harness.experiment.config import fixed_arguments
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
@@ -126,8 +126,12 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "backend": first.config.model,
         "contrasts": None,  # nobody named any beforehand
         "primary": None,
-        # a name that the user gave says nothing of what a condition is
-        "yardsticks": {} if any(given for given, _ in files) else find_yardsticks(order),
+        "reference_conditions": {
+            prompt.condition: {key: prompt.doc[key] for key in REFERENCE_FIELDS}
+            for _, prompts in arms.values()
+            for prompt in prompts[:1]
+            if is_ours(prompt.doc) and prompt.doc.get("kind") and prompt.condition == prompt.doc["condition"]
+        },
         "seed": first.config.random_seed,
         "created": first.date and datetime.fromtimestamp(first.date, UTC).isoformat(timespec="seconds"),
         "versions": {"lm-eval": first.lm_eval_version},

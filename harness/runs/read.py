@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from harness.errors import ConfigError, RunError
-from harness.experiment.conditions import as_condition, contrast_name, find_baseline, find_yardsticks
+from harness.experiment.conditions import Condition, contrast_name, find_baseline
 from harness.experiment.config import fixed_arguments
+from harness.experiment.expand_conditions import read_conditions
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
 from harness.runs.folder import (
@@ -52,8 +53,8 @@ class Run:
         model: The name or folder that the model was loaded from; None where it is not known.
         receipt: A run folder's receipt, whole.
         metric: What the verdicts were read from; None where there are none.
-        read: Makes `samples`; with `texts=True` the columns of `harness.load_run`, replicates and reference
-            conditions included.
+        read: Makes `samples`, replicates and reference conditions included; with `texts=True` the columns of
+            `harness.load_run`.
         read_prompts: Makes `prompts`.
     """
 
@@ -114,6 +115,16 @@ class Run:
         return find_baseline(names, config.get("baseline"))
 
     @property
+    def conditions(self) -> dict[str, Condition]:
+        """All conditions of its config, by name. Logs record none."""
+        return read_conditions(self.receipt["config"]) if self.receipt else {}
+
+    @property
+    def reference_conditions(self) -> Mapping[str, Mapping[str, Any]]:
+        """The reference conditions, by name, each with its `Condition.reference`."""
+        return self.about.get("reference_conditions") or {}
+
+    @property
     def is_logs(self) -> bool:
         """Whether it is lm-eval's logs."""
         return bool(self.about["source"] == "lm-eval")
@@ -149,15 +160,14 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     chosen = layout or (layouts[0] if len(layouts) == 1 else None)
     if chosen not in layouts:
         raise ConfigError(f"{run.name}: expected one of the layouts {', '.join(layouts)}, got {chosen}. Name one.")
-    # other instructions and the control's prefix could not be aligned
-    kinds = run.about.get("yardsticks") or {}
-    asked = [one for one in asked if one.layout == chosen and one.condition not in kinds]
+    # tokens of another instruction, and of the positive control's prefix, could not be aligned
+    asked = [one for one in asked if one.layout == chosen and one.condition not in run.reference_conditions]
     if not run.is_logs and chosen == Layout.CHAT and any(one.prompt_token_sha256 is None for one in asked):
         raise RunError(
             f"{run.name}: a server templated its chat prompts, so the text that the model got is not recorded. Run it "
             "again with `model.arguments.tokenizer` named."
         )
-    stated = [as_condition(one) for one in run.receipt.get("config", {}).get("conditions", ())]
+    conditions = [condition for condition in run.conditions.values() if condition.kind is None]
     return Source(
         name=run.name,
         kind="log" if run.is_logs else "run",
@@ -165,8 +175,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         layout=chosen,
         conditions=tuple(dict.fromkeys(one.condition for one in asked)),
         problems=by_problem(asked),
-        changed=tuple(one.name for one in stated if one.intervention),
-        filled_answers=filled_answers(stated),
+        changed=tuple(condition.name for condition in conditions if condition.intervention),
+        filled_answers=filled_answers(conditions),
         metric=run.metric,
     )
 
@@ -204,7 +214,11 @@ def _read_folder(path: Path) -> Run:
         "engine": " ".join(filter(None, [engine["name"], engine["version"], "on", engine["device"] or "unknown"])),
         "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
         "primary": identity.primary and contrast_name(*identity.primary),
-        "yardsticks": find_yardsticks(dict.fromkeys(prompt.condition for prompt in prompts)),
+        "reference_conditions": {
+            name: condition.reference
+            for name, condition in read_conditions(receipt["config"]).items()
+            if condition.kind
+        },
         "seed": receipt["seed"],
         "created": receipt["created"],
         "versions": receipt["versions"],

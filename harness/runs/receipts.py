@@ -53,6 +53,11 @@ def git_revision() -> str | None:
         return None
 
 
+def software() -> dict[str, Any]:
+    """What of this installation can change a result, as receipts state it."""
+    return {"versions": versions(), "git_revision": git_revision()}
+
+
 def model_fingerprint(name: str, revision: str | None = None, *, served: bool = False) -> Fingerprint:
     """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit.
 

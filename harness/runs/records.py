@@ -202,7 +202,7 @@ class Score(Graded, frozen=True, kw_only=True, gc=False):
 
     def graded(self) -> dict[str, Any]:
         """Without the key, as a record of `harness.grading.as_record`."""
-        return {name: getattr(self, name) for name in COLUMNS if name in Score.__struct_fields__}
+        return {name: getattr(self, name) for name in SAMPLE_COLUMNS if name in Score.__struct_fields__}
 
 
 class Arm(Struct, kw_only=True):
@@ -365,7 +365,7 @@ def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple
 
 
 _KINDS = {int: "int32", bool: "bool"}
-COLUMNS: dict[str, tuple[str, str]] = {
+SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "model": ("string", "the model's label"),
     **_columns(Prompt, "condition", "layout"),
     "filler": ("string", "what is inserted: the repeated text, or the kind of filler; missing without one"),

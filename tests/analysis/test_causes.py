@@ -1,26 +1,24 @@
 import pytest
 
-from harness.analysis.causes import COLUMNS, causes_table
+from harness.analysis.causes import CAUSE_COLUMNS, causes_table
 from harness.display.figures.dots import draw_causes
-from harness.experiment.conditions import named_conditions
-from harness.experiment.interventions import expand_causes
-from tests.analysis.test_other_prompts import factors_of, settings_of
+from harness.experiment.expand_conditions import expand_causes
+from tests.analysis.test_other_prompts import conditions_of, settings_of
 
-NAMED = {"mless": named_conditions()["mless"].model_dump(exclude_none=True, exclude={"separator", "placement"})}
-FIRST = [*expand_causes(["mless", {"causes": "mless", "layer": 1}], NAMED)]
-LATER = [*expand_causes(["mless", {"causes": "mless", "layers": "4-10"}], NAMED)]
+FIRST = expand_causes(["mless", {"causes": "mless", "layer": 1}])
+LATER = expand_causes(["mless", {"causes": "mless", "layers": "4-10"}])
 
 
 def table_of(conditions, accuracy, *, n=400):
     """The table where a cell's accuracy follows from its switches."""
-    factors = factors_of(*conditions)
-    cells = {name: of["cell"]["on"] for name, of in factors.items() if of["cell"]} | {"mless": [True] * 3}
-    return causes_table(settings_of({"wo": 0.5, **{name: accuracy(*on) for name, on in cells.items()}}, n=n), factors)
+    named = conditions_of(*conditions)
+    cells = {name: one.cell["on"] for name, one in named.items() if one.cell} | {"mless": [True] * 3}
+    return causes_table(settings_of({"wo": 0.5, **{name: accuracy(*on) for name, on in cells.items()}}, n=n), named)
 
 
 def test_each_cell_is_compared_with_the_position_gap():
     table = table_of([*FIRST, *LATER], lambda elsewhere, scale, bias: 0.5 - 0.2 * scale).set_index("condition")
-    assert {*table.reset_index().columns} == {*COLUMNS} and set(table["filler"]) == {"mless"}
+    assert {*table.reset_index().columns} == {*CAUSE_COLUMNS} and set(table["filler"]) == {"mless"}
     assert table.index.tolist() == [
         "mless",
         *(f"mless-{cell}" for cell in ("masked", "no-scale", "no-bias", "layer-1", "scale", "bias")),

@@ -3,20 +3,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import compare
-from harness.analysis.controls import MEDIATORS, mediator_table
+from harness.analysis.controls import MEDIATOR_COLUMNS, mediator_table
 from harness.analysis.leaderboard import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.page import make_card
 from harness.runs.read import Run
-from tests.make import GREEDY_RUN, drawn, evaluation, small_run
+from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run
 
 
-def test_what_a_user_calls_control_is_no_yardstick(tmp_path):
+def test_what_a_user_calls_control_is_no_reference_condition(tmp_path):
     run = small_run(tmp_path / "run")
     logs = {name: next(GREEDY_RUN.glob(f"samples_demo_{name}_*")) for name in ("wo", "mless")}
     board = make_leaderboard([Run.load({"wo": logs["wo"], "control": logs["mless"]})])
-    assert board.yardsticks == {} and board.comparison["condition"].tolist() == ["wo", "control"]
-    assert Run.load(run).about["yardsticks"] == {}
+    assert board.reference_conditions == {} and board.comparison["condition"].tolist() == ["wo", "control"]
+    assert Run.load(run).reference_conditions == {}
 
 
 def table(verdicts, **options):
@@ -30,7 +30,7 @@ def test_shares_by_hand():
             "mless": [["correct"], ["correct"], ["correct"], ["truncated"], ["timeout"]],
         }
     )
-    assert list(found.columns) == ["model", "layout", *MEDIATORS]
+    assert list(found.columns) == ["model", "layout", *MEDIATOR_COLUMNS]
     assert found.loc["wo", ["samples", "no_box", "truncated", "timed_out", "looping"]].tolist() == [5, 20, 20, 0, 20]
     assert found.loc["mless", "timed_out"] == 20
 
@@ -97,7 +97,7 @@ def test_no_verdict_on_what_was_not_answered(verdicts, word, why):
 def test_a_positive_control_that_is_not_seen_leaves_nothing_measured(seen):
     same = [RIGHT, WRONG] * 200
     run = evaluation({"wo": same, "mless": same, "control": [WRONG] * 400 if seen else same})
-    rows = compare(run.samples, yardsticks={"control": "positive control"}).set_index("condition")
+    rows = compare(run.samples, reference_conditions=CONTROL).set_index("condition")
     assert rows.loc["mless", "verdict"] == ("equivalent" if seen else "unmeasured")
 
 

@@ -219,22 +219,12 @@ def test_subject_level_ids_and_a_seeded_draw(demo):
     assert places == sorted(places)
 
 
-def test_repeats_make_a_problem_right_by_the_rule_that_is_recorded(repeated):
-    """The second is right and the third wrong: the majority is the first's verdict, and any is right."""
-    source = read_source(repeated, layout="raw")
-    by_first = [Criterion(repeats="first").outcome(problem) for problem in source.problems]
-    assert by_first == ["both_wrong", "both_right"] * 3
-    assert [Criterion(repeats="majority").outcome(problem) for problem in source.problems] == by_first
-    assert len(select(source, Criterion(flip="both_right", repeats="any"))) == 6
-
-
 @pytest.mark.parametrize(("before", "after", "outcome"), [(1, 2, "wrong_to_right"), (3, 2, "right_to_wrong")])
 def test_a_problem_has_changed_if_more_or_fewer_of_its_samples_are_right(before, after, outcome):
     def samples(right):
         return ("correct",) * right + ("incorrect",) * (3 - right)
 
     assert Criterion().outcome(made("p", samples(before), samples(after))) == outcome
-    assert Criterion(repeats="any").outcome(made("p", samples(before), samples(after))) == "both_right"
     unchanged = ["both_right" if right > 1 else "both_wrong" for right in range(4)]
     assert [Criterion().outcome(made("p", samples(n), samples(n))) for n in range(4)] == unchanged
 
@@ -253,8 +243,6 @@ def test_what_the_grader_could_not_settle_is_not_right_as_in_the_tables():
     for verdict in ("timeout", "crashed", "refused", "truncated", "no_box"):
         assert Criterion().outcome(made("p", (verdict,), RIGHT)) == "wrong_to_right"
         assert Criterion().outcome(made("p", RIGHT, (verdict,))) == "right_to_wrong"
-        assert Criterion(repeats="majority").outcome(made("p", (verdict, "correct"), RIGHT)) == "wrong_to_right"
-        assert Criterion(repeats="any").outcome(made("p", (verdict, "correct"), RIGHT)) == "both_right"
 
 
 def test_a_problem_that_was_not_asked_in_both_conditions_is_undecided():

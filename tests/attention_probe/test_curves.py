@@ -64,11 +64,9 @@ def test_the_mean_curve_equals_a_plain_loop(traces, condition, layer, head, defi
 def test_aligned_leaves_the_filler_out_and_full_shades_it(traces):
     ask = {"condition": "mless", "layer": 1, "head": 2, "problem_ids": ["p1"]}
     aligned, full = aligned_curve(traces, **ask), full_curve(traces, **ask)
-    trace = traces.get("p1", "mless")
     assert aligned.x.tolist() == list(range(11)) and not aligned.in_filler.any()
     assert full.x.tolist() == list(range(15)) and full.x[full.in_filler].tolist() == [3, 4, 5, 6]
     np.testing.assert_array_equal(aligned.mean, full.mean[[0, 1, 2, *range(7, 15)]].astype(np.float64))
-    assert tuple(full.token) == trace.tokens[:15] and tuple(aligned.token) == (*trace.tokens[:3], *trace.tokens[7:15])
     assert {*full.prompts} == {1} and np.isnan([full.low, full.high]).all() and set(full.count) == {1}
 
 
@@ -181,5 +179,5 @@ def test_every_point_says_what_it_is_of(traces):
         (head, condition): 6 for condition in ("mless", "wo") for head in (2, 1)
     }
     tail = frame[frame["condition"] == "wo"]
-    assert tail["token"].tolist() == [f"wo{n}" for n in range(6)] * 2 and tail["low"].isna().all()
+    assert tail["low"].isna().all()
     assert {*tail["definition"]} == {"published"}

@@ -5,7 +5,6 @@ from matplotlib.colors import to_hex
 
 from attention_probe.figures.attention_curves import (
     BARS,
-    choose_one_prompt,
     draw_figure,
     figure_table,
     read_bars,
@@ -31,7 +30,7 @@ def open_traces(path, *, controls=0, problems=5, family="qwen2"):
         layers=tuple(range(LAYERS)),
         head_count=HEADS,
         conditions=CONDITIONS,
-        on_outcome=bool(controls),
+        flip="changed" if controls else None,
         options={"model_type": family},
     )
     traces = AttentionTraces.create(path, header, receipt={})
@@ -49,8 +48,8 @@ def open_traces(path, *, controls=0, problems=5, family="qwen2"):
     return traces
 
 
-def draw_of(config, traces, problem=None):
-    return read_curves(config.panels, config, traces, problem)
+def draw_of(config, traces):
+    return read_curves(config.panels, config, traces)
 
 
 def write_files(config, drawn, folder, *, bars=None):
@@ -122,7 +121,10 @@ def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, traces)
 
 
 def test_nine_heads_fill_three_lines_and_the_caption_says_what_is_drawn(traces):
-    config = load("flipped-demo", "heads=1-9", "rows=[{view: aligned, series: [wo, mless, mful, random]}]")
+    heads = ", ".join(f"{{layer: 1, head: {head}}}" for head in range(1, 10))
+    config = load(
+        "flipped-demo", f"heads=[{heads}]", "rows=[{view: aligned, series: {wo: {}, mless: {}, mful: {}, random: {}}}]"
+    )
     figure = draw_figure(config, draw_of(config, traces))
     assert covered(figure) == [] and cut_off(figure) == []
     assert [len({round(axes.get_position().y0, 3) for axes in figure.axes[n : n + 3]}) for n in (0, 3, 6)] == [1, 1, 1]
@@ -230,15 +232,6 @@ def test_the_csv_holds_what_is_drawn(traces, tmp_path):
             assert (set(mine["layer"]), set(mine["head"])) == ({1}, {14})
     heights = [bar.get_height() for container in figure.axes[2].containers for bar in getattr(container, "patches", [])]
     assert table[table["kind"] == "reference bar"]["mean"].tolist() == heights
-
-
-def test_one_prompt_has_no_band_is_named_and_ends_nearest_to_the_axis(traces):
-    config = load("qwen-layers-1-2-3-head-22")
-    one = choose_one_prompt(config, traces)
-    assert one == "1"  # 61 of 58 to 70 tokens, where the axis ends at 60
-    figure = draw_figure(config, draw_of(config, traces, one), None)
-    assert not [path for axes in figure.axes for band in axes.collections for path in band.get_paths()]
-    assert figure.get_supxlabel().startswith("One prompt: 1. ")
 
 
 def test_selection_on_outcome_is_stamped_on_every_panel(flipped, traces):

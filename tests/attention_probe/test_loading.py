@@ -202,14 +202,6 @@ def test_later_layers_are_not_read(checkpoint, tmp_path, options):
     assert one < 2.2 * layer < 3 * layer < all_five, "a layer, and as much again of the file's pages"
 
 
-def test_the_fingerprint_is_of_the_weights_and_not_of_what_was_asked(checkpoint, qwen2):
-    one = load_model(str(qwen2), layers=[0]).fingerprint
-    assert one == load_model(str(qwen2), layers=[2]).fingerprint
-    rewrite(qwen2, lambda t: t["model.layers.0.self_attn.q_proj.weight"].mul_(1.01))
-    other = load_model(str(qwen2), layers=[0]).fingerprint
-    assert {k for k in one if one[k] != other[k]} == {"first_layer_sha256"}
-
-
 # ---- key layouts --------------------------------------------------------------------------------------------------
 
 

@@ -126,10 +126,10 @@ def column_means(weights, queries):
 
 def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(traced, whole_model):
     traces, _ = traced
-    assert {trace.condition for trace in traces} >= {"wo", "mless", "mless-gap"}
+    assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
     for trace in traces:
         positions = None
-        if trace.condition == "mless-gap":
+        if trace.condition == "mless+gap":
             positions = np.flatnonzero(traces.get(trace.problem_id, "mless").original_pos >= 0)
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
         weights = eager(whole_model, trace.token_ids, positions)[0][list(LAYERS)]
@@ -153,7 +153,7 @@ def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traced, whol
 
 def test_the_change_of_a_heads_output_splits_exactly_in_the_first_layer(traced, whole_model):
     traces, receipt = traced
-    assert receipt["self_check"]["identity_error"] < 1e-6 and receipt["self_check"]["eager_error"] < 1e-5
+    assert receipt["self_check"]["eager_error"] < 1e-5
     for trace in (one for one in traces if one.condition == "mless"):
         assert trace.self_check["decomposition_residual"] < 1e-5
         without = traces.get(trace.problem_id, "wo")
@@ -249,27 +249,24 @@ def test_the_residual_is_the_first_layers_or_there_is_none(source, criterion, tm
             assert "bias" in trace.measures and trace.self_check == {}
 
 
-EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])"
-IDENTITY = r"Layer 1 identity \d\.\de-0[6-9]\n"
+EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "options", "printed"),
+    ("model_type", "options", "printed"),
     [
-        ("olmo2", {}, (), [f"{EAGER}, {IDENTITY}"]),
-        ("deepseek_v3", {}, ("--decompose",), [f"{EAGER}, {IDENTITY}"]),
-        ("qwen3_next", {}, ("--layers", "4"), [f"Layer 4 .*{EAGER}\n"]),
-        ("mistral", {}, (), [f"{EAGER}\n", "not checked: the sliding window hides a token from all after the filler"]),
+        ("olmo2", (), EAGER),
+        ("deepseek_v3", ("--decompose",), EAGER),
+        ("qwen3_next", ("--layers", "4"), f"Layer 4 .*{EAGER}"),
+        ("mistral", (), EAGER),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_architecture_is_probed_and_what_was_not_checked_is_said(
-    command, model_of, tmp_path, model_type, changes, options, printed
-):
-    model = model_of(model_type, **changes)
-    said = command(*BUILT, "--model", model, "--n", 1, "--conditions", "mless", *options, "-o", tmp_path / "t.traces")
-    assert all(re.search(pattern, said, re.DOTALL) for pattern in printed), said
-    assert "nan" not in said.lower()
+def test_an_architecture_is_probed_and_checked(command, model_of, tmp_path, model_type, options, printed):
+    flags = ("--n", 1, "--conditions", "mless", *options, "-o", tmp_path / "t.traces")
+    text = command(*BUILT, "--model", model_of(model_type), *flags)
+    assert re.search(printed, text, re.DOTALL), text
+    assert "nan" not in text.lower()
 
 
 def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):

@@ -250,7 +250,7 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     few, conditions = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:2]), [*map(as_condition, asked)]
     built = build_source(few, conditions, toy_tokenizer, layout)
     prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
-    facts = {"yardsticks": {}, "source": "run"}
+    facts = {"source": "run"}
     run = Run(
         name="RUN",
         about=facts,
@@ -267,3 +267,15 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     kept = ProbeSettings(conditions=("at-once", "last")).fitted(source_of(run)).conditions
     tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=kept)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]
+
+
+def test_a_condition_that_is_called_like_a_gap_is_none(toy_tokenizer):
+    few = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:1])
+    own = [as_condition({"name": name, "unit": ".", "count": 9}) for name in ("mless-gap", "x-gap", "x")]
+    built = build_source(few, [*map(as_condition, ("wo", "mless")), *own], toy_tokenizer, "raw")
+    recorded = ProbeSettings().fitted(built).conditions
+    assert recorded == ("wo", "mless", "mless-gap", "x-gap", "x", "mless+gap")
+    tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
+    sizes = {name: int(prompt.has_role("filler").sum()) for name, prompt in tokenized.items()}
+    assert sizes == {"wo": 0, "mless": 55, "mless-gap": 9, "x-gap": 9, "x": 9, "mless+gap": 0, "x+gap": 0}
+    assert tokenized["mless+gap"].positions[-1] - tokenized["wo"].positions[-1] > 55

@@ -18,7 +18,7 @@ from harness.display.figures.lines import draw_completion_lengths, length_shares
 from harness.display.figures.style import LOOKS, looks, save_figure
 from harness.display.wording import MINUS
 from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation
+from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation
 
 MODELS = {"Qwen2.5-Math-1.5B": (0.5, 0.25), "Qwen2.5-Math-7B": (0.7, 0.0), "Llama-3.1-8B-Instruct": (0.5, -0.25)}
 """The chance to be right of each model, and what `mless` changes: it gains, stays, or loses."""
@@ -40,7 +40,7 @@ def frame():
 
 @pytest.fixture(scope="module")
 def table(frame):
-    return compare(frame, yardsticks={"control": "positive control"})
+    return compare(frame, reference_conditions=CONTROL)
 
 
 def draw_all(table, frame):

@@ -187,8 +187,8 @@ def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
     hidden = {"name": "begun", "unit": "/", "placement": "answer"}
     more = {"samples_per_problem": 2, "replicates": 2, "sampling": {"temperature": 1.0}, "layouts": ["raw", "chat"]}
-    yardsticks = {"across": {"instructions": ["Do it."]}, "positive_control": True}
-    settings = config(["wo", "mless", hidden], record={"attention": "1-2"}, **yardsticks, **more)
+    reference = {"across": {"instructions": ["Other."]}, "positive_control": True}
+    settings = config(["wo", "mless", hidden], record={"attention": "1-2"}, **reference, **more)
     plan = make_plan(settings, limit=2)
     requests = [*make_requests(plan, settings.resolve_sampling(None))]
     with closing(RunRecorder(plan, tmp_path / "attention", "float32")) as recorder:

@@ -251,36 +251,3 @@ def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_r
     frame = load_run(generated(mless, tmp_path / "sampled", COMPARED, *flags, *sampled))
     assert frame["seed"].nunique() == 3 * COMPARED
     assert (frame.groupby("problem_id", observed=True)["completion"].nunique() > 1).any()
-
-
-@pytest.mark.slow
-def test_a_model_with_a_bos_gets_exactly_one(mless, tmp_path):
-    """Raw and templated: lm-eval's tokens on the real engine are those that were checked, which hold one BOS."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from tests.conftest import build_tokenizer
-
-    tokenizer = build_tokenizer("llama3", bos=True)
-    tokenizer.save_pretrained(tmp_path / "model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    flags = [f"model.arguments.pretrained={tmp_path / 'model'}", "model.arguments.max_model_len=1024"]
-    flags += ["max_gen_toks=8", "layouts=[raw, chat]"]
-    frame = load_run(generated(mless, tmp_path / "run", 4, *flags))
-    problems, model = TOY_PROBLEMS[:4], ModelTokenizer(name="model", tokenizer=tokenizer)
-    for layout in (Layout.RAW, Layout.CHAT):
-        (built,) = build_checked_prompts(problems, [as_condition("mless")], layout, model)
-        rows = frame[(frame["layout"] == layout) & (frame["condition"] == "mless")]
-        assert sorted(rows["prompt_token_sha256"]) == sorted(one.prompt_token_sha256 for one in built.prompts)

@@ -162,15 +162,6 @@ def test_two_engines_on_one_gpu_stop_the_run():
     pool.close()
 
 
-def test_the_first_engine_to_load_leaves_the_others_their_share():
-    carrier = FakeCarrier(sequences=1000, load={1: None, 2: None, 3: None})
-    pool = EnginePool(carrier, 4, 1e9, 1e9)
-    stream = pool.stream(make_requests(100))
-    next(stream)  # loads engine 0
-    next(stream)
-    assert carrier.exchanges == [(0, list(range(25)))]
-
-
 def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
     carrier = FakeCarrier(sequences=10, at_once=2, fail={3: EngineError("killed")})
     assert sorted(generate(carrier, 60, 2)) == list(range(60))
@@ -394,6 +385,7 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fa
     assert seen == [threads] and carrier.gpus == [] and carrier.cores == 500
 
 
+@pytest.mark.slow  # it starts Ray
 def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeypatch):
     import ray
 

@@ -362,33 +362,6 @@ def test_every_engine_process_of_two_killed_the_run_goes_on_with_new_ones(our_ru
     assert verdicts(folder) == verdicts(our_run[0])
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
-def test_begun_with_two_engines_and_killed_a_run_is_finished_by_one(our_run, tmp_path):
-    folder = tmp_path / "run"
-    run = start(folder, options=TWO_ENGINES)
-    wait_for(run, folder, samples(our_run[0]) // 4)
-    assert actors(run)
-    kill(run, folder, our_run)
-    goes_on(folder, our_run)
-    sessions = json.loads((folder / "run.json").read_text())["sessions"]
-    assert [session["engine"]["engines"] for session in sessions] == [2, 1]
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="tensor parallel 2 needs two GPUs")
-def test_a_model_shared_by_two_gpus_has_the_same_verdicts_and_dies_with_its_run(our_run, tmp_path):
-    folder = tmp_path / "run"
-    shared = ("--set", "model.arguments.tensor_parallel_size=2")
-    run = start(folder, options=shared)
-    wait_for(run, folder, 1)
-    kill(run, folder, our_run)
-    end(start(folder, options=shared))
-    assert verdicts(folder) == verdicts(our_run[0])
-
-
 @pytest.mark.slow
 def test_ctrl_c_stops_two_engines_cleanly(our_run, tmp_path):
     folder = tmp_path / "run"

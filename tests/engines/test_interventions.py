@@ -3,15 +3,11 @@
 import json
 import math
 import os
-import subprocess
 
 import pytest
 import torch
-import yaml
 from torch.nn.functional import scaled_dot_product_attention
 
-from harness import load_run
-from harness.display.table_pages import make_table
 from harness.engines.backends import check_backend
 from harness.engines.interventions import checks, worker
 from harness.engines.interventions.arithmetic import (
@@ -36,8 +32,7 @@ from harness.experiment.config import RunConfig
 from harness.experiment.interventions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
-from tests.engines.test_faults import MLESS, samples, wait_for
-from tests.make import TOY_DATA, TOY_MODEL
+from tests.make import TOY_DATA, TOY_MODEL, read_data
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
 
@@ -136,7 +131,6 @@ def config(conditions, **more):
     return RunConfig.model_validate({**values, **more, "model": model, "conditions": conditions})
 
 
-RECORD = {"record": {"attention": "1-2"}}
 ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "share": 0.1}}
 
 
@@ -163,45 +157,20 @@ def test_causes_are_the_seven_cells_beside_the_filler_and_every_request_has_a_ke
     assert RunConfig.model_validate(later.as_written()) == later
 
 
-@pytest.mark.parametrize(
-    ("conditions", "message"),
-    [
-        ([{"causes": "dots", "layer": 1}], "a condition with a filler"),
-        ([{"causes": "mless"}], "a condition with a filler"),
-        ([{"causes": ["mless"], "layers": "4"}], "a condition with a filler"),
-        ([{"causes": "mless", "layers": "4-x"}], "expected such as 1,3 or 11-13, counted from 1; got '4-x'"),
-        ([{**ARM, "intervention": {"kind": "filler", "layer": 1, "bias": False}}], "the condition has none"),
-        ([{**ARM, "intervention": {"kind": "redistribute", "layer": 0, "share": 0.1}}], "counted from 1; got '0'"),
-        ([{**ARM, "intervention": {"kind": "redistribute", "layer": 1, "share": 2}}], "less than 1"),
-        ([{"name": "x", "unit": "/", "intervention": {"kind": "filler", "layer": 1}}], "that changes nothing"),
-        (
-            [{"name": "x", "unit": "/", "intervention": {"kind": "filler", "layer": 2, "elsewhere": False}}],
-            "need Layer 1",
-        ),
-    ],
-)
-def test_what_is_no_intervention_is_refused(conditions, message):
-    with pytest.raises((ConfigError, ValueError), match=message):
-        config(["wo", *conditions])
+REFUSED = read_data("refused_configs")
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"model": {"backend": "hf"}}, "needs backend vllm; it is hf"),
-        ({"model": {"backend": "hf"}, "conditions": ["mless"], **RECORD}, "attention is recorded, which needs backend"),
-        (
-            {"arguments": {"kv_cache_dtype": "fp8"}},
-            "kv_cache_dtype is 'fp8': interventions and recording cannot go with a cache",
-        ),
-        ({"arguments": {"pipeline_parallel_size": 2}}, "cannot go with pipeline parallel"),
-        ({"arguments": {"tensor_parallel_size": 2}}, "all units of a layer on one GPU"),
-        ({"arguments": {"batch_invariant": True}}, "cannot go with batch invariance"),
-    ],
-)
-def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(more, message):
-    settings = config(["wo", *more.pop("conditions", [ARM])], **more)
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("case", REFUSED["interventions"], ids=str)
+def test_what_is_no_intervention_is_refused(case):
+    with pytest.raises((ConfigError, ValueError), match=case["message"]):
+        config(["wo", *case["conditions"]])
+
+
+@pytest.mark.parametrize("case", REFUSED["engines"], ids=str)
+def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(case):
+    changes = {"conditions": [ARM], **case["change"]}
+    settings = config(["wo", *changes.pop("conditions")], **changes)
+    with pytest.raises(ConfigError, match=case["message"]):
         check_backend(settings)
 
 
@@ -252,52 +221,21 @@ def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_ha
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
-@pytest.fixture(scope="module")
-def reference():
+def test_a_phantom_is_the_filler_that_no_other_layer_sees():
     from harness.engines.interventions.reference import Reference
 
-    return Reference(TOY_MODEL, "float32", [0])
-
-
-def test_a_phantom_is_the_filler_that_no_other_layer_sees(reference):
+    reference = Reference(TOY_MODEL, "float32", [0])
     settings = config(["wo", "mless", {"causes": "mless", "layer": 1}])
     requests = {
-        one.task.removeprefix("demo_"): one
-        for one in make_requests(make_plan(settings, limit=1), settings.resolve_sampling(None))
+        request.task.removeprefix("demo_"): request
+        for request in make_requests(make_plan(settings, limit=1), settings.resolve_sampling(None))
     }
-    whole, count = requests["mless"], reference.model.config.num_hidden_layers
-    for cell, switches in (
-        ("layer-1", None),
-        ("scale", {"scale": True, "bias": False}),
-        ("bias", {"scale": False, "bias": True}),
-    ):
-        absent = reference.answer(requests[f"mless-{cell}"].prompt_token_ids, requests[f"mless-{cell}"].intervention)
-        span = {name: requests["mless-masked"].intervention[name] for name in ("kind", "start", "size")}
-        hidden = {**span, "layers": [*range(count)], "scale": False, "bias": False, "first": switches}
-        own = reference._attention
-
-        def attention(module, *given, own=own, hidden=hidden, **more):
-            first = module.layer_idx == 0
-            reference._arm = (
-                {
-                    **hidden,
-                    **(hidden["first"] or {}),
-                    "layers": [] if first and not hidden["first"] else hidden["layers"],
-                }
-                if first
-                else hidden
-            )
-            return own(module, *given, **more)
-
-        from transformers import AttentionInterface
-
-        AttentionInterface.register("mless_interventions", attention)
-        try:
-            there = reference.answer(whole.prompt_token_ids, hidden)
-        finally:
-            AttentionInterface.register("mless_interventions", own)
-        assert absent["tokens"] == there["tokens"], cell
-        assert absent["logprobs"] == pytest.approx(there["logprobs"], abs=1e-4), cell
+    phantom, hidden = requests["mless-layer-1"], requests["mless-masked"]
+    later_layers = [*range(1, reference.model.config.num_hidden_layers)]
+    ours = reference.answer(phantom.prompt_token_ids, phantom.intervention)
+    theirs = reference.answer(hidden.prompt_token_ids, {**hidden.intervention, "layers": later_layers})
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
 
 
 def test_a_function_of_the_users_own_changes_activations(tmp_path):
@@ -312,36 +250,10 @@ ARMS = ["wo", FIRST, {"causes": "first", "layer": 1}, {"causes": "first", "layer
 ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "inward"}})
 
 
-def real(**more):
+def real():
     """SmolLM2 on products, under 14 conditions."""
     problems = {"dataset": {"make": "products"}, "answer": "line", "demonstrations": {"count": 2}}
-    return config(ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems, **more)
-
-
-@pytest.fixture(scope="session")
-def run(mless, smollm2, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("arms")
-    file = folder / "arms.yaml"
-    file.write_text(yaml.safe_dump(real().as_written()))
-    return mless("run", str(file), "--limit", "1", "--quiet", "-o", str(folder / "run")), folder / "run"
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_a_run_with_arms_answers_as_hugging_face_does(run):
-    done, folder = run
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "14 arms answer as in Hugging Face, 1 prompt each" in done.stderr
-    assert len(load_run(folder)) == 14
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_the_table_takes_the_filler_apart_and_the_probe_refuses_its_arms(run, mless, tmp_path):
-    page = make_table([str(run[1])])
-    assert "What of a filler counts" in page and "4-10" in page and "Layer 4" in page
-    refused = mless("probe", str(run[1]), "--conditions", "first,first-gap", "-o", str(tmp_path / "x.traces"))
-    assert refused.returncode == 2 and "changes the model under first-gap, which the probe does not" in refused.stderr
+    return config(ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems)
 
 
 @pytest.fixture(scope="module")
@@ -394,19 +306,3 @@ def test_a_hook_that_is_skipped_ends_the_run(asked, monkeypatch):
     monkeypatch.setattr(worker.Arms, "change_rows", lambda *_: None)
     with pytest.raises((EngineError, RuntimeError), match=r"interventions and recording reached \d+ of \d+ rows"):
         VLLMEngine(asked, sampled=False)
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_a_killed_run_with_arms_goes_on(mless, tmp_path):
-    file, folder = tmp_path / "arms.yaml", tmp_path / "run"
-    arms = ["wo", "mless", {"causes": "mless", "layer": 1}, {"causes": "mless", "layers": "2-3"}, ARM]
-    file.write_text(yaml.safe_dump(config(arms, max_gen_toks=100).as_written()))
-    process = subprocess.Popen([MLESS, "run", str(file), "--limit", "60", "--quiet", "-o", str(folder)])
-    wait_for(process, folder, 20)
-    process.kill()
-    process.wait()
-    before = samples(folder)
-    done = mless("run", str(file), "--limit", "60", "--quiet", "-o", str(folder))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(load_run(folder)) == 60 * 13 and before < 60 * 13

@@ -1,10 +1,9 @@
-"""SmolLM2 from `mless run` to the last command, beside plain Hugging Face, stock lm-eval and a server of vLLM.
+"""SmolLM2 from `mless run` to the last command, compared with plain Hugging Face.
 
 One short run is made in `make test`; the rest is `make test-long`.
 """
 
 import json
-import os
 import subprocess
 
 import numpy as np
@@ -14,14 +13,13 @@ import pytest
 import harness
 from attention_probe.measure.decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
-from harness.display.table_pages import make_table
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.folder import RECORDED, read_prompts
 from tests.attention_probe.test_probe import column_means, eager
+from tests.commands.test_cli import here, refused
 from tests.conftest import PATIENCE
-from tests.engines.test_engine import serve
 from tests.engines.test_faults import MLESS, samples, wait_for
-from tests.make import EXAMPLE, ROOT
+from tests.make import EXAMPLE, ROOT, table_page
 
 pytestmark = pytest.mark.engine
 
@@ -30,7 +28,6 @@ COMMAND = ("run", str(ROOT / "configs/runs/products.yaml"), "--conditions", ",".
 FIRST = {"name": "mless-first", "unit": "/", "placement": "before_system"}
 REDISTRIBUTED = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "share": 0.1}}
 ARMS = ["wo", "mless", FIRST, {"causes": "mless-first", "layer": 1}, REDISTRIBUTED]
-FOUR = ("--limit", "4", "--apply_chat_template", "--log_samples", "--gen_kwargs", "max_gen_toks=40")
 
 
 @pytest.fixture(scope="session")
@@ -119,11 +116,14 @@ def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
     assert "SmolLM2-135M-Instruct" in (tmp_path / "report.html").read_text()
 
 
-def test_its_arms_answer_as_hugging_face_does_and_are_taken_apart(run):
+def test_its_arms_answer_as_hugging_face_does_and_are_taken_apart(run, capsys, monkeypatch, tmp_path):
     facts = json.loads((run / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
     assert set(facts["agreements"].values()) == {1} and facts["largest"] < 1e-3
-    page = make_table([str(run)])
+    page = table_page(run)
     assert "What of a filler counts" in page and "elsewhere x scale" in page
+    conditions = ("--conditions", "mless-first,mless-first-gap")
+    done = here(capsys, monkeypatch, "probe", str(run), *conditions, "-o", str(tmp_path / "x.traces"))
+    refused(done, "changes the model under mless-first-gap, which the probe does not")
 
 
 def test_the_attention_it_recorded_is_eager_attention_and_under_an_arm_what_the_arm_says(run, whole_model):
@@ -148,19 +148,6 @@ def test_the_attention_it_recorded_is_eager_attention_and_under_an_arm_what_the_
 
 
 @pytest.mark.slow
-def test_curves_in_layers_1_to_13_are_those_of_eager_attention(run, whole_model, mless, tmp_path):
-    asked = ("--model", "smollm2", "--n", "3", "--layers", "1-13", "--conditions", ",".join(ASKED))
-    done = mless("probe", str(run), *asked, "-o", str(tmp_path / "drawn.traces"))
-    assert done.returncode == 0, done.stderr[-3000:]
-    with AttentionTraces.open(tmp_path / "drawn.traces") as traces:
-        assert len(traces) >= 9
-        for trace in traces:
-            weights = eager(whole_model, trace.token_ids)[0][:13]
-            expected = column_means(weights, np.arange(len(trace.tokens)))
-            np.testing.assert_allclose(trace.mean_all, expected, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_a_figure_of_the_study_is_the_same_from_the_run_and_from_the_probe(run, mless, tmp_path):
     config = str(ROOT / "configs/figures/qwen-heads-12-13-14-smollm2.yaml")
     for name, given in (("run", f"traces={run / RECORDED}"), ("probe", f"prompts={{run: {run}}}")):
@@ -181,33 +168,3 @@ def test_a_figure_of_the_study_is_the_same_from_the_run_and_from_the_probe(run, 
     assert "run/attention" in (tmp_path / "report.html").read_text(), "shown unasked"
     done = mless("figure", config.replace("-smollm2", ""), "--set", f"traces={run / RECORDED}", "-o", str(tmp_path))
     assert done.returncode == 2 and "traces of smollm2, and the figure is of Qwen/Qwen2.5-Math-7B" in done.stderr
-
-
-@pytest.mark.slow
-def test_stock_lm_eval_and_a_server_answer_as_mless_run_does(mless, lm_eval, smollm2, tmp_path):
-    """Two tasks, 40 tokens each: by both of lm-eval's own backends, and by vLLM's server."""
-    done = mless(
-        *("run", "--model", "smollm2", "--dataset", os.environ["MATH500_PATH"], "--conditions", "wo,mless"),
-        *("--limit", "4", "--max-tokens", "40", "--set", "model.arguments.dtype=float32"),
-        *("--quiet", "-o", str(tmp_path / "run")),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ours = {(name, problem): text for name, problem, *_, text in completions(tmp_path / "run")}
-    own = f"pretrained={smollm2},dtype=float32"
-    with serve(smollm2, tmp_path / "log") as server:
-        client = f"model=demo,num_concurrent=4,base_url={server}/chat/completions"
-        for backend, arguments in (
-            ("vllm", f"{own},max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824"),
-            ("hf", own),
-            ("local-chat-completions", client),
-        ):
-            folder = tmp_path / backend
-            named = ("--model", backend, "--model_args", arguments, "--tasks", "math500_wo,math500_mless")
-            done = lm_eval("run", *named, *FOUR, "--include_path", str(ROOT / "tasks"), "--output_path", str(folder))
-            assert done.returncode == 0, done.stderr[-3000:]
-            theirs = {}
-            for log in folder.rglob("samples_*.jsonl"):
-                condition = log.name.removeprefix("samples_math500_").partition("_2")[0]
-                for sample in map(json.loads, log.read_text().rstrip("\n").split("\n")):
-                    theirs[condition, sample["doc"]["id"]] = sample["resps"][0][0]
-            assert theirs == ours, backend

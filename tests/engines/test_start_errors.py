@@ -19,7 +19,7 @@ from harness.engines.start_errors import (
 )
 from harness.errors import ModelError, StartEndedError
 from tests.conftest import PATIENCE, needs_vllm
-from tests.make import TOY_CONFIG, TOY_MODEL
+from tests.make import TOY_CONFIG, TOY_MODEL, read_data
 
 SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 """All that the process which starts the engine is told."""
@@ -34,116 +34,16 @@ FULL = (
 
 MISSING_GCC = "RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs."
 
-TEXTS = [
-    # harness/engines/interventions/worker.py
-    (
-        "RuntimeError: interventions and recording reached 4 of 12 rows, the rest skipped them",
-        "interventions and recording reached 4 of 12 rows: something skipped the rest, such as a CUDA graph.",
-    ),
-    (
-        "Worker failed with error 'attention recorded in 30 layers takes up to 0.14 GiB of 0.06 GiB', please check",
-        "attention recorded in 30 layers takes up to 0.14 GiB of 0.06 GiB for the cache: record fewer layers, or lower",
-    ),
-    # Python's multiprocessing/spawn.py
-    (
-        "RuntimeError: \n        An attempt has been made to start a new process before the\n        current process "
-        "has finished its bootstrapping phase.",
-        "has no main guard: the engine's process imports the script again, which starts an engine again. Put the call "
-        'under `if __name__ == "__main__":`.',
-    ),
-    # vllm/v1/worker/utils.py
-    (FULL, "12.1 of 79.1 GiB are free, and gpu_memory_utilization 0.9 asks for 71.19 GiB. It is held by "),
-    # torch, c10/cuda/CUDACachingAllocator.cpp
-    (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 23.64 "
-        "GiB of which 312.44 MiB is free. Including non-PyTorch memory, this process has 23.32 GiB memory in use.",
-        "The GPU ran out of memory: 1.02 GiB more were wanted, 312.44 MiB of 23.64 GiB were free. It is held by ",
-    ),
-    ("RuntimeError: CUDA error: out of memory", "The GPU ran out of memory. It is held by "),
-    # harness/engines/lifetime.py
-    (
-        "RuntimeError: Engine core initialization failed: its process ended just after it had loaded the model.",
-        "The engine process ended or hung just after it had loaded the model.",
-    ),
-    # torch, c10/cuda/CUDAFunctions.cpp; CUDA's own text, through torch and through NCCL
-    (
-        "RuntimeError: The NVIDIA driver on your system is too old (found version 12080). Please "
-        "update your GPU driver by downloading and installing a new version from the URL: "
-        "http://www.nvidia.com/Download/index.aspx Alternatively, go to: https://pytorch.org to "
-        "install a PyTorch version that has been compiled with your version of the CUDA driver.",
-        "The NVIDIA driver is too old for the installed vLLM and torch",
-    ),
-    (
-        "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
-        "Update the driver, or install both for the CUDA version that `nvidia-smi` shows.",
-    ),
-    (
-        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94\nCuda failure "
-        "'CUDA driver version is insufficient for CUDA runtime version'",
-        "The NVIDIA driver is too old for the installed vLLM and torch",
-    ),
-    # Python's importlib; vllm/config/device.py
-    ("ModuleNotFoundError: No module named 'vllm'", "Install `mless[gpu]`, or `mless[cpu]` on a machine without GPU."),
-    ("RuntimeError: Failed to infer device type, please set VLLM_LOGGING_LEVEL=DEBUG", "vLLM sees no device"),
-    # NCCL, src/misc/shmutils.cc, and Python's multiprocessing
-    (
-        "Error while creating shared memory segment /dev/shm/nccl-9GHgQB (size 9637888), error: No space left on "
-        "device (28)\ntorch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94",
-        "/dev/shm, the shared memory between the engine's processes, is full or too small.",
-    ),
-    ("OSError: [Errno 28] No space left on device: '/psm_0a1b2c3d'", "/dev/shm, the shared memory"),
-    # vllm/distributed/device_communicators/pynccl_wrapper.py
-    (
-        "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        "NCCL, the connection between GPUs, failed. Run again with NCCL_DEBUG=INFO",
-    ),
-    # gcc, FlashInfer, the dynamic loader
-    (
-        "/tmp/tmpa/cuda_utils.c:5:10: fatal error: Python.h: No such file or directory\nsubprocess."
-        "CalledProcessError: Command '['/usr/bin/gcc', ...]' returned non-zero exit status 1.",
-        "Python's header files are missing",
-    ),
-    (
-        "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist",
-        "nvcc was not found, and FlashInfer compiles with it.",
-    ),
-    (
-        "ImportError: libcudart.so.13: cannot open shared object file: No such file or directory",
-        "The library libcudart.so.13 is missing",
-    ),
-    # vllm/config/model.py, cache.py and scheduler.py, through pydantic
-    (
-        "1 validation error for ModelConfig\n  Value error, Model architectures ['FooForCausalLM'] are not supported "
-        "for now. Supported architectures: dict_keys(['AfmoeForCausalLM']) [type=value_error, input_value=(",
-        "vLLM refuses model.arguments: Model architectures ['FooForCausalLM'] are not supported for now.",
-    ),
-    (
-        "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig\ngpu_memory_utilization\n"
-        "  Input should be less than or equal to 1 [type=less_than_equal, input_value=2, input_type=int]",
-        "vLLM refuses model.arguments.gpu_memory_utilization: Input should be less than or equal to 1, got 2.",
-    ),
-    # huggingface_hub/errors.py
-    (
-        "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url",
-        "The hub refuses some/model (401/403)",
-    ),
-    (
-        "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot folder for the "
-        "specified revision on the local disk and outgoing traffic has been disabled.",
-        "The hub could not be reached for some/model, and it is not in the local cache.",
-    ),
-    (f"{MISSING_GCC}\nException: WorkerProc initialization failed. See stack trace", f"Its last error: {MISSING_GCC}"),
-]
+CAUSES = [(cause["text"], cause["message"]) for cause in read_data("start_errors")]
 
 
-@pytest.mark.parametrize(("text", "message"), TEXTS)
+@pytest.mark.parametrize(("text", "message"), CAUSES)
 def test_a_cause_is_named_from_what_the_engine_printed(text, message, nvidia_smi):
     nvidia_smi("GPU-aa11, 7, /usr/bin/python3, 40000")
     logged = "".join(f"{LOGGED}{line}\n" for line in ["Traceback (most recent call last):", *text.splitlines()])
-    for said in (f"Process EngineCore:\n{text}\n", logged):
-        told = explain_start_error("some/model", SEE_ABOVE, said)
-        assert told.startswith("vLLM did not start. ") and message in told, told
+    for stderr in (f"Process EngineCore:\n{text}\n", logged):
+        explanation = explain_start_error("some/model", SEE_ABOVE, stderr)
+        assert explanation.startswith("vLLM did not start. ") and message in explanation, explanation
 
 
 MEMORY_PROFILING = ("v1/worker/gpu_worker.py", "Error in memory profiling. ")
@@ -182,94 +82,87 @@ def test_an_engine_that_is_silent_after_its_start_has_ended_or_hangs():
 
 
 WARMING_UP = f"{LOGGED.replace('ERROR', 'INFO')}Warming up FlashInfer attention.\n"
-
+WORKER_DIED = "Worker proc VllmWorker-0 died unexpectedly (exit code: {}), "
+NO_REASON = "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace\n"
 CONTINUED = "Everything finished is in the journal: run the same command again to continue."
+TERMINATED, KILLED = -signal.SIGTERM, -signal.SIGKILL
+ENDED = [
+    # what the processes have written, their exit codes, and the message
+    (
+        WARMING_UP,
+        [TERMINATED],
+        "The engine process got SIGTERM while it was warming up. A scheduler, an operator or a memory guard such as "
+        f"earlyoom sends this signal. {CONTINUED}",
+    ),
+    (
+        "",
+        [KILLED],
+        "The engine process got SIGKILL while it was importing. The kernel or a memory guard sends this signal where "
+        f"memory runs out: see `dmesg`. {CONTINUED}",
+    ),
+    (
+        f"{WARMING_UP}{LOGGED}{WORKER_DIED.format(-9)}shutting down executor.\n",
+        [1],
+        "The worker process of the engine got SIGKILL while it was warming up. ",
+    ),
+    (
+        # vLLM is often faster than the kernel
+        f"{WARMING_UP}{LOGGED}{WORKER_DIED.format(None)}shutting down\n{LOGGED}RuntimeError: cancelled\n",
+        [1],
+        "The worker process of the engine got a signal while it was warming up. ",
+    ),
+    (
+        f"{WARMING_UP}{LOGGED}{NO_REASON}",
+        [1],
+        "The worker process of the engine got a signal while it was warming up. ",
+    ),
+]
+FAILED = [
+    (f"{LOGGED}{MISSING_GCC}\n{LOGGED}{NO_REASON}", [1], f"Its last error: {MISSING_GCC}"),
+    (f"{LOGGED}{FULL}\n", [-signal.SIGABRT], "The GPU's memory is in use"),
+    (
+        f"{WARMING_UP}{LOGGED}ValueError: head size 33\n",
+        [-signal.SIGSEGV],
+        "The engine process got SIGSEGV while it was warming up. Its last error: ValueError: head size 33",
+    ),
+    (f"{WARMING_UP}{LOGGED}ValueError: head size 33\n", [1, TERMINATED], "Its last error: ValueError: head size 33"),
+    (
+        f"{LOGGED.replace('ERROR', 'WARNING')}{FULL}\n{LOGGED}ValueError: Unknown dtype: 'fp'\n",
+        [1],
+        "Its last error: ValueError: Unknown dtype: 'fp'",
+    ),
+    (
+        "Process VllmWorker-0:\nTraceback (most recent call last):\nKeyError: 'model.layers.9.weight'\n"
+        f"Process EngineCore:\nTraceback (most recent call last):\n{NO_REASON}",
+        [1],
+        "Its last error: KeyError: 'model.layers.9.weight'",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("log", "number", "message"),
-    [
-        (
-            WARMING_UP,
-            signal.SIGTERM,
-            "The engine process got SIGTERM while it was warming up. A scheduler, an operator or a "
-            f"memory guard such as earlyoom sends this signal. {CONTINUED}",
-        ),
-        (
-            "",
-            signal.SIGKILL,
-            "The engine process got SIGKILL while it was importing. The kernel or a memory guard "
-            f"sends this signal where memory runs out: see `dmesg`. {CONTINUED}",
-        ),
-    ],
-    ids=["SIGTERM", "SIGKILL"],
+    ("kind", "log", "exit_codes", "message"),
+    [*((StartEndedError, *row) for row in ENDED), *((ModelError, *row) for row in FAILED)],
 )
-def test_a_signal_from_outside_is_named_with_the_step_of_the_start(log, number, message):
-    error = make_start_error("some/model", SEE_ABOVE, log, [-number])
-    assert isinstance(error, StartEndedError)
-    assert str(error) == f"vLLM did not start. {message}"
+def test_a_signal_from_outside_is_told_from_an_error(kind, log, exit_codes, message, nvidia_smi):
+    error = make_start_error("some/model", SEE_ABOVE, log, exit_codes)
+    assert type(error) is kind and str(error).startswith(f"vLLM did not start. {message}")
+
+
+def test_after_an_error_of_its_own_vllm_ends_the_process():
+    error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, [TERMINATED])
+    assert type(error) is ModelError and str(error) == "vLLM did not start. Its last error: KeyError: 'vocab'"
 
 
 @needs_vllm
-def test_a_worker_process_that_a_signal_ended_is_named():
+def test_vllm_says_that_a_worker_died():
     module = Path(find_spec("vllm").origin).parent / "v1/executor/multiproc_executor.py"
-    source = module.read_text(encoding="utf-8")
-    assert '"Worker proc %s died unexpectedly (exit code: %s), "' in source
-    line = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
-    error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{line}\n", [1])
-    assert isinstance(error, StartEndedError)
-    assert "The worker process of the engine got SIGKILL while it was warming up." in str(error)
-    line = line.replace("-9", "None")  # vLLM is often faster than the kernel
-    log = f"{WARMING_UP}{LOGGED}{line}\n{LOGGED}RuntimeError: cancelled\n"
-    error = make_start_error("some/model", SEE_ABOVE, log, [1])
-    assert isinstance(error, StartEndedError)
-    assert "The worker process of the engine got a signal while it was warming up." in str(error)
-
-
-def test_a_worker_process_that_printed_no_error_was_ended_by_a_signal():
-    reason = "Exception: WorkerProc initialization failed due to an exception in a background process."
-    error = make_start_error("some/model", SEE_ABOVE, f"{WARMING_UP}{LOGGED}{reason}\n", [1])
-    assert isinstance(error, StartEndedError)
-    assert "The worker process of the engine got a signal while it was warming up." in str(error)
-    log = f"{LOGGED}{MISSING_GCC}\n{LOGGED}{reason}\n"
-    error = make_start_error("some/model", SEE_ABOVE, log, [1])
-    assert type(error) is ModelError and MISSING_GCC in str(error)
-
-
-def test_a_process_that_vllm_ended_after_an_error_is_no_cause(nvidia_smi):
-    terminated = [-signal.SIGTERM]
-    error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, terminated)
-    assert type(error) is ModelError and str(error).endswith("Its last error: KeyError: 'vocab'")
-    error = make_start_error("some/model", SEE_ABOVE, f"{LOGGED}{FULL}\n", [-signal.SIGABRT])
-    assert type(error) is ModelError and "The GPU's memory is in use" in str(error)
-
-
-def test_a_crash_is_named_by_its_signal_and_is_not_taken_for_an_order_to_end():
-    log = f"{WARMING_UP}{LOGGED}ValueError: head size 33\n"
-    error = make_start_error("some/model", SEE_ABOVE, log, [-signal.SIGSEGV])
-    assert type(error) is ModelError
-    assert str(error) == (
-        "vLLM did not start. The engine process got SIGSEGV while it was warming up. "
-        "Its last error: ValueError: head size 33"
-    )
-
-
-def test_a_process_that_vllm_ends_after_an_error_of_another_is_no_cause():
-    log = f"{WARMING_UP}{LOGGED}ValueError: head size 33\n"
-    error = make_start_error("some/model", SEE_ABOVE, log, [1, -signal.SIGTERM])
-    assert type(error) is ModelError
-    assert str(error) == "vLLM did not start. Its last error: ValueError: head size 33"
-
-
-def test_a_warning_is_no_cause(nvidia_smi):
-    warning = LOGGED.replace("ERROR", "WARNING") + FULL
-    told = explain_start_error("some/model", SEE_ABOVE, f"{warning}\n{LOGGED}ValueError: Unknown dtype: 'fp'\n")
-    assert told == "vLLM did not start. Its last error: ValueError: Unknown dtype: 'fp'"
+    assert f'"{WORKER_DIED.format("%s").replace("VllmWorker-0", "%s")}"' in module.read_text(encoding="utf-8")
 
 
 @needs_vllm
 def test_every_pattern_has_a_text_here():
-    texts = [text for text, _ in TEXTS] + [read_message(*source) for source in VLLM_MESSAGES]
+    texts = [text for text, _ in CAUSES] + [read_message(*source) for source in VLLM_MESSAGES]
     flat = [" ".join(text.split()) for text in texts]
     patterns = [pattern for cause in read_causes() for pattern in cause["patterns"]]
     missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in flat)]
@@ -287,18 +180,6 @@ def test_who_holds_the_gpu_is_named_and_nobody_without_nvidia_smi(nvidia_smi, mo
         assert told.endswith("It is held by [N/A] (process 1, [N/A] MiB)."), "of the visible GPU alone"
     monkeypatch.setenv("PATH", "/nowhere")
     assert explain_start_error("some/model", SEE_ABOVE, FULL).rstrip().endswith("asks for 71.19 GiB.")
-
-
-def test_an_unknown_cause_is_quoted_without_advice():
-    said = (
-        'Process VllmWorker-0:\nTraceback (most recent call last):\n  File "worker.py", line 3\n'
-        "KeyError: 'model.layers.9.weight'\nProcess EngineCore:\nTraceback (most recent call last):\n"
-        "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace\n"
-    )
-    told = explain_start_error("some/model", SEE_ABOVE, said)
-    assert told == "vLLM did not start. Its last error: KeyError: 'model.layers.9.weight'"
-    told = explain_start_error("some/model", AssertionError("tp must divide heads"))
-    assert told == "vLLM did not start. Its last error: AssertionError: tp must divide heads"
 
 
 def test_what_children_write_is_passed_on_and_kept(capfd):

@@ -12,7 +12,7 @@ from harness.runs.journal import Journal
 from harness.runs.records import Sample
 from tests.conftest import PATIENCE
 from tests.engines.test_backends import request
-from tests.make import TOY_CONFIG, answered_prompt
+from tests.make import TOY_CONFIG, answered_prompt, read_data
 
 
 def prompt(**fields):
@@ -24,32 +24,10 @@ def sample(completion, reason="stop"):
     return structs.replace(Sample.of(request("p"), "k", completion, reason=reason), task="made")
 
 
-PREFIX, THINKS, LINE = {"answer_prefix": r"It is \boxed{"}, {"thinking_opened": True}, {"read": "line"}
+PREFIX, LINE = {"answer_prefix": r"It is \boxed{"}, {"read": "line"}
 
 
-@pytest.mark.parametrize(
-    ("begun", "completion", "reason", "verdict"),
-    [
-        ({}, "4}.", "stop", "no_box"),
-        (PREFIX, "4}.", "stop", "correct"),
-        (PREFIX, "5}.", "stop", "incorrect"),
-        (PREFIX, r"4}. No: \boxed{5}", "stop", "incorrect"),
-        (PREFIX, "4", "length", "truncated"),
-        ({}, r"is it \boxed{4}? But", "length", "correct"),
-        (THINKS, r"is it \boxed{4}? But", "length", "truncated"),
-        (THINKS, r"is it \boxed{4}? But", "stop", "no_box"),
-        (THINKS, r"is it \boxed{3}? </think> \boxed{4}", "stop", "correct"),
-        (THINKS, r"is it \boxed{4}? </think> so it is", "length", "truncated"),
-        (LINE, " 4.", "stop", "correct"),
-        (LINE, "\n \n4\nQ: 5", "length", "correct"),
-        (LINE, "4 or 5\n4", "stop", "incorrect"),
-        (LINE, " 4", "length", "truncated"),
-        (LINE, " \n", "stop", "no_box"),
-        (LINE, r"It is \boxed{4}.", "stop", "correct"),
-        ({**LINE, **PREFIX}, "4}$", "stop", "correct"),
-        ({**LINE, "answer_prefix": "It is "}, "4", "stop", "correct"),
-    ],
-)
+@pytest.mark.parametrize(("begun", "completion", "reason", "verdict"), read_data("completions")["continued"])
 def test_grading_knows_what_the_prompt_began(begun, completion, reason, verdict):
     job = grade_job(prompt(**begun), sample(completion, reason))
     assert grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line).verdict == verdict

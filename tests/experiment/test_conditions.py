@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -11,17 +10,11 @@ from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.run import execute
-from harness.experiment.conditions import (
-    CONTROL,
-    SENTENCES,
-    Condition,
-    as_condition,
-    named_conditions,
-    yardstick,
-)
+from harness.experiment.conditions import SENTENCES, Condition, as_condition, named_conditions
 from harness.experiment.config import RunConfig
+from harness.experiment.expand_conditions import ANSWER_AT_ONCE, CELLS, read_conditions
 from harness.experiment.plan import make_plan
-from harness.experiment.prompt import Layout
+from harness.experiment.prompt import INSTRUCTION, Layout
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read import Run
 from harness.runs.records import stored_prompts
@@ -141,13 +134,6 @@ def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
     assert (asked == 1).all()
     shown = {(one.layout, one.condition, one.problem_id): one for one in run.prompts}
     assert len(shown) == len(run.prompts) == 12 and all(len(one.completions) == 3 for one in shown.values())
-    for log in folder.glob("samples_demo_*.jsonl"):
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        prompts = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
-        assert len(lines) == len(set(prompts)) == 2
-        if "_chat_" in log.name:
-            name = re.match(r"samples_demo_(\w+?)_chat_", log.name)[1]
-            assert prompts == [shown["chat", name, line["doc"]["id"]].prompt for line in lines]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split()[1])
@@ -203,29 +189,26 @@ def test_a_count_of_0_leaves_the_filler_out_and_no_more(sweep, names):
         ({"sentence": [1, 2]}, ["sentence 1", "sentence 2"]),
         ({"token_ids": [[13], [14, 15]]}, ["token ids 13", "token ids 14 15"]),
         ({"unit": "/", "cue": ["", "A:"]}, ["/", "/"]),
+        ({"text": ["one two", "three four"]}, ["own text", "own text"]),
     ],
     ids=str,
 )
 def test_all_that_is_swept_beside_the_length_is_a_line_of_its_own(sweep, lines):
     conditions = config(sweep={**sweep, "count": [0, 5, 9]}).conditions
-    groups = group_lengths({one.name: one.factors() for one in conditions})
-    assert [filler for filler, _, _ in groups] == lines
+    groups = group_lengths({one.name: one for one in conditions})
+    assert [filler.filler for filler in groups] == lines
     assert sorted(name for of in groups.values() for name in of.values() if name != "wo") == sorted(
         one.name for one in conditions if one.name != "wo"
     )
     assert [sorted(of) for of in groups.values()] == [[0, 5, 9]] * 2
 
 
-def test_names_of_yardsticks_are_known():
-    assert [*map(yardstick, ["mless-w07", "control", "mless"])] == ["other wording", "positive control", None]
-    assert not any(map(yardstick, ["mless-w00", "mless-w1", "controls"])), "names of conditions"
-
-
-def test_the_control_begins_the_answer_in_every_tokenizer(any_tokenizer):
+def test_the_positive_control_keeps_every_guarantee_in_every_tokenizer(any_tokenizer):
     for layout in layouts(any_tokenizer):
-        plain, control = build(any_tokenizer, WO, CONTROL, layout=layout)
-        for one, without in zip(control.prompts, plain.prompts, strict=True):
-            assert one.text == without.text + one.answer_prefix and one.answer_prefix.endswith(CONTROL.answer_prefix)
+        plain, control = build(any_tokenizer, WO, ANSWER_AT_ONCE, layout=layout)
+        for at_once, without in zip(control.prompts, plain.prompts, strict=True):
+            assert at_once.text == without.text + at_once.answer_prefix
+            assert at_once.answer_prefix.endswith(ANSWER_AT_ONCE.answer_prefix)
 
 
 def test_random_tokens_are_drawn_to_their_count():
@@ -237,17 +220,67 @@ def test_random_tokens_are_drawn_to_their_count():
             build_checked_prompts(problems(p="?"), [needs], Layout.RAW, None)
 
 
-def test_a_plan_has_the_yardsticks_and_its_prompts_say_what_they_begin():
+def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
     off = config(conditions=["wo", "mless"])
-    own = {"positive_control": True}
-    plan = planned(conditions=["wo", "mless"], replicates=2, **own)
+    settings = {"across": {"instructions": ["One.", "Two."]}, "positive_control": True}
+    plan = planned(conditions=["wo", "mless"], replicates=2, **settings)
     names = list(dict.fromkeys(prompt.condition for prompt in stored_prompts(plan)))
-    assert names == ["wo", "mless", "control"]
-    assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "positive control"}
-    assert plan.size == 2 * (2 + 2 + 1)
-    assert "requests 10: mless 2 times, wo 2 times, 1 positive control" in " ".join(describe_plan(plan).split())
+    asked = ["wo", "mless", "answer-at-once"]
+    assert names == [*asked, *(f"{name}-w0{number}" for number in (1, 2) for name in asked)]
+    assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "other instructions", "positive control"}
+    assert plan.size == 2 * (9 + 6), "both sides are run again under each instruction"
+    counts = "requests 30: mless 2 times, wo 2 times, 1 positive control, 6 other instructions"
+    assert counts in " ".join(describe_plan(plan).split())
     for prompt in stored_prompts(plan):
-        assert bool(prompt.answer_prefix) == (prompt.condition == "control")
+        assert bool(prompt.answer_prefix) == prompt.condition.startswith("answer-at-once")
         assert prompt.prompt.endswith(prompt.answer_prefix)
-    assert not {"positive_control"} & off.identity().keys(), "older runs can be continued"
-    assert plan.config.identity().items() >= own.items()
+    assert not settings.keys() & off.identity().keys()
+    assert read_conditions(plan.config.as_written()) == {one.name: one for one in plan.config.all_conditions}
+
+
+NAMES = (
+    "my-w01 mless-w01 wo-w02 mless-w01-w01 control answer-at-once no-examples edit-01 filler-01 x-gap mless-gap r-003 "
+    "mless_draw-1 demo_wo baseline w01"
+).split()
+"""Names that look like those that a run gives to its own conditions, tasks and position gaps."""
+
+
+def test_a_name_says_nothing_of_what_a_condition_is():
+    conditions = ["wo", "mless", *({"name": name, "unit": ".", "count": 9} for name in NAMES)]
+    loaded = config(conditions=conditions, across={"instructions": ["One.", "Two."]}, positive_control=True)
+    every = {condition.name: condition for condition in loaded.all_conditions}
+    assert len(every) == len(loaded.all_conditions) == 3 * (len(conditions) + 1)
+    for name in ("wo", "mless", *NAMES):
+        assert (every[name].kind, every[name].of, every[name].number) == (None, None, 0)
+    control, *others = [condition for condition in every.values() if condition.kind]
+    assert control.kind == "positive control" and {one.kind for one in others} == {"other instruction"}
+    asked, texts = ("wo", "mless", *NAMES, control.name), {1: "One.", 2: "Two."}
+    assert [(one.of, one.number, one.instruction) for one in others] == [
+        (name, number, text) for number, text in texts.items() for name in asked
+    ]
+    assert read_conditions(loaded.as_written()) == every
+    prompts = {prompt.condition: prompt for prompt in stored_prompts(make_plan(loaded, limit=1))}
+    for name in NAMES:
+        assert prompts[name].prompt.startswith(INSTRUCTION) and ". . . ." in prompts[name].prompt
+        assert "kind" not in prompts[name].doc
+    for one in others:
+        assert prompts[one.name].prompt == prompts[one.of].prompt.replace(INSTRUCTION, one.instruction)
+        fields = {key: prompts[one.name].doc[key] for key in ("kind", "of", "number")}
+        assert fields == {"kind": "other instruction", "of": one.of, "number": one.number}
+    at_once = prompts[control.name]
+    assert at_once.prompt == prompts["wo"].prompt + at_once.answer_prefix
+
+
+def test_the_parts_of_a_filler_have_names_of_their_own():
+    own = [{"name": f"mless-{cell}", "unit": "."} for cell in CELLS]
+    causes = [{"causes": "mless", "layer": 1}, {"causes": "mless", "layers": "4-10"}, {"causes": "mless", "layer": 4}]
+    loaded = config(conditions=["wo", "mless", *own, *causes])
+    assert [one.unit for one in loaded.conditions if one.name in {entry["name"] for entry in own}] == ["."] * len(CELLS)
+    cells = [(one.cell["layers"], tuple(one.cell["on"])) for one in loaded.conditions if one.cell]
+    later = [on for name, on in CELLS.items() if on[0]]
+    assert cells == [
+        *(("1", on) for on in CELLS.values()),
+        *(("4-10", on) for on in later),
+        *(("4", on) for on in later),
+    ]
+    assert all(one.unit == "/" for one in loaded.conditions if one.cell)

@@ -12,7 +12,7 @@ from harness.experiment.sampling import ExplicitSampling, resolve_sampling, samp
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
 from tests.experiment.test_refusals import MINIMAL, write
-from tests.make import TOY_MODEL
+from tests.make import TOY_MODEL, read_data
 
 
 def test_a_minimal_config_has_the_studys_defaults(tmp_path):
@@ -80,29 +80,16 @@ def test_the_identity_holds_what_can_change_a_sample(tmp_path):
         {"baseline": None},
     ):
         assert load_config(write(tmp_path, {**MINIMAL, **same})).identity() == identity
-    for change in ({"replicates": 2}, {"positive_control": True}, {"seed": 7}):
+    for change in ({"replicates": 2}, {"across": {"instructions": ["One."]}}, {"seed": 7}):
         assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {**identity, **change}
 
 
-@pytest.mark.parametrize(
-    ("change", "primary", "contrasts"),
-    [
-        ({}, "mless - wo", ["mless - wo", "mful - wo", "random - wo"]),
-        ({"primary": "mful - wo", "replicates": 2}, "mful - wo", ["mless - wo", "mful - wo", "random - wo"]),
-        ({"contrasts": ["mless - random", "mless - wo"]}, "mless - wo", ["mless - random", "mless - wo"]),
-        ({"contrasts": ["mful - wo"]}, None, ["mful - wo"]),
-        ({"contrasts": []}, None, []),
-        ({"conditions": ["wo", "mful"]}, None, ["mful - wo"]),
-        ({"conditions": ["mless"]}, None, ["mless - wo"]),
-        ({"conditions": ["random", "mless"]}, "mless - random", ["mless - random"]),
-        ({"baseline": "mful", "replicates": 2}, "mless - mful", ["wo - mful", "mless - mful", "random - mful"]),
-    ],
-)
-def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, change, primary, contrasts):
-    values = {**MINIMAL, "conditions": ["wo", "mless", "mful", "random"], **change}
+@pytest.mark.parametrize("case", read_data("contrasts"), ids=str)
+def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, case):
+    values = {**MINIMAL, "conditions": ["wo", "mless", "mful", "random"], **case["change"]}
     config = load_config(write(tmp_path, values))
-    assert [contrast_name(*pair) for pair in config.tested] == contrasts
-    assert (config.primary_contrast and contrast_name(*config.primary_contrast)) == primary
+    assert [contrast_name(*pair) for pair in config.tested] == case["contrasts"]
+    assert (config.primary_contrast and contrast_name(*config.primary_contrast)) == case["primary"]
 
 
 def test_contrasts_of_a_file_whose_conditions_the_user_did_not_ask_are_left_out(tmp_path):

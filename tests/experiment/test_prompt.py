@@ -63,19 +63,6 @@ def test_as_published_is_the_authors_string():
     assert wo.text == AS_PUBLISHED_INSTRUCTION + "What?"
 
 
-@pytest.mark.parametrize(
-    ("placement", "roles"),
-    [
-        (Placement.BEFORE_SYSTEM, ["filler", "instruction", "problem"]),
-        (Placement.BETWEEN, ["instruction", "filler", "problem"]),
-        (Placement.END, ["instruction", "problem", "filler"]),
-    ],
-)
-def test_placements_order_the_segments(placement, roles):
-    segments = built("What is it?", placement).segments
-    assert [segment.role for segment in segments if segment.role != "separator"] == roles
-
-
 @given(problems, placements, layouts, st.booleans(), st.text())
 def test_the_problem_and_the_instruction_are_never_changed(problem, placement, layout, system_turn, key):
     prompt = built(problem, placement, layout, system_turn=system_turn, key=key)

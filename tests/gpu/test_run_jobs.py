@@ -1,22 +1,26 @@
-import json
+import os
+import re
+import subprocess
+from pathlib import Path
 
-from tests.gpu import run_jobs
 
-
-def test_a_job_passes_fails_or_is_cut_off_with_all_that_it_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_jobs, "FOLDER", tmp_path)
+def test_a_job_passes_fails_or_is_cut_off(tmp_path):
     lines = [
         "good|9|echo 'measured: 3 of 4'; echo end",
         "bad|9|exit 3",
-        f"slow|1|setsid sh -c 'sleep 3; touch {tmp_path}/survivor' & sleep 60",
+        "slow|1|sleep 60",
         "late|60|sleep 60",
-        "never|9|echo",
+        "never|9|:",
     ]
-    (tmp_path / "list.jobs").write_text("# name|seconds|command\n" + "\n".join(lines))
-    jobs = run_jobs.read_jobs("list", tmp_path, limit_factor=1)
-    run_jobs.run_jobs(jobs, at_once=1, seconds=5, summary=tmp_path / "list.json")
-    summary = json.loads((tmp_path / "list.json").read_text())
-    outcomes = ["passed", "failed", "cut off", "cut off", "not started"]
-    assert [facts["outcome"] for facts in summary] == outcomes
-    assert summary[0]["measured"] == ["3 of 4"] and summary[0]["last_line"] == "end"
-    assert not (tmp_path / "survivor").exists()
+    (tmp_path / "list").write_text("# name|seconds|command\n" + "\n".join(lines))
+    command = [Path(__file__).with_name("run_jobs.sh"), tmp_path / "list", tmp_path / "logs"]
+    process = subprocess.run(command, env={**os.environ, "SECONDS_IN_ALL": "5"}, capture_output=True, text=True)
+    summary = (tmp_path / "logs" / "summary.txt").read_text()
+    assert process.returncode != 0 and process.stdout == summary
+    first, *rest = re.findall(
+        r"^(\w+) .*(passed   end\nmeasured: 3 of 4|failed|cut off|not started)", summary, re.MULTILINE
+    )
+    assert first == ("good", "passed   end\nmeasured: 3 of 4")
+    assert rest == [("bad", "failed"), ("slow", "cut off"), ("late", "cut off"), ("never", "not started")]
+    process = subprocess.run([*command, "good"], capture_output=True, text=True)
+    assert process.returncode == 0 and process.stdout.count("\n") == 2

@@ -11,7 +11,6 @@ import pytest
 
 from harness.errors import GraderError
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool
-from tests.grading.test_labelled_answers import ATTACKS
 
 FORMULA = (r"so \boxed{x+1}", "1 + x")
 """Equal, but not as text: a worker has to look at it."""
@@ -48,23 +47,14 @@ def auditing():
         yield pool
 
 
-def test_order_is_kept_over_fast_and_slow_answers():
-    pairs = [(rf"\boxed{{{n}x+1}}" if n % 3 else f"\\boxed{{{n}}}", f"1+{n}x") for n in range(1, 60)]
-    pairs[7] = ("no box", "3")
-    with GraderPool(workers=2) as pool:
-        grades = grade_many(pool, pairs)
-    expected = ["correct" if n % 3 else "incorrect" for n in range(1, 60)]
-    expected[7] = "no_box"
-    assert [grade.verdict for grade in grades] == expected
-    assert [grade.answer for grade in grades[:3]] == ["1x+1", "2x+1", "3"]
-
-
 def test_the_streaming_form_hands_out_each_tag_once(pool):
     tags = [("a", n) for n in range(20)]
     for tag in tags:
         pool.submit(tag, GradeJob(completion=rf"\boxed{{x+{tag[1]}}}", target="x+3"))
+    pool.submit("no box", GradeJob(completion="3", target="3"))
     first = pool.poll(timeout_s=10)
     results = dict(first) | dict(pool.drain())
+    assert results.pop("no box").verdict == "no_box"
     assert first and list(pool.drain()) == [] and pool.poll(5) == []
     assert {tag for tag, grade in results.items() if grade.correct} == {("a", 3)}
     assert set(results) == set(tags)
@@ -144,17 +134,6 @@ def test_a_reply_that_comes_while_the_parent_sleeps_behind_its_look_is_heard(poo
 
     pool._selector.select = slow
     assert [(tag, grade.verdict) for tag, grade in pool.drain()] == [("grade", "correct")]
-
-
-def test_no_answer_costs_a_worker_its_life():
-    """Each takes under a second of processor time (test_labelled_answers.py); a busy machine has three."""
-    hostile = [*ATTACKS, r"\exp(\exp(\exp(99)))"]
-    with GraderPool(workers=1) as pool:
-        pool.start()
-        workers = children()
-        grades = grade_many(pool, [(f"\\boxed{{{attack}}}", r"\ln 2") for attack in hostile])
-        assert children() == workers
-    assert {grade.verdict for grade in grades} == {"incorrect", "no_box", "refused"}
 
 
 def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):

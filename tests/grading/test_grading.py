@@ -1,4 +1,3 @@
-import re
 import time
 
 import pytest
@@ -7,7 +6,7 @@ from hypothesis import strategies as st
 
 from harness.grading import Grade, grade
 from harness.grading.extract import read_boxes
-from tests.grading.test_labelled_answers import GOLDS
+from tests.make import read_data
 
 
 def first_box(text):
@@ -22,40 +21,10 @@ def boxes_after_first(text):
     return len(read_boxes(text)[1:])
 
 
-@pytest.mark.parametrize(
-    ("text", "box"),
-    [
-        (r"so \boxed{3}.", "3"),
-        (r"\boxed{1} then \boxed{2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed {x}", "x"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed{1} and \boxed{2", "1"),
-        (r"\boxed{a \boxed{b} c}", r"a \boxed{b} c"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{}", None),
-        ("no box, $3$", None),
-        (r"\boxed{1", None),
-        ("}}}{{{", None),
-        (r"} \boxed{5}", "5"),
-        (r"\boxed 5", "5"),
-        (r"$\boxed5$.", "5"),
-        (r"\boxed -1,234.5, so", "-1,234.5"),
-        (r"\boxed .5", ".5"),
-        (r"\boxed\frac{1}{2}$", r"\frac{1}{2}"),
-        (r"\boxed\dfrac12", r"\dfrac12"),
-        (r"\boxed{7} in \boxed format", "7"),
-        (r"\boxed{7}, \boxed and \boxed", "7"),
-        (r"$\\boxed{5}$", "5"),
-        (r"\\boxed{\\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\\boxed 5", "5"),
-        (r"x &= 4 \\\boxed{5}", "5"),
-        (r"\boxed{ \boxed{5} }", "5"),
-        (r"\boxed{1} \boxed 2", "2"),
-        (r"\boxed{a \boxed 3 b}", r"a \boxed 3 b"),
-        (r"a box: {\boxed{1}", "1"),
-    ],
-)
+CASES = read_data("completions")
+
+
+@pytest.mark.parametrize(("text", "box"), CASES["last_box"])
 def test_the_last_closed_box(text, box):
     assert last_box(text) == box
 
@@ -158,25 +127,11 @@ def test_extraction_is_linear(piece, end):
         last_box(piece * n + end * n)
         return time.process_time() - started
 
-    small, large = min(seconds(5_000) for _ in range(3)), min(seconds(50_000) for _ in range(3))
+    small, large = min(seconds(2_000) for _ in range(3)), min(seconds(20_000) for _ in range(3))
     assert large < 40 * max(small, 1e-4)  # ten times the text; quadratic time would be a hundred times
 
 
-@pytest.mark.parametrize(
-    ("completion", "target", "verdict"),
-    [
-        (r"\boxed{3}", "3", "correct"),
-        (r"\boxed{4}", "3", "incorrect"),
-        (r"\boxed{}", "3", "no_box"),
-        ("3", "3", "no_box"),
-        (r"\boxed{\dfrac12}", r"\frac{1}{2}", "correct"),
-        (r"<think>\boxed{3}</think> so \boxed{4}", "3", "incorrect"),
-        (r"<think>\boxed{3}</think> done", "3", "no_box"),
-        (r"<think> maybe \boxed{3}?", "3", "no_box"),
-        (r"\boxed{" + "1" * 3000 + "}", "3", "refused"),
-        (r"\boxed{9^{9^{9}}}", "3", "refused"),
-    ],
-)
+@pytest.mark.parametrize(("completion", "target", "verdict"), CASES["verdicts"])
 def test_verdicts(completion, target, verdict):
     assert grade(completion, target).verdict == verdict
 
@@ -186,27 +141,3 @@ def test_a_refusal_is_explained_and_a_long_answer_cut():
     assert (len(graded.answer), graded.reason) == (2000, "longer than 2000 characters")
     assert grade(r"\boxed{4}", "3").reason is None
     assert grade("3", "3").reason is None
-
-
-def _bare(gold):
-    """A gold without spacing, unit, degree or percent sign, `x=` and list order: MATH-500 has some twice this way."""
-    gold = re.sub(r"\\mbox\{[^}]*\}(\^2)?|\\text\{[^}]*\}|\^\{?\\circ\}?|\\!|\\\$|\\%|\s|^x=", "", gold)
-    gold = re.sub(r"(?<=\d),(?=\d{3}\b)", "", gold)
-    gold = re.sub(r"\\frac(\d)(\d)$", r"\\frac{\1}{\2}", gold)
-    return sorted(gold.split(","))
-
-
-@pytest.mark.slow
-def test_no_gold_verifies_against_another():
-    """With MATH500_PATH set to MATH-500 this is every pair of its golds.
-
-    A percentage is also its hundredth, and a base may be left out: such pairs are among the labelled ones instead.
-    """
-    wrong = []
-    for answer in GOLDS:
-        for target in GOLDS:
-            if _bare(answer) == _bare(target) or target.startswith(f"{answer}_") or ("%" in answer) != ("%" in target):
-                continue
-            if grade(f"\\boxed{{{answer}}}", target).verdict != "incorrect":
-                wrong.append((answer, target))
-    assert wrong == []

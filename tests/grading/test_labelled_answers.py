@@ -5,10 +5,8 @@ import sys
 from fractions import Fraction
 from itertools import combinations
 from math import prod
-from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,28 +14,28 @@ from harness.constants import LETTER_PRIME, POINTS
 from harness.experiment.problems import open_dataset
 from harness.grading.compare import compare, describe_gold, grade
 from harness.grading.values import letter_value
+from tests.make import read_data
 
-RULES = yaml.safe_load((Path(__file__).parents[1] / "data" / "labelled_answers.yaml").read_text(encoding="utf-8"))
-NOT_YET = pytest.mark.xfail(strict=True, reason="the grader does not read this yet")
-PAIRS = [
-    pytest.param(answer, target, verdict, rule["reason"], id=f"{rule['trap']}: {answer} | {target}", marks=marks)
-    for rule in RULES
-    for key, verdict, marks in (
-        ("same", "correct", ()),
-        ("different", "incorrect", ()),
-        ("not_yet", "correct", NOT_YET),
-    )
-    for answer, target in rule.get(key, ())
-]
+RULES = read_data("labelled_answers")
+GROUPS = [RULES[first : first + 3] for first in range(0, len(RULES), 3)]
+EXPECTED = {"same": ("correct",), "different": ("incorrect",), "not_yet": ("incorrect", "refused")}
+"""Verdicts of the pairs under each key. Those of `not_yet` are the same, and the grader does not read them yet."""
 
 
-@pytest.mark.parametrize(("answer", "target", "verdict", "reason"), PAIRS)
-def test_labelled_pairs(answer, target, verdict, reason):
-    assert compare(answer, target).verdict == verdict, reason
+@pytest.mark.parametrize("rules", GROUPS, ids=lambda rules: "-".join(rule["trap"] for rule in rules))
+def test_labelled_pairs(rules):
+    failures = []
+    for rule in rules:
+        for key, verdicts in EXPECTED.items():
+            for answer, target in rule.get(key, ()):
+                verdict = compare(answer, target).verdict
+                if verdict not in verdicts:
+                    failures.append(f"{rule['trap']}, {key}: {answer} | {target} is {verdict}; {rule['reason']}")
+    assert not failures, "\n".join(failures)
 
 
 def test_every_rule_has_a_reason_and_both_kinds_of_pair():
-    assert len(PAIRS) >= 2100
+    assert sum(len(rule.get(key, ())) for rule in RULES for key in EXPECTED) >= 2100
     assert all(rule["reason"] and rule["same"] and rule["different"] for rule in RULES)
     assert len({rule["trap"] for rule in RULES}) == len(RULES)
 
@@ -216,116 +214,36 @@ NESTED = [
     (r"\log_{", "}{2}"),
 ]
 ATTACKS = [
+    *(text * times for text, times in read_data("attacks")),
     *(opening * depth + "1" + closing * depth for opening, closing in NESTED for depth in (5, 15, 23, 200)),
     *(opening * 300 for opening, _ in NESTED),
-    *(
-        piece * 400
-        for piece in ("-", "+", "^", "_", "!", "{", "}", "'", ",", ":", "=", "<", r"\pm", "&", "%", "1+", "x")
-    ),
-    *(
-        piece * 150
-        for piece in (r"\frac", r"\sqrt", r"\sin ", "x^2+", r"\pm 1,", "(x+1)", r"\cup", r"\text{a}", "1/", "2^2")
-    ),
-    *(
-        piece * 60
-        for piece in (r"\sqrt{x}+", r"(\sin x+1)", r"\frac{x}{x+1}+", r"(a+b+c)", r"x^{x}", r"\cup(1,2)", "9^{99}")
-    ),
-    "9^{9^9}",
-    "2^{1000000000}",
-    "\\sin(9⁹⁹⁹⁹⁹⁹⁹)",
-    "\\sin(9^{9⁹⁹})",
-    r"\sin(9^9\text{ trillion trillion})",
     "5" + r"\text{ trillion}" * 150,
     "5" + r"\text{ a}" * 250,
-    "(1,000x" * 250,
-    r"\frac{" * 280,
-    "½" * 1900,
-    "²" * 1900,
-    "\ufdfa" * 1900,
-    r"\text{5}" * 200,
     r"\text{" + "1)" * 900 + "x}",
     "1/2" * 600 + "x",
-    "{9^9}^{9999}",
-    "9^{9999}",
-    "9^{-9999}",
-    "(1/3)^{9999}",
-    "x^{99999}",
-    "(x+1)^{5000}",
-    "(a+b+c+d)^{300}",
-    r"(1+\sqrt2)^{9999}",
-    r"(\sqrt2+\sqrt3+\sqrt5+\sqrt7)^{99}",
-    r"(\sin x+\cos x+1)^{999}",
-    "100000000!",
-    "9999!",
-    "((9!)!)!",
-    "(10^9)!",
-    "{9^{9}}!",
-    "3!!!!!!!",
-    r"\binom{1000000}{500000}",
-    r"\binom{999999999}{3}",
-    "1e999999999",
-    r"10^{-999999999}",
     "0." + "3" * 1900,
-    "1" * 1900,
     "1" * 390 + "." + "1" * 390,
     r"0.\overline{" + "123" * 100 + "}",
     r"\sqrt{" + "7" * 390 + "}",
     r"\sqrt{" + "7" * 38 + "}",
-    r"\sum_{n=1}^{10^9} n",
-    r"\prod_{n=1}^{99999} n",
-    r"\int_0^1 e^{x^2} dx",
-    r"\lim_{x\to0}\frac{\sin x}{x}",
-    r"\frac{d}{dx} x^{x^x}",
-    r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}^{1000000}",
-    r"\iint f",
     r"\begin{pmatrix}" + r"1&2&3\\" * 200 + r"\end{pmatrix}",
-    r"\operatorname{lcm}(1,2)",
-    r"\operatorname{__import__}",
-    "__import__('os').system('true')",
-    "().__class__.__bases__",
-    r"\write18{true}",
-    r"\def\a{\a\a}\a",
     "\x00",
     "5\x00",
     "\x1b[2J",
     "\u202e5",
     "\ud800",
-    "\U0001d7d3",
-    "٤",
-    "é" * 500,
-    "\U0001f600" * 400,
-    r"\pm 1 \pm 2 \pm 3 \pm 4 \pm 5",
     r"\pm" * 20 + "1",
     " " * 1900 + "5x",
     ("~" * 40 + "x") * 40,
     r"\quad" * 300 + "5x",
     "[" * 20 + "1," * 900,
-    "and " * 450,
-    "." * 1900,
-    r"\text{and }" * 150,
     ",".join(r"\pm x" for _ in range(30)),
     ",".join(map(str, range(400))),
     "+".join(f"x_{n}" for n in range(200)),
     "*".join(f"(x_{n}+1)" for n in range(60)),
-    r"\tan(\tan(\tan(\tan(\tan(\tan(10^{99}))))))",
-    r"\exp(\exp(\exp(\exp(9999))))",
-    r"\sin(10^{9999})",
-    r"\frac{1}{\sin(\pi)}",
-    r"\frac{1}{0}x",
-    r"\sqrt[999999]{2}",
-    r"\log_{0} 0",
-    r"x^{1/9999}",
-    r"x^{2^{x^2}}",
-    r"\cot(\cot(\cot(\cot x)))",
-    r"\frac{1}{1-\frac{1}{1-\frac{1}{x}}}" * 8,
-    r"\arcsin(9^{99})",
-    r"\lfloor 10^{99}\pi \rfloor",
-    r"\lfloor x \rfloor" * 30,
-    "f(" * 100,
     "=".join("x" * 200),
     "1<" * 100 + "2",
     r"x\in" * 30 + "5",
-    "1:" * 300,
 ]
 CHILD = """
 import json, sys, time
@@ -414,14 +332,15 @@ def test_letters_have_all_signs_and_many_sizes():
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_answers():
+    """The caches are full after 4,096 answers."""
     code = """
 import resource
 from harness.grading.compare import compare
-for n in range(100_000):
+for n in range(20_000):
     compare((f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")[n % 4], "(x+1)^2")
-    if n in (20_000, 99_999):
+    if n in (8_000, 19_999):
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     early, late = map(int, done.stdout.split())
-    assert late - early < 2 * 1024, "KiB"
+    assert late - early < 768, "KiB"

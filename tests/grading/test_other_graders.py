@@ -5,8 +5,9 @@ import pytest
 
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditColumns, AuditJob, Grade, GraderPool, as_record
-from harness.grading.other_graders import COLUMNS, STEPS, authors_answer, authors_rule, rewrite
+from harness.grading.other_graders import GRADERS, STEPS, authors_answer, authors_rule, rewrite
 from tests.grading.test_labelled_answers import DATASET
+from tests.make import read_data
 
 DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
 SINGLE = DOUBLED.replace("{{}}", "{}")
@@ -17,95 +18,27 @@ def test_the_published_instruction_is_the_one_with_doubled_braces():
     assert "\\boxed{}" in INSTRUCTION
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "right", "strict"),
-    [
-        (DOUBLED + "no box", "3", False, False),  # the box of the prompt holds `{}`, which is in no gold
-        (SINGLE + "no box", "3", True, False),  # an empty answer is a substring of any gold
-        (DOUBLED + r"\boxed{}", "3", True, False),
-        (DOUBLED + r"\boxed{1}", "100", True, False),  # the substring bug
-        (DOUBLED + r"\boxed{100}", "1", False, False),  # and it goes one way only
-        (DOUBLED + r"\boxed{100}", "100", True, True),
-        (DOUBLED + r"\boxed{3} then \boxed{4}", "3", False, False),  # the last one counts
-        ("no box", None, True, True),  # both None
-        ("no box", "3", False, False),  # one None
-        (r"\boxed{3}", None, False, False),
-        (r"\boxed{3} and \boxed{4", "3", False, False),  # never closed: the earlier one is not looked at
-        (r"\fbox{3} \boxed{4}", "4", True, True),
-        (r"\boxed 3", "3", False, False),
-        (r"\boxed{\dfrac{1}{2}}", r"\frac12", True, True),
-        (r"\boxed{\frac}", r"\frac{1}{2}", False, False),
-        (r"\boxed{2\sqrt}", r"2\sqrt{3}", False, False),
-        (r"\boxed{x=5}", "5", True, True),
-        (r"\boxed{0.5}", "1/2", True, True),
-    ],
-)
-def test_the_authors_rule(text, gold, right, strict):
-    if text.endswith(("frac}", "sqrt}")):
+RULE = read_data("authors_rule")
+PROMPTS = {"doubled": DOUBLED, "single": SINGLE, "none": ""}
+
+
+@pytest.mark.parametrize(("prompt", "completion", "gold", "right", "strict"), RULE["judgements"])
+def test_the_authors_rule(prompt, completion, gold, right, strict):
+    text = PROMPTS[prompt] + completion
+    if right is None:
         with pytest.raises(IndexError):
             authors_rule(text, gold)
     else:
         assert authors_rule(text, gold) == (right, strict)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [(r"\boxed{a{b}c} d", "a{b}c"), (r"\boxed{{}}", "{}"), (r"\boxed{\}}", "\\"), (r"\boxed{", None), ("", None)],
-)
+@pytest.mark.parametrize(("text", "answer"), RULE["answers"])
 def test_the_authors_answer_counts_all_braces(text, answer):
     assert authors_answer(text) == answer
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("1\n2", "12"),
-        (r"10\!000", "10000"),
-        (r"a\\b", r"a\b"),
-        (r"\tfrac{1}{2}+\dfrac{3}{4}", r"\frac{1}{2}+\frac{3}{4}"),
-        (r"\left(1\right)", "(1)"),
-        (r"90^{\circ}", "90"),
-        (r"\$5", "5"),
-        (r"5\text{ cm}", "5"),
-        (r"5\text{cm}", r"5\text{cm}"),
-        (r"5\%", "5"),
-        ("a .5", "a0.5"),
-        (".25", "0.25"),
-        ("x=5", "5"),
-        ("xy=5", "5"),
-        ("xyz=5", "xyz=5"),
-        (r"\sqrt3", r"\sqrt{3}"),
-        (r"\sqrt12", r"\sqrt{1}2"),
-        (r"\sqrt{12}", r"\sqrt{12}"),
-        ("1, 2", "1,2"),
-        (r"\frac12", r"\frac{1}{2}"),
-        (r"\frac1{2}", r"\frac{1}{2}"),
-        (r"\frac123", r"\frac{1}{2}3"),
-        (r"\frac1", r"\frac1"),
-        ("0.5", r"\frac{1}{2}"),
-        (".5", r"\frac{1}{2}"),
-        ("0.50", "0.50"),
-        ("3/4", r"\frac{3}{4}"),
-        ("-3/4", r"\frac{-3}{4}"),
-        ("03/4", "03/4"),
-    ],
-)
-def test_each_step_of_the_rewriting(before, after):
-    assert rewrite(before) == after
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (r"\d\!frac12", r"\frac{1}{2}"),  # \! goes before dfrac is looked for
-        (r"x =\sqrt 3", r"\sqrt{}3"),  # blanks go after the roots: the blank is the radicand
-        ("k=.5", ".5"),  # the point comes to the start only when `k=` goes, and is not looked at again
-        (r"\frac 12", r"\frac{1}{2}"),  # blanks go before the fractions
-        ("x=1/2", r"\frac{1}{2}"),
-        (r"\$.5", r"\frac{1}{2}"),
-    ],
-)
-def test_the_order_of_the_steps(before, after):
+@pytest.mark.parametrize(("before", "after"), [*RULE["steps"], *RULE["order"]])
+def test_the_steps_of_the_rewriting_and_their_order(before, after):
     assert rewrite(before) == after
 
 
@@ -134,7 +67,7 @@ def audited(pool, completion, target="3", prompt=DOUBLED, solution=""):
 
 
 def test_a_boxed_answer_is_right_for_every_grader(pool):
-    assert audited(pool, r"so \boxed{3}") == Audit(**dict.fromkeys(COLUMNS, True))
+    assert audited(pool, r"so \boxed{3}") == Audit(**dict.fromkeys(GRADERS, True))
 
 
 def test_math_verify_reads_answers_without_a_box_and_the_solutions_gold(pool):
@@ -177,7 +110,7 @@ def test_what_is_too_long_for_lm_eval_is_unknown_and_not_wrong(pool):
 
 def test_every_step_fills_its_columns_and_all_are_filled():
     filled = sorted(column for columns, _ in STEPS.values() for column in columns)
-    assert filled == sorted(AuditColumns.__struct_fields__) and set(COLUMNS) < set(filled)
+    assert filled == sorted(AuditColumns.__struct_fields__) and set(GRADERS) < set(filled)
 
 
 def test_lm_evals_functions_are_its_own_without_its_imports():

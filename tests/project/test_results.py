@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
@@ -12,8 +11,6 @@ from attention_probe.figures.config import PromptsConfig
 from benchmarks.controls import CONTROLS, find, plant
 from benchmarks.seed_claims import load, page
 from harness import load_run
-from harness.display.table_pages import make_table
-from harness.experiment.conditions import find_yardsticks, yardstick
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts
@@ -22,40 +19,20 @@ from harness.runs.folder import read_identity, read_prompts, read_samples, read_
 from harness.runs.receipts import model_fingerprint
 from harness.runs.records import stored_prompts
 from tests.conftest import needs_vllm
-from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
+from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, table_page
 
-RIGHT = {
-    "wo": 204,
-    "mful": 136,
-    "dots": 124,
-    "random-first": 130,
-    "mless-last": 127,
-    "dots-last": 133,
-    "text": 877,
-    "text-first": 883,
-    "slash": 797,
-    "mless": 262,
-    "random": 124,
-    "mful-last": 128,
-    "ids-first": 737,
-    "ids": 730,
-    "mless-first": 40,
-    "dots-first": 39,
-    "random-last": 124,
-    "mful-first": 19,
-}
-"""Right samples by filler and place; `wo` was run twice, all lengths of `/` but 55 are together."""
+REFERENCE = ("no-examples",)
 
 
 @pytest.fixture(scope="module")
 def table():
-    return json.loads(make_table([str(EXAMPLE)], form="json"))
+    return json.loads(table_page(EXAMPLE, form="json"))
 
 
 def test_the_example_is_the_run_of_its_config():
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
     assert identity.config == config.identity()
-    assert len(load_run(EXAMPLE, replicates=True, yardsticks=True)) == 13_272
+    assert len(load_run(EXAMPLE, replicates=True, reference_conditions=True)) == 13_272
     name = config.model_arguments()["pretrained"]
     assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
@@ -67,19 +44,12 @@ def test_its_verdicts_are_what_todays_grader_says():
     targets = {row.doc["id"]: row.doc["answer"] for row in read_prompts(EXAMPLE)}
     scores = read_scores(EXAMPLE)
     assert read_scored_by(EXAMPLE) == scored_now()
-    counts = Counter()
     with GraderPool() as pool:
-        verdicts = {}
         for sample in read_samples(EXAMPLE):
-            target = targets[sample.problem_id]
-            kind = re.sub(r"-\d+|_draw|-before-system|-between", "", sample.task.removeprefix("products_"))
-            told = {"target": target, "finish_reason": sample.finish_reason, "line": True}
-            pool.submit((sample.key, kind), GradeJob(completion=sample.completion, **told))
-        for (key, kind), grade in pool.drain():
-            verdicts[key] = grade.verdict
-            counts[kind] += grade.verdict == "correct"
+            facts = {"target": targets[sample.problem_id], "finish_reason": sample.finish_reason, "line": True}
+            pool.submit(sample.key, GradeJob(completion=sample.completion, **facts))
+        verdicts = {key: grade.verdict for key, grade in pool.drain()}
     assert verdicts == {key: score.verdict for key, score in scores.items()}
-    assert +counts == RIGHT
 
 
 def test_its_table_is_what_the_command_prints(table):
@@ -89,27 +59,23 @@ def test_its_table_is_what_the_command_prints(table):
         # another machine may round the last digits differently
         assert {name: row[name] for name in numbers} == pytest.approx(numbers, rel=1e-9, abs=1e-12)
         assert {**row, **numbers} == expected
-    assert {bool(yardstick(row["condition"])) for row in kept["rows"]} == {True, False}
+    assert {row["condition"] in REFERENCE for row in kept["rows"]} == {True, False}
 
 
 @pytest.fixture(scope="module")
 def everything():
-    return load_run(EXAMPLE, replicates=True, yardsticks=True)
-
-
-def of_yardsticks(frame):
-    return frame["condition"].isin(find_yardsticks(frame["condition"].unique()))
+    return load_run(EXAMPLE, replicates=True, reference_conditions=True)
 
 
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
-        ({}, lambda frame: (frame["replicate"] == 0) & ~of_yardsticks(frame)),
-        ({"replicates": True}, lambda frame: ~of_yardsticks(frame)),
-        ({"yardsticks": True}, lambda frame: frame["replicate"] == 0),
+        ({}, lambda frame: (frame["replicate"] == 0) & ~frame["condition"].isin(REFERENCE)),
+        ({"replicates": True}, lambda frame: ~frame["condition"].isin(REFERENCE)),
+        ({"reference_conditions": True}, lambda frame: frame["replicate"] == 0),
     ],
 )
-def test_replicates_and_yardsticks_are_loaded_on_request(everything, options, kept):
+def test_replicates_and_reference_conditions_are_loaded_on_request(everything, options, kept):
     loaded, wanted = load_run(EXAMPLE, **options), everything[kept(everything)]
     assert 0 < len(loaded) < len(everything) and list(loaded.index) == list(range(len(loaded)))
     assert list(loaded["condition"].cat.categories) == list(wanted["condition"].unique())

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from harness.constants import LOOP_COUNT, LOOP_LENGTH
 from harness.errors import JournalError, RunError
 from harness.execution.regrade import regrade
-from harness.grading import COLUMNS
+from harness.grading import GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
 from harness.runs.frame import load_run, loops, read_frame
 from harness.runs.journal import expand
 from harness.runs.read import Run
 from harness.runs.records import Score
-from tests.make import GREEDY_RUN, right, write_run
+from tests.make import GREEDY_RUN, right, small_run, write_run
 
 
 @pytest.fixture
@@ -62,7 +62,6 @@ def of(path, number, **changes):
 
 BAD = [
     (JOURNAL, 6, "garbage", "journal.jsonl, line 6: damaged"),
-    (JOURNAL, 6, "[" * 100_000, "journal.jsonl, line 6: damaged"),
     *((JOURNAL, 6, {name: None}, rf"journal.jsonl, line 6: .*\$.{name}") for name in ("completion", "problem_id")),
     (JOURNAL, 6, {"sample_index": "x"}, r"journal.jsonl, line 6: .*\$.sample_index"),
     (JOURNAL, 6, {"problem_id": "x"}, "prompts.jsonl lacks the prompt of problem x, demo_"),
@@ -74,9 +73,7 @@ BAD = [
     (PROMPTS, 1, {"prompt": "x"}, "prompts.jsonl is missing or damaged"),
     (PROMPTS, 1, None, "prompts.jsonl is missing or damaged"),
     (RECEIPT, 1, b'{"tasks":\xff}', "run.json is torn or damaged"),
-    (RECEIPT, 1, b'{"tasks": [', "run.json is torn or damaged"),
     (RECEIPT, 1, b"[" * 100_000, "run.json is torn or damaged"),
-    (RECEIPT, 1, b"[]", "run.json is torn or damaged: .*got `array`"),
     (RECEIPT, 1, {"task_version": float("nan")}, "run.json is torn or damaged"),
     (RECEIPT, 1, b'{"format": 1}', "run.json: .*field `run`"),
     (RECEIPT, 1, {"config": {"conditions": [], "model": {}}}, r"run.json: .*`backend` - at `\$.config.model`"),
@@ -122,9 +119,10 @@ def test_a_lost_replicate_is_missed_too(tmp_path):
             read(run)
 
 
-def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(demo_run):
+def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(tmp_path):
+    demo_run = small_run(tmp_path / "demo")
     journal, scores = demo_run / JOURNAL, demo_run / SCORES
-    whole = journal.read_text()
+    whole, before = journal.read_text(), load_run(demo_run)
     journal.write_text(whole + whole.splitlines()[5] + "\n")
     for read in (load_run, read_outcomes):
         with pytest.raises(RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, is there twice"):
@@ -135,11 +133,11 @@ def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(demo_
     with pytest.raises(RunError, match=r"scores.jsonl, line 2: .*`verdict`"):
         read_scores(demo_run)
     assert regrade(demo_run).endswith(": 0 verdicts changed"), "which are not known of damaged scores"
-    assert load_run(demo_run).equals(load_run(GREEDY_RUN))
+    assert load_run(demo_run).equals(before)
 
 
 def test_a_score_names_every_grader():
-    assert set(COLUMNS) <= set(Score.__struct_fields__)
+    assert set(GRADERS) <= set(Score.__struct_fields__)
 
 
 @given(block=st.text(min_size=1, max_size=LOOP_LENGTH).filter(str.strip), head=st.text(max_size=50))

@@ -141,6 +141,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
         Journal(tmp_path / "nowhere" / "j", HEADER)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_while_it_grows(tmp_path):
     """Ten times the records, of 20 kB each, cost only ten times the keys."""
     code = (

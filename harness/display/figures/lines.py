@@ -14,6 +14,7 @@ from harness.analysis.sweeps import find_sweeps
 from harness.constants import FONT, PASSED
 from harness.display.figures import style
 from harness.display.wording import LEVEL, name_character, visible
+from harness.experiment.conditions import Condition
 
 
 def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: str, **marks: Any) -> None:
@@ -37,30 +38,32 @@ def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: st
     )
 
 
-def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]]) -> Figure:
+def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> Figure:
     """Differences from the baseline against the filler's length: a panel for each model and layout, a line a filler.
 
     Args:
-        table: As of `harness.analysis.compare`, with the yardsticks.
-        factors: Of each condition, as of `frame.read_factors`.
+        table: As of `harness.analysis.compare`, with the reference conditions.
+        conditions: The config's, by name.
     """
-    doses = find_sweeps(factors)
-    several = len({key[1:] for key in doses}) > 1
-    looks, settings = style.looks(map(" ".join, doses)), style.split_settings(table)
-    baseline = style.label(table["baseline"].iloc[0])
+    doses = find_sweeps(conditions)
+    several = len({(filler.placement, filler.words) for filler in doses}) > 1
+    looks, settings = style.looks(doses), style.split_settings(table)
+    baseline = style.short_label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
     note = f"Points less {baseline}; lines: {LEVEL} intervals, not adjusted; filled: adjusted p < 0.05."
     note += " Lengths are moved apart a little where lines would cover each other."
     with style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
         for panel, rows in zip(axes, settings.values(), strict=True):
             panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-            found = style.without_yardsticks(rows).fillna({"difference": 0.0}).set_index("condition")  # the baseline's
-            for number, (key, lengths) in enumerate(doses.items()):
-                mine = found.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="role")
+            differences = style.without_reference_conditions(rows).set_index("condition")
+            differences = differences.fillna({"difference": 0.0})  # the baseline has none
+            for number, (filler, lengths) in enumerate(doses.items()):
+                mine = differences.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="role")
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
-                legend = style.label(", ".join(_spell(part) for part in (key if several else key[:1]) if part))
-                _draw_filler(panel, mine, looks[" ".join(key)], legend)
+                words = (filler.filler, filler.placement, filler.words) if several else (filler.filler,)
+                legend = style.short_label(", ".join(_spell(word) for word in words if word))
+                _draw_filler(panel, mine, looks[str(filler)], legend)
             panel.set_xlabel("Tokens of filler")
         for panel in axes[::3]:
             panel.set_ylabel(f"Difference from {baseline} (points)")
@@ -131,7 +134,7 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
                     color=look.colour,
                     linestyle=look.dashes,
                     linewidth=1.3,
-                    label=style.label(condition),
+                    label=style.short_label(condition),
                 )
                 axes.plot(medians[-1], 50, look.marker, markersize=5, color=look.colour, markeredgecolor="white")
             axes.set_title(f"{name}\nmedian {' / '.join(f'{median:,}' for median in medians)}")

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -22,46 +22,26 @@ from matplotlib.figure import Figure
 
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard, task_name
-from harness.analysis.other_prompts import over_wordings
+from harness.analysis.other_prompts import merge_instructions
 from harness.constants import CARD_ROWS
-from harness.display import comparison_tables as shown
-from harness.display.comparison_tables import remark_noise, remark_ungraded, shown_rows
+from harness.display.comparison_tables import remark_noise, remark_ungraded, rows_of_conditions, show_comparison
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
 from harness.display.report.samples import pack_samples, read_samples
+from harness.display.side_tables import show_side_tables
 from harness.display.table import Row, Table
 from harness.display.wording import define_flips, difference, label, p_value, plural, points, verdict, visible
 from harness.errors import ConfigError, RunError, list_first
+from harness.runs.attention_file import AttentionFile
 from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
-from harness.runs.receipts import git_revision, receipt_line, versions
+from harness.runs.receipts import receipt_line, software
 from harness.runs.same_settings import join
 
 PALETTE = tuple(look.colour for look in style.looks([*style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
 CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionFile:
-    """The mean curves of one folder of traces, which the attention probe makes.
-
-    Attributes:
-        name: The file's name.
-        model: The model's name, as in the run's receipt.
-        figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
-        notes: Sentences that a reader must know about all its curves.
-        prompts: The problem, the condition and the hash of each prompt that was traced.
-        receipt: How the file was made.
-    """
-
-    name: str
-    model: str
-    figure: Figure
-    notes: tuple[str, ...]
-    prompts: tuple[tuple[str, str, str], ...]
-    receipt: Mapping[str, Any]
 
 
 def write_report(
@@ -109,13 +89,14 @@ def _parts(
     runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile], board: Leaderboard
 ) -> dict[str, Any]:
     """All that the template shows."""
-    rows = shown.shown_rows(board, board.comparison)
+    rows = rows_of_conditions(board, board.comparison)
     looks = style.looks(row["condition"] for row in rows if row["baseline"] == board.baseline)
     conditions = [
         {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()
     ]
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
     several = any(row["role"] != "baseline" for row in rows)
+    forest = draw_forest(board.comparison, pooled=board.side_tables["pooled"]) if several else None
     receipts = [
         (receipt_line(about).removeprefix("receipt: "), one.receipt)
         for about, one in zip(board.receipt, runs, strict=True)
@@ -124,8 +105,8 @@ def _parts(
     return {
         "title": " + ".join(Path(one.name).resolve().name for one in runs),
         "card": make_card(board),
-        "forest": _embed(draw_forest(board.comparison, pooled=board.pooled), FOREST) if several else None,
-        "results": shown.show_comparison(board),
+        "forest": forest and _embed(forest, FOREST),
+        "results": show_comparison(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
         "others": _other_tables(board, runs),
         "attention": [
@@ -134,9 +115,9 @@ def _parts(
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
         "receipts": [(line, json.dumps(all_, indent=1, ensure_ascii=False, default=str)) for line, all_ in receipts],
-        "made_by": {"git_revision": git_revision(), "versions": versions()},
+        "made_by": software(),
         "samples": len(samples),
-        "yardsticks": len(board.yardsticks),
+        "reference_conditions": len(board.reference_conditions),
         "index": index,
         "blocks": blocks,
     }
@@ -159,20 +140,20 @@ def _fill(parts: Mapping[str, Any]) -> str:
 
 
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
-    """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
-    found = [shown.show_mediators(board), shown.show_audit(board)]
-    names = ("pooled", "wordings", "texts", "sweeps", "causes")
-    found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
-    frame = over_wordings(join(runs))  # as the verdicts are
-    frame = frame[~frame["condition"].isin(board.yardsticks)]
+    """All side tables, and the comparison by level and by subject."""
+    tables = [*show_side_tables(board).values()]
+    frame = merge_instructions(join(runs), board.reference_conditions)  # as the verdicts are
+    frame = frame[~frame["condition"].isin(board.reference_conditions)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
             ordered = frame.sort_values(column, kind="stable", ignore_index=True)
             margin = float(board.comparison["margin"].iloc[0])
-            table = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
-            split = replace(board, comparison=table, by=(column,), contrasts=None, primary=None, yardsticks={})
-            found.append(replace(shown.show_comparison(split), title=f"By {column}"))
-    return found
+            comparison = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
+            split = replace(
+                board, comparison=comparison, by=(column,), contrasts=None, primary=None, reference_conditions={}
+            )
+            tables.append(replace(show_comparison(split), title=f"By {column}"))
+    return tables
 
 
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
@@ -201,7 +182,7 @@ def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequ
 
 def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
-    rows = shown_rows(board, board.comparison)
+    rows = rows_of_conditions(board, board.comparison)
     tested = [row for row in rows if row["role"] != "baseline"]
     first = [row for row in tested if row["primary"]] or tested
     models = list(dict.fromkeys(str(row["model"]) for row in rows))

@@ -14,12 +14,11 @@ from typing import Any
 
 from harness.analysis.leaderboard import records
 from harness.constants import REPORT_BLOCK, REPORT_SNIPPET
+from harness.display.table import Row
 from harness.display.wording import define_flips, flips
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADERS
 from harness.runs.read import Run
 from harness.runs.records import prompt_id
-
-Row = Mapping[str, Any]
 
 
 def read_samples(runs: Sequence[Run]) -> list[Row]:

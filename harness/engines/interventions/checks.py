@@ -167,10 +167,11 @@ def ask_reference(
 def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
     """The first prompts of every arm, the baseline's first."""
     config, arguments = plan.config, plan.model_arguments
+    first_draw = min(arm.draw for arm in plan.arms.values() if arm.prompts)
     names = {
         task: arm.condition.name
         for task, arm in plan.arms.items()
-        if arm.condition in config.conditions and arm.draw < 2 and arm.layout == config.layouts[0]
+        if arm.condition in config.conditions and arm.draw == first_draw and arm.layout == config.layouts[0]
     }
     mine: dict[str, list[Request]] = {name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)}
     for one in requests:
