@@ -61,10 +61,11 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
     every = criterion.model_copy(update={"flip": None})  # that none changed is a result
+    problems = select(source, every)
     frame = run.samples[run.samples["layout"] == source.layout]
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))
     (row,) = (row for row in rows if row["condition"] == criterion.condition)
     typer.echo(f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['n']} problems")
     typer.echo(describe_changes(row, criterion, count_outcomes(source, every)))
-    print_changes(console, select(source, every), criterion, limit=limit)
+    print_changes(console, problems, criterion, limit=limit)

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec import structs
 
 import harness
 from harness.errors import RunError
@@ -29,7 +30,7 @@ def prompt(text="What is 2 + 2?", **fields):
 
 
 def sample(completion, reason="stop"):
-    return Sample.of(request("p"), "k", completion, reason=reason)
+    return structs.replace(Sample.of(request("p"), "k", completion, reason=reason), task="made")
 
 
 PREFIX, LINE = {"answer_prefix": r"It is \boxed{"}, {"read": "line"}
