@@ -62,6 +62,7 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))
     (row,) = (row for row in rows if row["condition"] == criterion.condition)
+    outcomes = count_outcomes(source, every)  # refuses a subject without problems, so before the first line
     typer.echo(f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['n']} problems")
-    typer.echo(describe_changes(row, criterion, count_outcomes(source, every)))
+    typer.echo(describe_changes(row, criterion, outcomes))
     print_changes(console, select(source, every), criterion, limit=limit)
