@@ -61,7 +61,7 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
     every = criterion.model_copy(update={"flip": None})  # that none changed is a result
-    problems = select(source, every)
+    problems = select(source, every)  # refuses a subject without problems, so before the first line
     frame = run.samples[run.samples["layout"] == source.layout]
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))
