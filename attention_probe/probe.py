@@ -19,13 +19,13 @@ from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize, witho
 from attention_probe.self_check import self_check
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import models
-from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
+from harness.analysis.choose_problems import Criterion, count_outcomes, select
 from harness.constants import BASELINE, GAP, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, STUDIED, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_first
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
-from harness.runs.prompts_of_run import Source
+from harness.runs.prompts_of_run import Problem, Source
 from harness.runs.records import as_json
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ProbeSettings:
     Attributes:
         model: Folder, hub name or `smollm2`; None for the model that was run.
         layers: Decoder layers, as indices from 0.
-        conditions: Names of conditions; `mless-gap` is the position gap of `mless`. Empty for all that the source
+        conditions: Names of conditions; `mless+gap` is the position gap of `mless`. Empty for all that the source
             has and the gap of `mless`. The baseline is always recorded.
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
@@ -74,7 +74,7 @@ class ProbeSettings:
         absent = ", ".join(name for name, base in made_of.items() if base not in source.conditions)
         hidden = ", ".join(name for name, base in made_of.items() if base in source.filled_answers)
         changed = ", ".join(name for name, base in made_of.items() if base in source.changed)
-        unmarked = any(not prompt.segments for one in source.problems for prompt in one.prompts.values())
+        unmarked = any(not prompt.requested.segments for one in source.problems for prompt in one.prompts.values())
         for bad, what in (
             (absent, f"has no condition {absent}: expected one of {list_first(source.conditions, 6)}"),
             (
@@ -104,7 +104,7 @@ class ProbeSettings:
 
 def run_probe(
     source: Source,
-    selection: Selection,
+    criterion: Criterion,
     settings: ProbeSettings,
     path: Path,
     *,
@@ -114,7 +114,7 @@ def run_probe(
 
     Args:
         source: Where the prompts are from.
-        selection: Which problems.
+        criterion: Which problems.
         settings: What to record, and of which model.
         path: The folder of traces. It is made, or continued if it is there.
         advance: Called with how many problems are done, and how many there are.
@@ -124,17 +124,15 @@ def run_probe(
             that the folder holds.
         ModelError: the model cannot be loaded, or gives no attention.
         JournalError: the folder holds other traces, or cannot be written.
-        ConfigError: a condition is not in the source.
+        ConfigError: a condition is not in the source, or fewer problems match than were asked for.
     """
     keep_freed_memory()
     settings = settings.fitted(source)
-    chosen = {problem.problem_id: problem for problem in selection.problems}
-    problems = selected_problems(selection, source)
-    clusters = {problem.id: problem.cluster for problem in problems}
+    problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
     prompts = {
-        problem.id: tokenize(problem, tokenizer, conditions=settings.conditions, completion=settings.record.completion)
-        for problem in problems
+        name: tokenize(problem, tokenizer, conditions=settings.conditions, completion=settings.record.completion)
+        for name, problem in problems.items()
     }
     every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
     loaded = settings.load_model(settings.dtype)
@@ -149,13 +147,34 @@ def run_probe(
     loaded.keep_embeddings(torch.from_numpy(token_ids))
     exact = None if settings.dtype == "float32" else settings.load_model("float32")
     checks = self_check(loaded, prompts, settings.record, exact)
-    receipt = make_receipt(source, selection, settings, tokenizer, checks)
-    fingerprint = as_json(receipts.model_fingerprint(loaded.name, loaded.revision))
-    header = make_header(loaded.config, fingerprint, source, selection, settings)
+    receipt = make_receipt(
+        settings,
+        tokenizer,
+        source={
+            "name": source.name,
+            "kind": source.kind,
+            "prompts_sha256": source.prompts_sha256,
+            "metric": source.metric,
+        },
+        selection={
+            "criterion": criterion.model_dump(mode="json"),
+            "outcomes": count_outcomes(source, criterion),
+            "n": len(problems),
+        },
+        checks=checks,
+    )
+    header = make_header(
+        loaded.config,
+        as_json(receipts.model_fingerprint(loaded.name, loaded.revision)),
+        settings,
+        layout=source.layout,
+        checked=source.kind != "log",
+        flip=criterion.flip,
+    )
     with AttentionTraces.create(path, header, receipt=receipt) as traces:
         for prompt in every:
             if traces.has(prompt.problem_id, prompt.condition):
-                _refuse_other_record(traces, prompt, chosen[prompt.problem_id])
+                _refuse_other_record(traces, prompt, problems[prompt.problem_id])
         missing = [
             name for name in prompts if not all(traces.has(name, condition) for condition in settings.conditions)
         ]
@@ -165,8 +184,7 @@ def run_probe(
             for by_condition, measured in zip(group, measure_group(loaded, group, settings.record), strict=True):
                 for condition, prompt in by_condition.items():
                     if not traces.has(prompt.problem_id, condition):
-                        found = measured[condition] | {"cluster": clusters[prompt.problem_id]}
-                        traces.append(make_trace(chosen[prompt.problem_id], prompt, found))
+                        traces.append(make_trace(problems[prompt.problem_id], prompt, measured[condition]))
             done += len(group)
             advance(done, len(prompts))
     return receipt
@@ -187,11 +205,11 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _refuse_other_record(traces: AttentionTraces, prompt: TokenizedPrompt, wanted: SelectedProblem) -> None:
+def _refuse_other_record(traces: AttentionTraces, prompt: TokenizedPrompt, problem: Problem) -> None:
     """Raise if the folder holds the problem with another prompt, other tokens, or chosen for another reason."""
     found = traces.get(prompt.problem_id, prompt.condition)
     old = found.prompt_sha256, found.token_ids.tolist(), found.outcome, found.control
-    if old != (prompt.sha256, prompt.token_ids.tolist(), wanted.outcome, wanted.control):
+    if old != (prompt.sha256, prompt.token_ids.tolist(), problem.outcome, problem.is_control):
         raise PromptMismatchError(
             f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} with another prompt, or from "
             "another selection. Choose another --output."
@@ -214,25 +232,49 @@ def _groups(problems: Iterable[Mapping[str, TokenizedPrompt]]) -> Iterator[list[
         yield group
 
 
-def make_trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Mapping[str, Any]) -> Trace:
+def make_trace(problem: Problem, prompt: TokenizedPrompt, measured: Mapping[str, Any]) -> Trace:
     """The record of one prompt of a chosen problem, with what was measured."""
-    of_problem = {name: getattr(problem, name) for name in ("problem_id", "subject", "level", "outcome", "control")}
-    of_prompt = {name: getattr(prompt, name) for name in ("condition", "tokens", "filler_span", "token_ids", "roles")}
-    return Trace(**of_problem, **of_prompt, **found, prompt_sha256=prompt.sha256, original_pos=prompt.original_pos)
+    return Trace(
+        problem_id=problem.id,
+        subject=problem.subject,
+        level=problem.level,
+        cluster=problem.cluster,
+        outcome=problem.outcome,
+        control=problem.is_control,
+        condition=prompt.condition,
+        prompt_sha256=prompt.sha256,
+        token_ids=prompt.token_ids,
+        roles=prompt.roles,
+        tokens=prompt.tokens,
+        original_pos=prompt.original_pos,
+        filler_span=prompt.filler_span,
+        **measured,
+    )
 
 
 def make_header(
     config: PretrainedConfig,
     fingerprint: Mapping[str, Any],
-    source: Source,
-    selection: Selection,
     settings: ProbeSettings,
+    *,
+    layout: str,
+    checked: bool = True,
+    flip: str | None = None,
 ) -> TraceHeader:
-    """What all records of a folder share."""
+    """What all records of a folder share.
+
+    Args:
+        config: The model's.
+        fingerprint: The model's.
+        settings: What is recorded.
+        layout: Of all prompts.
+        checked: Whether mless built the prompts, and so checked that the problem's tokens are the same in all.
+        flip: The outcome by which the problems were selected; None if by none.
+    """
     record = asdict(settings.record)
     options = {name: value for name, value in record.items() if name != "completion"}
-    # where each filler merges other tokens, fewer are common to more; nobody has checked the prompts of other tasks
-    if str(source.layout) == Layout.AS_PUBLISHED or source.kind == "log":
+    # where each filler merges other tokens, fewer are common to more
+    if layout == Layout.AS_PUBLISHED or not checked:
         options["common_to"] = list(settings.conditions)
     return TraceHeader(
         model=models.name_model(str(settings.model)),
@@ -241,33 +283,37 @@ def make_header(
         head_count=int(config.num_attention_heads),
         conditions=settings.conditions,
         baseline=BASELINE,
-        layout=str(source.layout),
+        layout=layout,
         queries="completion" if settings.record.completion else "prompt",
         dtype=settings.dtype,
         options=options | {"model_type": config.model_type},
-        flip=selection.criterion.flip,
+        flip=flip,
     )
 
 
 def make_receipt(
-    source: Source, selection: Selection, settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase, checks: Any
+    settings: ProbeSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    source: Mapping[str, Any],
+    selection: Mapping[str, Any],
+    checks: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What a folder of traces tells of its making."""
+    """What a folder of traces tells of its making.
+
+    Args:
+        settings: What is recorded.
+        tokenizer: The model's.
+        source: Where the prompts are from.
+        selection: How the problems were selected, and how many they are.
+        checks: What `self_check` measured.
+    """
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings),
         "tokenizer": models.name_model(tokenizer.name_or_path),
-        "source": {
-            "name": source.name,
-            "kind": source.kind,
-            "prompts_sha256": source.prompts_sha256,
-            "metric": source.metric,
-        },
-        "selection": {
-            "criterion": selection.criterion.model_dump(mode="json"),
-            "outcomes": selection.outcomes,
-            "n": len(selection.problems),
-        },
+        "source": source,
+        "selection": selection,
         "self_check": checks,
         **receipts.software(),
     }

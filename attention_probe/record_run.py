@@ -13,16 +13,18 @@ from transformers import AutoConfig
 
 from attention_probe.measure.decomposition import key_regions, mass_measures
 from attention_probe.probe import ProbeSettings, make_header, make_receipt, make_trace
-from attention_probe.prompts.token_roles import TokenizedPrompt, common_tokens, tokenize
+from attention_probe.prompts.token_roles import TokenizedPrompt, align_prompts, common_tokens
 from attention_probe.traces import AttentionTraces
 from harness import models
-from harness.analysis.choose_problems import Criterion, select
+from harness.analysis.choose_problems import Criterion
 from harness.engines.attention import Floats, means
+from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, Request
+from harness.experiment.token_checks import BuiltPrompt
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.runs.prompts_of_run import Source, answered_prompts, by_problem, filled_answers, prompt_id
+from harness.runs.prompts_of_run import Problem, filled_answers
 from harness.runs.receipts import model_fingerprint
-from harness.runs.records import as_json
+from harness.runs.records import as_json, prompt_id
 
 
 class RunRecorder:
@@ -41,32 +43,34 @@ class RunRecorder:
     """
 
     def __init__(self, plan: Plan, path: Path, dtype: Any) -> None:
-        config, arguments = plan.config, plan.config.model_arguments()
+        config, arguments = plan.config, plan.model_arguments
         model = ModelTokenizer.from_arguments(arguments)
         assert config.record and model  # as the plan found
-        self._plan, layout = plan, config.layouts[0]
-        hidden = filled_answers(config.conditions)
-        names = tuple(condition.name for condition in config.conditions if condition.name not in hidden)
-        asked = [row for row in plan.prompts if row["condition"] in names and row["layout"] == str(layout)]
-        rows = [{**row, "where": config.name} for row in asked]
-        source = Source(
-            name=config.name,
-            kind="run",
-            model=models.name_model(str(arguments["pretrained"])),
-            layout=str(layout),
-            conditions=names,
-            problems=by_problem(answered_prompts(rows, [()] * len(rows))),
-        )
-        chosen = select(source, Criterion())
-        self._clusters = {one.id: one.cluster for one in source.problems}
-        self._chosen = {one.problem_id: one for one in chosen.problems}
-        self._prompts = {one.id: tokenize(one, model.tokenizer, conditions=names) for one in source.problems}
+        self._plan = plan
+        names = recorded_conditions(config)
+        built: dict[str, dict[str, BuiltPrompt]] = {}
+        self._problems: dict[str, Problem] = {}
+        for _, arm, problem, prompt in plan.rows:
+            if arm.condition.name in names and arm.layout == config.layouts[0]:
+                name = prompt_id(problem.id, arm.draw)
+                built.setdefault(name, {})[arm.condition.name] = prompt
+                self._problems[name] = Problem(
+                    id=name, subject=problem.subject, level=problem.level, cluster=problem.counts_with, prompts={}
+                )
+        self._prompts = {name: align_prompts(name, prompts, model.tokenizer) for name, prompts in built.items()}
         name, revision, layers = str(arguments["pretrained"]), arguments.get("revision"), config.record.numbers
         shape = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
         numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
-        settings = ProbeSettings(model=source.model, layers=numbers, conditions=names, dtype=dtype)
-        header = make_header(shape, as_json(model_fingerprint(name, revision)), source, chosen, settings)
-        receipt = make_receipt(source, chosen, settings, model.tokenizer, {"recorded_by": "the run's engine"})
+        settings = ProbeSettings(model=models.name_model(name), layers=numbers, conditions=names, dtype=dtype)
+        fingerprint = as_json(model_fingerprint(name, revision))
+        header = make_header(shape, fingerprint, settings, layout=str(config.layouts[0]))
+        receipt = make_receipt(
+            settings,
+            model.tokenizer,
+            source={"name": config.name, "kind": "run", "prompts_sha256": plan.prompts_sha256, "metric": None},
+            selection={"criterion": Criterion().model_dump(mode="json"), "outcomes": {}, "n": len(built)},
+            checks={"notices": ["recorded in the run's engine"]},
+        )
         self._traces = AttentionTraces.create(path, header, receipt=receipt)
 
     def ask(self, request: Request) -> Request:
@@ -86,8 +90,7 @@ class RunRecorder:
         """
         problem, condition = self._place(request)
         prompt = self._prompts[problem][condition]
-        found = measured_fields(prompt, request.record, sums) | {"cluster": self._clusters[problem]}
-        self._traces.append(make_trace(self._chosen[problem], prompt, found))
+        self._traces.append(make_trace(self._problems[problem], prompt, measured_fields(prompt, request.record, sums)))
 
     def close(self) -> None:
         """Let others add to the folder."""
@@ -98,6 +101,12 @@ class RunRecorder:
         arm = self._plan.arms[request.task]
         first = arm.layout == self._plan.config.layouts[0]
         return prompt_id(request.problem_id, arm.draw) if first else "", arm.condition.name
+
+
+def recorded_conditions(config: RunConfig) -> tuple[str, ...]:
+    """The conditions whose prompts can be aligned to the baseline's, and whose fillers are not in the answer."""
+    hidden = filled_answers(config.conditions)
+    return tuple(condition.name for condition in config.conditions if condition.name not in hidden)
 
 
 def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> list[list[int]]:

@@ -57,7 +57,7 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
         config=config,
         layers=tuple(range(layers)),
         layers_path="layers",
-        fingerprint={},
+        revision=None,
     )
 
     def run(tokens: int) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from benchmarks import calibration_page, report
+from benchmarks import calibration_page, draws_calibration, report
 from benchmarks.pooled_calibration import EXPERIMENTS as STUDIES
 from benchmarks.pooled_calibration import section, simulate_study, studies
 from benchmarks.runs import ROOT, say
@@ -256,6 +256,11 @@ def main() -> None:
             pool.submit(simulate_study, study, STUDIES[size], arguments.seed)
             for study in sorted(studies(), key=lambda study: -study.m * study.k)
         ]
+        runs = draws_calibration.EXPERIMENTS[size]
+        of_draws = [
+            pool.submit(draws_calibration.simulate_design, design, runs, arguments.seed)
+            for design in draws_calibration.designs()
+        ]
         jobs = [pool.submit(simulate, cell, experiments, arguments.seed) for cell in todo]
         for job in jobs:
             rates.append(job.result())
@@ -263,10 +268,11 @@ def main() -> None:
         pooled = sorted(
             (job.result() for job in several), key=lambda one: (one.study.m, one.study.k, one.study.between)
         )
+        draw_rates = [job.result() for job in of_draws]
     rates.sort(key=lambda one: _numbers(one.cell))
     text, missed = calibration_page.page(rates, {**facts, "seed": str(arguments.seed)})
-    more, missed_too = section(pooled)
-    text, missed = text + more, missed + missed_too
+    for more, missed_too in (section(pooled), draws_calibration.section(draw_rates, runs)):
+        text, missed = text + more, missed + missed_too
     if arguments.small:
         print(text)
         return

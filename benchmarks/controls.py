@@ -26,8 +26,8 @@ from benchmarks import report
 from benchmarks.runs import ROOT, say
 from harness.analysis.leaderboard import make_leaderboard, records
 from harness.execution.regrade import regrade
-from harness.grading import COLUMNS
-from harness.runs.folder import JOURNAL, read_prompts, read_scores
+from harness.grading import GRADERS
+from harness.runs.folder import JOURNAL, read_identity, read_prompts, read_scores
 from harness.runs.journal import expand
 from harness.runs.read import Run
 
@@ -144,15 +144,16 @@ def plant(control: Control, folder: Path) -> int:
     """Copy the run into a folder, change it and grade it again; returns how many samples were changed."""
     shutil.copytree(RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*"))
     expand(folder)
-    golds = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(folder)}
+    golds = {row.doc["id"]: row.doc["answer"] for row in read_prompts(folder)}
     verdicts = {key: score.verdict for key, score in read_scores(folder).items()}
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
     wanted = {True: ["correct"], False: ["incorrect"], None: ["correct", "incorrect"]}[control.right]
     samples = [(place, json.loads(line)) for place, line in enumerate(lines)]
+    tasks = {task for task, arm in read_identity(folder).arms.items() if arm.condition in control.of}
     fitting = [
         (place, sample)
         for place, sample in samples
-        if sample.get("task", "").endswith(tuple(f"_{name}" for name in control.of))
+        if sample.get("task") in tasks
         and verdicts[sample["key"]] in wanted
         and (control.right is not False or _digit(golds[sample["problem_id"]]))
         and "\\boxed" in sample["completion"]
@@ -172,8 +173,8 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
     """What the tables say of the condition: verdict, parts, states and graders, as in `Control`."""
     board = make_leaderboard([Run.load(folder)])
     (row,) = (one for one in records(board.comparison) if one["condition"] == CONDITION)
-    mediators = board.mediators.set_index("condition")
-    audit = board.audit.set_index("condition").loc[CONDITION]
+    mediators = board.side_tables["mediators"].set_index("condition")
+    audit = board.side_tables["audit"].set_index("condition").loc[CONDITION]
     change = mediators.loc[CONDITION]
     moved = {"format": row["difference"] - row["answer_difference"], "answer": row["answer_difference"]}
     parts = tuple(name for name, points in moved.items() if abs(points) >= 2)
@@ -183,7 +184,7 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
         if change[name] - mediators.loc["wo", name] >= 1
     )
     graders = tuple(
-        name for name in COLUMNS if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
+        name for name in GRADERS if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
     )
     said = f"{row['verdict']} (format)" if row["by_format"] else str(row["verdict"])
     return said, parts, states, graders

@@ -13,7 +13,8 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from benchmarks.calibration_page import table
-from harness.analysis.pooled import FEWEST_DRAWS, estimate_crossed, estimate_over_draws
+from harness.analysis.pooled import FEWEST_DRAWS, CrossedDifference, estimate_crossed, estimate_over_draws
+from harness.analysis.tests import PairedDifference
 
 Floats = npt.NDArray[np.float64]
 Effects = Literal["alike", "skewed", "one in five"]
@@ -121,7 +122,7 @@ def simulate_design(design: Design, experiments: int, seed: int) -> DrawRates:
     return DrawRates(design, false, covers, covers_effect, found, 100 * width)
 
 
-def _simulate_run(design: Design, size: float, rng: np.random.Generator):  # type: ignore[no-untyped-def]
+def _simulate_run(design: Design, size: float, rng: np.random.Generator) -> PairedDifference | CrossedDifference:
     """The estimate of one run."""
     doubled = design.problems - design.clusters
     sizes = rng.permutation(np.repeat([1, 2], [design.clusters - doubled, doubled]))
@@ -188,11 +189,9 @@ def section(rates: Iterable[DrawRates], experiments: int) -> tuple[str, list[str
             missed.append(f"false effects {false}: {design}")
             false = f"**{false}**"
         setting += [str(design.each), f"{design.shift:g}", design.effects]
-        draws.append(
-            [*setting, false, f"{100 * rate.covers:.1f}", covers, f"{100 * rate.found:.1f}", f"{rate.width:.1f}"]
-        )
+        measured = f"{100 * rate.covers:.1f}", covers, f"{100 * rate.found:.1f}", f"{rate.width:.1f}"
+        draws.append([*setting, false, *measured])
     heading = ["clusters", "problems", "draws"]
-    measured = ["false", "covers", "with an effect", "found", "width"]
     text = TEXT.format(experiments=experiments, target=100 * FALSE_RATE)
-    text += table([*heading, "each", "shift", "effects", *measured], draws)
+    text += table([*heading, "each", "shift", "effects", "false", "covers", "with an effect", "found", "width"], draws)
     return text + INSTRUCTIONS + table([*heading[:2], "instructions", "covers", "width"], instructions), missed

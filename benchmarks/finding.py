@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.runs import say
 from harness.models import fetch_smollm2
-from harness.runs.prompts_of_run import RunPrompt
+from harness.runs.prompts_of_run import AnsweredPrompt
 from harness.runs.read import Run
 
 QUERIES, BATCH, RESAMPLES = 40, 16, 400
@@ -37,10 +37,10 @@ EARLY = slice(3, DEEPEST)
 """Layers 4 to 10, counted from 0."""
 
 
-def filler_characters(prompt: RunPrompt) -> tuple[int, int]:
+def filler_characters(prompt: AnsweredPrompt) -> tuple[int, int]:
     """Where the filler's text begins and ends in a raw prompt; nowhere without one."""
     begun = 0
-    for segment in prompt.segments:
+    for segment in prompt.requested.segments:
         if segment.role == "filler":
             return begun, begun + len(segment.text)
         begun += len(segment.text)
@@ -48,7 +48,7 @@ def filler_characters(prompt: RunPrompt) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def measure(prompts: list[RunPrompt]) -> pandas.DataFrame:
+def measure(prompts: list[AnsweredPrompt]) -> pandas.DataFrame:
     """One row a prompt: whether the first sample is right, and the shares of attention."""
     folder = str(fetch_smollm2())
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -56,7 +56,7 @@ def measure(prompts: list[RunPrompt]) -> pandas.DataFrame:
     model.model.layers = model.model.layers[:DEEPEST]
     by_length = defaultdict(list)  # prompts of one length make a batch without padding
     for prompt in prompts:
-        coded = tokenizer(prompt.text, return_offsets_mapping=True)
+        coded = tokenizer(prompt.prompt, return_offsets_mapping=True)
         begin, end = filler_characters(prompt)
         inside = [begin <= a < b <= end for a, b in coded["offset_mapping"]]
         by_length[len(inside)].append((prompt, coded["input_ids"], inside))

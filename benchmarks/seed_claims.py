@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from attention_probe.figures.config import PromptsConfig
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe import ProbeSettings, run_probe
-from attention_probe.prompts.choose_prompts import choose, open_source
+from attention_probe.prompts.choose_prompts import open_source
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import say, work_folder
+from harness.analysis.choose_problems import select
 from harness.constants import Definition, View
 from harness.errors import HarnessError
 from harness.runs import receipts
@@ -83,11 +84,10 @@ def load(folder: Path, model: str = "smollm2", prompts: PromptsConfig = PROMPTS)
     """
     settings = ProbeSettings(model=model, layers=LAYERS, conditions=("wo", *FILLED), record=Record(activations=True))
     source = open_source(prompts, FILLED, settings.load_tokenizer)
-    selection = choose(prompts, source)
     path = folder / f"{source.prompts_sha256[:8]}.traces"
     say(str(path))
-    run_probe(source, selection, settings, path)
-    ids = [problem.problem_id for problem in selection.problems]
+    run_probe(source, prompts.criterion, settings, path)
+    ids = [problem.id for problem in select(source, prompts.criterion)]
     with AttentionTraces.open(path) as traces:
         return {name: [traces.get(one, name) for one in ids] for name in settings.conditions}
 

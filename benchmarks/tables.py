@@ -62,18 +62,18 @@ def measure(*, small: bool = False) -> Figures:
     shutil.rmtree(folder, ignore_errors=True)
     samples = SMALL if small else SAMPLES
     rows, measured = [], {}
-    for models, command in ((1, "table"), (MODELS, "leaderboard")):
+    for models, command, flags in ((1, "table", ["--mediators", "--audit"]), (MODELS, "leaderboard", ["--models"])):
         say(f"tables: writing {samples:,} samples")
         runs = [multiply(folder / f"model-{number}", samples // models) for number in range(models)]
-        say(f"tables: mless {command}")
-        flags = ["--mediators", "--audit"] if command == "table" else []
+        said = " ".join(["mless table", *flags])
+        say(f"tables: {said}")
         written = folder / f"{command}.json"
-        write_json(folder / "command.json", [command, *map(str, runs), *flags])
+        write_json(folder / "command.json", ["table", *map(str, runs), *flags])
         step = [sys.executable, "-m", "benchmarks.tables", "--step", str(folder / "command.json"), str(written)]
         subprocess.run(step, cwd=ROOT, check=True)
         found = json.loads(written.read_text(encoding="utf-8"))
         measured[command] = found
-        what = f"mless {' '.join([command, *flags])}, {samples:,} samples of {models} model{'s' * (models > 1)}"
+        what = f"{said}, {samples:,} samples of {models} model{'s' * (models > 1)}"
         met = found["seconds"] <= SECONDS, found["bytes"] <= GIGABYTES * 1e9
         rows += [
             row(f"{what}: time", f"{found['seconds']:.1f} s", target=f"at most {SECONDS:.0f} s", met=met[0]),

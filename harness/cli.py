@@ -46,7 +46,6 @@ COMMANDS = (
     Command(_RUN, "harness.commands.regrade", "mless regrade results/mine"),
     Command(_RUN, "harness.commands.fetch", "mless fetch configs/runs/qwen2.5-math-7b-published.yaml"),
     Command(_READ, "harness.commands.table", "mless table results/example --mediators --audit"),
-    Command(_READ, "harness.commands.leaderboard", "mless leaderboard results"),
     Command(_READ, "harness.commands.compare", "mless compare results/example:random results/example:mless"),
     Command(_READ, "harness.commands.show", "mless show results/example --changed"),
     Command(_READ, "harness.commands.plot", "mless plot results/example --kind forest -o figures"),

@@ -262,8 +262,9 @@ BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """How large a block of weights may get before it takes fewer queries."""
 ABSENT = -1
 """In `original_pos` of a token: the baseline has no such token."""
-GAP = "-gap"
-"""How the name of a position gap ends: the prompt without its filler, and with the filler's room left open."""
+GAP = "+gap"
+"""How a position gap is written: the prompt without its filler, and with the filler's room left open. A config cannot
+name a condition so, as names have no plus sign."""
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
 """The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
 NORMAL_CONSISTENCY = 1.4826

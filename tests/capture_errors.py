@@ -89,7 +89,7 @@ def build(model_type: str, **changes: object) -> LoadedModel:
     path, layers = next(found for found in model.named_modules() if isinstance(found[1], nn.ModuleList))
     del layers[LAYERS[-1] + 1 :]
     return LoadedModel(
-        name=f"tiny {model_type}", model=model, config=model.config, layers=LAYERS, layers_path=path, fingerprint={}
+        name=f"tiny {model_type}", revision=None, model=model, config=model.config, layers=LAYERS, layers_path=path
     )
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,18 +22,19 @@ import yaml
 from attention_probe.analysis.curves import average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from harness.display.table_pages import TableOptions, make_table
 from harness.execution.generate import session_facts
 from harness.execution.run import _generation_config, execute, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
-from harness.experiment.prompt import Segment, hash_prompts, hash_text
-from harness.grading import COLUMNS as GRADERS
+from harness.experiment.prompt import hash_prompts, hash_text
+from harness.grading import GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.journal import expand, hash_stored
-from harness.runs.prompts_of_run import RunPrompt, Source
+from harness.runs.prompts_of_run import AnsweredPrompt, Source
 from harness.runs.read import Run
-from harness.runs.records import SESSION, Sample
+from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
 
 
 def passing_folder() -> Path:
@@ -78,15 +80,19 @@ def small_run(folder: Path, problems: int = 25) -> Path:
     """Some problems of `GREEDY_RUN` as a run of their own, without lm-eval's files: fast to read and to grade."""
     shutil.copytree(GREEDY_RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*"))
     rows = read_prompts(folder)
-    names = list(dict.fromkeys(row["doc"]["id"] for row in rows))
+    names = list(dict.fromkeys(row.doc["id"] for row in rows))
     kept = set(names[:: len(names) // problems])
-    rows = [row for row in rows if row["doc"]["id"] in kept]
+    rows = [row for row in rows if row.doc["id"] in kept]
     changed = {"prompts_sha256": hash_prompts(rows)}
     header, *samples = map(json.loads, (folder / JOURNAL).read_text(encoding="utf-8").splitlines())
     samples = [sample for sample in samples if sample.get("problem_id") in kept or sample["key"].startswith(SESSION)]
     first, *scores = map(json.loads, (folder / SCORES).read_text(encoding="utf-8").splitlines())
     scores = [score for score in scores if score["key"] in {sample["key"] for sample in samples}]
-    for name, lines in ((PROMPTS, rows), (JOURNAL, [{**header, **changed}, *samples]), (SCORES, [first, *scores])):
+    for name, lines in (
+        (PROMPTS, [as_json(row) for row in rows]),
+        (JOURNAL, [{**header, **changed}, *samples]),
+        (SCORES, [first, *scores]),
+    ):
         text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
         (folder / name).write_text(text, encoding="utf-8")
     receipt = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
@@ -112,11 +118,12 @@ def write_run(
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**CONFIG, **changes}))
     plan = make_plan(load_config(file), limit=limit)
-    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     setting = identity.hash_setting()
-    targets = {row["doc"]["id"]: row["doc"]["answer"] for row in plan.prompts}
-    with RunFolder(folder, identity, plan.prompts) as opened:
+    prompts = stored_prompts(plan)
+    targets = {prompt.doc["id"]: prompt.doc["answer"] for prompt in prompts}
+    with RunFolder(folder, identity, prompts) as opened:
         opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             text, reason = answer(request, targets[request.problem_id])
@@ -197,11 +204,32 @@ def drawn(seed: int, problems: int, k: int, chances: dict[str, float], others=WR
     }
 
 
-def run_prompt(condition: str, verdicts: tuple[str, ...] = (), *, problem_id: str = "p", **facts) -> RunPrompt:
-    """A prompt with the verdicts of its samples."""
+def answered_prompt(
+    condition: str, verdicts: tuple[str, ...] = (), *, problem_id: str = "p", completions=None, answers=(), **facts
+) -> AnsweredPrompt:
+    """A prompt with the verdicts of its samples, and of each the completion and the answer where they are given."""
     text = facts.pop("text", f"{problem_id} {condition}")
-    known = {"condition": condition, "layout": "raw", "problem_id": problem_id, "text": text, "sha256": hash_text(text)}
-    return RunPrompt(**{**known, "segments": (Segment(role="problem", text=text),), "verdicts": verdicts, **facts})
+    doc = {"id": problem_id, "subject": "", "level": 0, "answer": "", "system": ""}
+    doc["segments"] = [{"role": "problem", "text": text}]
+    doc |= facts.pop("doc", {})
+    graded_samples = [
+        (
+            Sample(
+                key=str(index),
+                task="made",
+                problem_id=problem_id,
+                sample_index=index,
+                prompt_token_sha256=None,
+                completion=completion,
+                completion_tokens=None,
+            ),
+            Score(key=str(index), verdict=verdict, answer=answer, boxes_after_first=0),
+        )
+        for index, (verdict, completion, answer) in enumerate(zip_longest(verdicts, completions or (), answers))
+    ]
+    known = {"task": "made", "condition": condition, "layout": "raw", "prompt": text, "prompt_sha256": hash_text(text)}
+    known |= {"prompt_token_sha256": None, "doc": doc, "graded_samples": tuple(graded_samples)}
+    return AnsweredPrompt(**{**known, **facts})
 
 
 def source_of(*problems) -> Source:
@@ -313,3 +341,8 @@ def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **o
 
 
 full_curve = partial(aligned_curve, view="full")
+
+
+def table_page(*runs, **options):
+    """The page of `mless table`."""
+    return make_table([str(run) for run in runs], TableOptions(**options))

@@ -15,7 +15,8 @@ from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.analysis import causes, comparison, controls, pooled, reference, sweeps
+from harness.analysis import comparison, reference
+from harness.display.side_tables import SIDE_TABLES
 from harness.experiment import config as runs
 from harness.experiment import interventions, problems
 from harness.experiment.conditions import Condition
@@ -52,12 +53,11 @@ Written by `python -m tools.reference_pages` from the schema. Defaults stand in 
 """
 
 TABLES: dict[str, dict[str, str]] = {
-    "The comparison (`rows`; `harness.analysis.compare`)": comparison.COLUMNS,
-    "All models together (`pooled`)": pooled.COLUMNS,
-    "Sweeps (`sweeps`)": sweeps.COLUMNS,
-    "A filler taken apart (`causes`)": causes.COLUMNS,
-    "What else changed (`mediators`)": controls.MEDIATORS,
-    "Published numbers (`reference.rows`)": reference.COLUMNS,
+    "The comparison (`rows`; `harness.analysis.compare`)": comparison.COMPARISON_COLUMNS,
+    **{
+        f"{side.heading} (`{side.key}`)".replace("{shared}", ""): side.meanings for side in SIDE_TABLES if side.meanings
+    },
+    "Published numbers (`reference.rows`)": reference.REFERENCE_COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 

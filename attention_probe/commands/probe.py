@@ -99,14 +99,13 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
     """Record what is missing in the folder, and print a summary of all that is in it."""
     from attention_probe.analysis.print_traces import describe_checks, summary
     from attention_probe.probe import run_probe
-    from attention_probe.prompts.choose_prompts import choose, open_source
+    from attention_probe.prompts.choose_prompts import open_source
     from attention_probe.traces import AttentionTraces
     from harness.display.progress import progress_bar
 
     opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
-    selection = choose(prompts, opened)
-    with progress_bar(f"probe {len(selection.problems)} problems") as advance:
-        receipt = run_probe(opened, selection, settings, output, advance=advance)
+    with progress_bar("probe problems") as advance:
+        receipt = run_probe(opened, prompts.criterion, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
         typer.echo(summary(traces))
     typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")

@@ -118,7 +118,7 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
             rows = table[table["panel"] == model.title]
             form.draw(list(grid[:, column]), rows, model.c)
             stamp(grid[0, column], model.title, rows)
-        grid[1, 0].set_ylabel(f"Relative change\nfrom {style.label(WITHOUT)} (%)")
+        grid[1, 0].set_ylabel(f"Relative change\nfrom {style.short_label(WITHOUT)} (%)")
         grid[0, 0].set_ylabel(form.y_label)
     return figure
 
@@ -129,7 +129,7 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     looks = style.looks(_PAIR)
     for condition, look in looks.items():
         mean, _, _ = _percent(table, "histogram", condition)
-        above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=style.label(condition))
+        above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=style.short_label(condition))
     mean, below_it, above_it = _percent(table, "histogram", _CHANGE)
     below.stairs(mean, _EDGES, baseline=None, color=looks[WITH].colour, linewidth=0.8)
     below.stairs(above_it, _EDGES, baseline=below_it, color=looks[WITH].colour, alpha=0.2, linewidth=0, fill=True)
@@ -139,7 +139,7 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     above.yaxis.set_major_formatter("{x:g}")
     top, _, _ = _percent(table, "histogram_top", WITHOUT)
     below.set_xlabel(
-        f"Activation |a|\n(1 = {100 * COVERED:g} % quantile {style.label(WITHOUT)} = {top.item() / 100:.3g})"
+        f"Activation |a|\n(1 = {100 * COVERED:g} % quantile {style.short_label(WITHOUT)} = {top.item() / 100:.3g})"
     )
     for axes in (above, below):
         axes.set_xlim(0, _EDGES[-1])

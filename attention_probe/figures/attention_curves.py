@@ -275,7 +275,7 @@ def draw_groups(axes: Axes, condition: str, place: float, values: Any, colour: s
     reach = None if np.isnan(low).all() else [list(mean - low), list(high - mean)]
     lines = {"elinewidth": 0.9, "ecolor": style.INK, "capsize": 2}
     where = np.arange(len(mean)) + place
-    return axes.bar(where, mean, yerr=reach, color=colour, label=style.label(condition), error_kw=lines, **more)
+    return axes.bar(where, mean, yerr=reach, color=colour, label=style.short_label(condition), error_kw=lines, **more)
 
 
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:

@@ -18,8 +18,9 @@ from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.from_traces import figure_receipt
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe import ProbeSettings, run_probe
-from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
+from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
 from attention_probe.traces import AttentionTraces
+from harness.analysis.choose_problems import select
 from harness.display.figures.style import write_figure
 from harness.errors import ConfigError
 from harness.models import label_model
@@ -99,16 +100,16 @@ def _measure(
 ) -> Path:
     """A complete folder of traces, named after what was measured, so that what is there is not measured again."""
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
-    selection = choose(prompts, source)
+    criterion = prompts.criterion
     parts = [
         settings.model,
         settings.layers,
         settings.conditions,
         source.prompts_sha256,
-        [(problem.problem_id, problem.outcome, problem.control) for problem in selection.problems],
-        selection.on_outcome,
+        [(problem.id, problem.outcome, problem.is_control) for problem in select(source, criterion)],
+        criterion.on_outcome,
         asdict(settings.record),
     ]
     path = folder / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.traces"
-    run_probe(source, selection, settings, path, advance=advance)
+    run_probe(source, criterion, settings, path, advance=advance)
     return path

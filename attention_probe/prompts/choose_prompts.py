@@ -1,4 +1,4 @@
-"""Get the prompts that a config or a command describes: a source of prompts, and a selection from it."""
+"""Get the prompts that a config or a command describes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from harness.analysis.choose_problems import Criterion, Selection, select
+from harness.analysis.choose_problems import Criterion
 from harness.constants import BASELINE, GAP
 from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
@@ -47,6 +47,11 @@ class PromptsConfig(Criterion):
             )
         return self
 
+    @property
+    def criterion(self) -> Criterion:
+        """Which of the source's problems."""
+        return Criterion(**{name: getattr(self, name) for name in Criterion.model_fields})
+
 
 def prompts_config(**values: Any) -> PromptsConfig:
     """The prompts that a command's options describe.
@@ -82,12 +87,3 @@ def open_source(
         str(prompts.layout or "raw"),
         instruction=prompts.instruction,
     )
-
-
-def choose(prompts: PromptsConfig, source: Source) -> Selection:
-    """The selection that the config describes.
-
-    Raises:
-        ConfigError: it names what the source does not have, or too few problems match.
-    """
-    return select(source, Criterion(**{name: getattr(prompts, name) for name in Criterion.model_fields}))

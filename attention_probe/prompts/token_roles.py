@@ -19,14 +19,16 @@ from numpy.typing import NDArray
 
 from harness.constants import ABSENT, BASELINE, GAP
 from harness.errors import PromptMismatchError, RunError
-from harness.experiment.tokenizer import encode, find_segments, hash_token_ids
-from harness.runs.prompts_of_run import Problem, RunPrompt
+from harness.experiment import token_checks
+from harness.experiment.token_checks import BuiltPrompt
+from harness.experiment.tokenizer import encode, find_segments
+from harness.runs.prompts_of_run import AnsweredPrompt, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROLES = ("template", "instruction", "separator", "filler", "problem", "completion", "demonstration", "format")
-TEMPLATE, INSTRUCTION, SEPARATOR, FILLER, PROBLEM, COMPLETION = range(6)
+ROLES = token_checks.TOKEN_ROLES
+SEPARATOR, FILLER, COMPLETION = map(ROLES.index, ("separator", "filler", "completion"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,7 @@ class TokenizedPrompt:
     Attributes:
         condition, problem_id, sha256: Which prompt; the hash is of its text.
         token_ids: int32; the prompt's, then the completion's if it was asked for.
-        roles: int8; index into `ROLES`. A token that touches the filler is a filler token; any other has the role of
-            most of its visible characters, or of most blanks if it has no other.
+        roles: int8; index into `ROLES`, as of `BuiltPrompt.token_roles`.
         tokens: Each token's piece of the text, for people.
         original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for inserted tokens (filler
             and its separator), for those that the tokenizer merged differently, and for the completion's. The
@@ -89,7 +90,7 @@ def tokenize(
     Args:
         problem: With a prompt under the baseline and every condition.
         tokenizer: The model's.
-        conditions: Which to return; the baseline may be among them. `mless-gap` is the position gap of `mless`.
+        conditions: Which to return; the baseline may be among them. `mless+gap` is the position gap of `mless`.
         completion: Append the tokens of what the model wrote.
 
     Raises:
@@ -97,17 +98,32 @@ def tokenize(
         PromptMismatchError: the token ids are not those that the run recorded, or a segment is not in the text.
     """
     sources = {name: without_gap(name, problem.prompts) for name in conditions}
-    laid = {name: _lay(_prompt(problem, name), tokenizer) for name in dict.fromkeys((BASELINE, *sources.values()))}
-    found = {}
+    built = {name: _build(_prompt(problem, name), tokenizer) for name in dict.fromkeys((BASELINE, *sources.values()))}
+    aligned = align_prompts(problem.id, built, tokenizer)
+    tokenized = {}
     for name, source in sources.items():
-        whole = replace(laid[source], original_pos=_align(laid[BASELINE], laid[source]))
-        whole = _append_completion(whole, problem.prompts[source], tokenizer) if completion else whole
-        found[name] = whole if name == source else whole.position_gap()
-    return found
+        prompt = aligned[source]
+        if completion:
+            prompt = _append_completion(prompt, problem.prompts[source], tokenizer)
+        tokenized[name] = prompt if name == source else prompt.position_gap()
+    return tokenized
+
+
+def align_prompts(
+    problem_id: str, prompts: Mapping[str, BuiltPrompt], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, TokenizedPrompt]:
+    """The built prompts of a problem by condition, aligned to the baseline's, which is among them."""
+    unaligned = {
+        condition: _with_roles(problem_id, condition, prompt, tokenizer) for condition, prompt in prompts.items()
+    }
+    baseline = unaligned[BASELINE]
+    return {
+        condition: replace(prompt, original_pos=_align(baseline, prompt)) for condition, prompt in unaligned.items()
+    }
 
 
 def without_gap(name: str, there: Collection[str]) -> str:
-    """The condition that a position gap is made of: `mless` for `mless-gap`; any other name as it is."""
+    """The condition that a position gap is made of: `mless` for `mless+gap`; any other name as it is."""
     return name if name in there or name.removesuffix(GAP) not in there else name.removesuffix(GAP)
 
 
@@ -117,42 +133,43 @@ def common_tokens(prompts: Mapping[str, TokenizedPrompt]) -> dict[str, NDArray[n
     return {name: np.isin(prompt.original_pos, list(shared)) for name, prompt in prompts.items()}
 
 
-def _prompt(problem: Problem, condition: str) -> RunPrompt:
+def _prompt(problem: Problem, condition: str) -> AnsweredPrompt:
     if condition not in problem.prompts:
         raise RunError(f"Problem {problem.id} was not asked under {condition!r}, but {', '.join(problem.prompts)}.")
     return problem.prompts[condition]
 
 
-def _lay(prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompt:
-    """The prompt's tokens over its segments, each at its own position."""
-    ids, offsets = encode(prompt.text, tokenizer)
-    if prompt.token_sha256 is not None and hash_token_ids(ids) != prompt.token_sha256:
+def _build(stored: AnsweredPrompt, tokenizer: PreTrainedTokenizerBase) -> BuiltPrompt:
+    """The stored prompt with its tokens."""
+    requested = stored.requested
+    untokenized = BuiltPrompt(prompt=requested, text=stored.prompt)
+    built = token_checks.tokenize(untokenized, find_segments(requested, stored.prompt), tokenizer)
+    if stored.prompt_token_sha256 not in (None, built.prompt_token_sha256):
         raise PromptMismatchError(
-            f"Problem {prompt.problem_id}, condition {prompt.condition!r}: this tokenizer makes other token ids of the "
+            f"Problem {stored.problem_id}, condition {stored.condition!r}: this tokenizer makes other token ids of the "
             "prompt than the run's. Name the model that was run, in the same revision."
         )
-    characters = np.full(len(prompt.text), TEMPLATE, np.int8)
-    for role, (low, high) in find_segments(prompt.prompt, prompt.text):
-        characters[low:high] = ROLES.index(role)
-    visible = np.array([not character.isspace() for character in prompt.text], np.bool_)
-    roles = np.full(len(ids), TEMPLATE, np.int8)
-    for index, (start, end) in enumerate(offsets):
-        # some tokenizers give a blank token no width: it ends where its character does
-        span = slice(start, end) if start < end else slice(max(end - 1, 0), end)
-        covered, seen = characters[span], characters[span][visible[span]]
-        if len(covered):
-            roles[index] = FILLER if FILLER in covered else np.bincount(seen if len(seen) else covered).argmax()
-    inside = np.flatnonzero(roles == FILLER)
+    return built
+
+
+def _with_roles(
+    problem_id: str, condition: str, prompt: BuiltPrompt, tokenizer: PreTrainedTokenizerBase
+) -> TokenizedPrompt:
+    """The prompt's tokens, each at its own position."""
+    assert prompt.token_ids is not None and prompt.offsets is not None  # the model's tokenizer is known
+    roles = prompt.token_roles
+    in_filler = np.flatnonzero(roles == FILLER)
+    positions = np.arange(len(roles), dtype=np.int32)
     return TokenizedPrompt(
-        condition=prompt.condition,
-        problem_id=prompt.problem_id,
-        sha256=prompt.sha256,
-        token_ids=np.array(ids, np.int32),
+        condition=condition,
+        problem_id=problem_id,
+        sha256=prompt.prompt_sha256,
+        token_ids=np.array(prompt.token_ids, np.int32),
         roles=roles,
-        tokens=_pieces(ids, offsets, prompt.text, tokenizer),
-        original_pos=np.arange(len(ids), dtype=np.int32),
-        positions=np.arange(len(ids), dtype=np.int32),
-        filler_span=(int(inside[0]), int(inside[-1]) + 1) if len(inside) else None,
+        tokens=_pieces(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),
+        original_pos=positions,
+        positions=positions,
+        filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
     )
 
 
@@ -200,21 +217,22 @@ def _agreeing(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
 
 
 def _append_completion(
-    tokenized: TokenizedPrompt, prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase
+    tokenized: TokenizedPrompt, prompt: AnsweredPrompt, tokenizer: PreTrainedTokenizerBase
 ) -> TokenizedPrompt:
     """The prompt with the completion's tokens as they follow it.
 
     Read together with the prompt they begin as the model wrote them, unless the tokenizer glues the two; then the
     completion is read by itself. A model may have written the same text in other tokens.
     """
-    if prompt.completion is None:
+    if not prompt.completions:
         raise RunError(f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is recorded.")
-    size, text = len(tokenized), prompt.text + prompt.completion
+    completion = prompt.completions[0]
+    size, text = len(tokenized), prompt.prompt + completion
     ids, offsets = encode(text, tokenizer)
     if ids[:size] == tuple(tokenized.token_ids.tolist()):
         ids, offsets = ids[size:], offsets[size:]
     else:
-        text = prompt.completion
+        text = completion
         encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
         ids, offsets = tuple(encoded["input_ids"]), encoded["offset_mapping"]
     return replace(

@@ -1,4 +1,4 @@
-"""What of a filler changes accuracy: interventions that show the model a part of it, and what they do to activations.
+"""What of a filler changes accuracy: interventions that show the model a part of it, against the position gap.
 
 The cells of a filler differ in three switches: whether other layers see it, and its scale and bias in some layers. Each
 cell is compared with the position gap, where only the positions after the filler are moved. So an effect belongs to one
@@ -21,7 +21,7 @@ from harness.analysis.pooled import estimate_over_draws
 from harness.analysis.tests import holm
 from harness.experiment.conditions import Condition
 
-COLUMNS = {
+CAUSE_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "filler": "the condition with the filler as it is",
@@ -72,7 +72,7 @@ def causes_table(
                 _, scale, bias = cell["on"]
                 about = {**dict(setting), "filler": fillers[key], "condition": name, "layers": cell["layers"]}
                 rows.append({**about, "valid_attention": scale == bias, **effect, "p_adjusted": p})
-    return pandas.DataFrame(rows, columns=list(COLUMNS))
+    return pandas.DataFrame(rows, columns=list(CAUSE_COLUMNS))
 
 
 def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Choose problems by flip, subject, level, ids or at random, with the hash of every prompt.
+"""Choose problems by flip, subject, level, ids or at random.
 
 Problems chosen for their outcome cannot show what a filler does on average. Such a selection is marked, and can have
 matched controls: problems that did not flip.
@@ -15,8 +15,8 @@ from typing import Any, Self, get_args
 from pydantic import Field, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip
-from harness.errors import ConfigError, PromptMismatchError, list_first
-from harness.runs.prompts_of_run import Problem, RunPrompt, Source
+from harness.errors import ConfigError, list_first
+from harness.runs.prompts_of_run import AnsweredPrompt, Problem, Source
 from harness.yaml_settings import Strict
 
 FLIPS: tuple[Flip, ...] = get_args(Flip)
@@ -60,6 +60,11 @@ class Criterion(Strict):
             raise ConfigError(f"Controls are matched to problems that flipped, got the flip {self.flip}.")
         return self
 
+    @property
+    def on_outcome(self) -> bool:
+        """Whether problems are selected by how they were answered."""
+        return self.flip is not None
+
     def wants(self, outcome: str | None) -> bool:
         """Whether problems of this outcome are selected."""
         return self.flip in (None, outcome) or (self.flip == CHANGED and outcome in CHANGES)
@@ -74,135 +79,76 @@ class Criterion(Strict):
         return "right_to_wrong" if before > after else "wrong_to_right"
 
 
-def _share_right(prompt: RunPrompt | None) -> float | None:
+def _share_right(prompt: AnsweredPrompt | None) -> float | None:
     """The share of a problem's samples that is right; None without verdicts. An unsettled verdict is not right."""
     if prompt is None or not prompt.verdicts:
         return None
     return sum(verdict == "correct" for verdict in prompt.verdicts) / len(prompt.verdicts)
 
 
-class SelectedProblem(Strict):
-    """One chosen problem.
-
-    Attributes:
-        problem_id, subject, level: Of the problem.
-        outcome: From the criterion's baseline to its condition; None if nothing was graded.
-        matched_to: For a control, the flipped problem that it is matched to.
-        prompts: SHA-256 of the prompt's text by condition.
-    """
-
-    problem_id: str
-    subject: str
-    level: int
-    outcome: str | None
-    matched_to: str | None = None
-    prompts: dict[str, str]
-
-    @property
-    def control(self) -> bool:
-        """Whether it is a control."""
-        return self.matched_to is not None
-
-
-class Selection(Strict):
-    """Chosen problems, with all that is needed to check that later prompts are the same.
-
-    Attributes:
-        source, layout: The source's name and layout.
-        criterion: How they were chosen.
-        on_outcome: Whether they were chosen by how they were answered.
-        outcomes: How many problems had each outcome before n was drawn; empty if nothing was graded.
-        problems: The problems in the source's order, then the controls.
-    """
-
-    source: str
-    layout: str
-    criterion: Criterion
-    on_outcome: bool
-    outcomes: dict[str, int]
-    problems: tuple[SelectedProblem, ...]
-
-
-def select(source: Source, criterion: Criterion) -> Selection:
-    """Choose problems of a source by a criterion.
+def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
+    """Choose problems of a source by a criterion: in the source's order, then the controls, each with its outcome.
 
     Raises:
         ConfigError: the source lacks something that the criterion names, or fewer problems match than were asked for.
     """
-    wanted: dict[str, tuple[Any, ...]] = {
-        "subject": () if criterion.subject is None else (criterion.subject,),
-        "level": () if criterion.level is None else (criterion.level,),
-        "id": criterion.ids,
-    }
-    for name, values in wanted.items():
-        known = {getattr(problem, name) for problem in source.problems}
-        if unknown := [value for value in values if value not in known]:
-            there = list_first(sorted(map(str, known)), 8)
-            raise ConfigError(f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {there}.")
     require_verdicts(source, criterion)
-    graded = source.metric is not None and {criterion.baseline, criterion.condition} <= set(source.conditions)
-    outcomes = {problem.id: criterion.outcome(problem) for problem in source.problems} if graded else {}
-    candidates = [
-        problem
-        for problem in source.problems
-        if all(not values or getattr(problem, name) in values for name, values in wanted.items())
-    ]
-    matching = [problem for problem in candidates if criterion.wants(outcomes.get(problem.id))]
-    counts = Counter(outcomes[problem.id] for problem in candidates if graded)
-    counted = {name: counts[name] for name in (*FLIPS, UNDECIDED)} if graded else {}
+    outcomes = _outcomes(source, criterion)
+    matching = [problem for problem in _candidates(source, criterion) if criterion.wants(outcomes.get(problem.id))]
     if len(matching) < (criterion.n or 1):
-        what = (criterion.flip or "in the selection").replace("_", " ")
-        said = f"expected {criterion.n} problems {what}, got {len(matching)}" if matching else f"no problem {what}"
-        told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
-        raise ConfigError(f"{source.name}: {said}: {told or 'nothing was graded'}.")
+        kind = (criterion.flip or "in the selection").replace("_", " ")
+        message = f"expected {criterion.n} problems {kind}, got {len(matching)}" if matching else f"no problem {kind}"
+        counts = [f"{name.replace('_', ' ')} {n}" for name, n in count_outcomes(source, criterion).items()]
+        raise ConfigError(f"{source.name}: {message}: {', '.join(counts) or 'nothing was graded'}.")
     draw = random.Random(criterion.seed)
     if criterion.n is not None:
         drawn = {problem.id for problem in draw.sample(matching, criterion.n)}
         matching = [problem for problem in matching if problem.id in drawn]
-    rows: list[tuple[Problem, str | None]] = [(problem, None) for problem in matching]
+    controls = []
     if criterion.controls:
         unflipped = [p for p in source.problems if outcomes[p.id] in ("both_right", "both_wrong")]
-        rows += [(control, flipped.id) for control, flipped in match_controls(matching, unflipped, outcomes, draw)]
-    return Selection(
-        source=source.name,
-        layout=source.layout,
-        criterion=criterion,
-        on_outcome=criterion.flip is not None,
-        outcomes=counted,
-        problems=tuple(
-            SelectedProblem(
-                problem_id=problem.id,
-                subject=problem.subject,
-                level=problem.level,
-                outcome=outcomes.get(problem.id),
-                matched_to=matched_to,
-                prompts={condition: prompt.sha256 for condition, prompt in problem.prompts.items()},
-            )
-            for problem, matched_to in rows
-        ),
-    )
+        controls = [
+            replace(control, matched_to=flipped.id)
+            for control, flipped in match_controls(matching, unflipped, outcomes, draw)
+        ]
+    return tuple(replace(problem, outcome=outcomes.get(problem.id)) for problem in (*matching, *controls))
 
 
-def selected_problems(selection: Selection, source: Source) -> tuple[Problem, ...]:
-    """The chosen problems with their prompts, which are checked by hash.
+def count_outcomes(source: Source, criterion: Criterion) -> dict[str, int]:
+    """How many problems of the criterion's subject, level and ids have each outcome; empty if nothing was graded."""
+    outcomes = _outcomes(source, criterion)
+    counts = Counter(outcomes[problem.id] for problem in _candidates(source, criterion) if outcomes)
+    return {name: counts[name] for name in (*FLIPS, UNDECIDED)} if outcomes else {}
+
+
+def _outcomes(source: Source, criterion: Criterion) -> dict[str, str]:
+    """The outcome of every problem; empty if nothing was graded."""
+    if source.metric is None or not {criterion.baseline, criterion.condition} <= set(source.conditions):
+        return {}
+    return {problem.id: criterion.outcome(problem) for problem in source.problems}
+
+
+def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
+    """The problems of the criterion's subject, level and ids.
 
     Raises:
-        PromptMismatchError: a problem or a prompt is not in the source, or differs from the selected one.
+        ConfigError: the source has no problem with one of these.
     """
-    known = {problem.id: problem for problem in source.problems}
-    chosen = []
-    for wanted in selection.problems:
-        there = known[wanted.problem_id].prompts if wanted.problem_id in known else {}
-        for condition, expected in wanted.prompts.items():
-            got = there[condition].sha256[:12] if condition in there else "none"
-            if expected[:12] != got:
-                raise PromptMismatchError(
-                    f"{source.name}, {source.layout}: problem {wanted.problem_id}, condition {condition!r} has another "
-                    f"prompt than was selected from {selection.source}, {selection.layout}: expected SHA-256 "
-                    f"{expected[:12]}, got {got}."
-                )
-        chosen.append(replace(known[wanted.problem_id], prompts={name: there[name] for name in wanted.prompts}))
-    return tuple(chosen)
+    required: dict[str, tuple[Any, ...]] = {
+        "subject": () if criterion.subject is None else (criterion.subject,),
+        "level": () if criterion.level is None else (criterion.level,),
+        "id": criterion.ids,
+    }
+    for name, values in required.items():
+        known = {getattr(problem, name) for problem in source.problems}
+        if unknown := [value for value in values if value not in known]:
+            there = list_first(sorted(map(str, known)), 8)
+            raise ConfigError(f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {there}.")
+    return [
+        problem
+        for problem in source.problems
+        if all(not values or getattr(problem, name) in values for name, values in required.items())
+    ]
 
 
 def require_verdicts(source: Source, criterion: Criterion) -> None:
@@ -225,9 +171,9 @@ def match_controls(
 ) -> list[tuple[Problem, Problem]]:
     """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
 
-    The same problem after other examples is the last choice. Controls with the same verdict without filler are
-    preferred, then those of the nearest level. `draw` decides between equally near ones. Returns pairs of control and
-    flipped problem.
+    A problem of the same cluster, such as itself after other examples, is the last choice. Controls with the same
+    verdict without filler are preferred, then those of the nearest level. `draw` decides between equally near ones.
+    Returns pairs of control and flipped problem.
 
     Raises:
         ConfigError: a subject has too few problems that did not flip.
@@ -239,11 +185,10 @@ def match_controls(
         alike = [one for one in left if one.subject == problem.subject]
         if not alike:
             raise ConfigError(f"Subject {problem.subject!r} has too few problems that did not flip to be controls.")
-        asked = problem.id.partition("#")[0]
         nearest = min(
             alike,
             key=lambda one: (
-                one.id.partition("#")[0] == asked,
+                one.cluster == problem.cluster,
                 outcomes[one.id] != stayed,
                 abs(one.level - problem.level),
             ),

@@ -16,7 +16,7 @@ from harness.constants import ALPHA, BASELINE, FEWEST_GRADED, MARGIN, PASSED
 from harness.errors import ComparisonError
 from harness.experiment.conditions import POSITIVE_CONTROL, contrast_name, read_contrast
 
-COLUMNS = {
+COMPARISON_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline: mless - random",
@@ -93,7 +93,7 @@ def compare(
         counted: `outcomes.count_outcomes` of the frame, where there is one already.
 
     Returns:
-        A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
+        A frame with the columns of `COMPARISON_COLUMNS`, those of `by` after the layout, in the frame's own order.
 
     Raises:
         ComparisonError: no baseline, other problems, missing or doubled samples, or a margin out of range.
@@ -134,7 +134,7 @@ def compare(
             row["unmeasured"] = _why_unmeasured(row, table, reference_conditions)
         rows += table
     judge(rows, primary=about)
-    model_column, layout_column, *others = COLUMNS
+    model_column, layout_column, *others = COMPARISON_COLUMNS
     return pandas.DataFrame(rows, columns=[model_column, layout_column, *by, *others]).astype(
         {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(("primary", "within_margin", "by_format"), "boolean")}
     )

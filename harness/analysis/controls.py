@@ -13,9 +13,9 @@ import numpy as np
 import pandas
 
 from harness.constants import BASELINE
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADERS
 
-MEDIATORS = {
+MEDIATOR_COLUMNS = {
     "samples": "samples, replicates of the baseline left out",
     "no_box": "percent of them that ended by themselves without an answer in a closed box",
     "truncated": "percent that ran into the limit without an answer in a closed box",
@@ -31,7 +31,7 @@ _STATES = ["no_box", "truncated", "refused", "timed_out"]
 
 
 def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
-    """One row for each model, layout and condition: the columns of `MEDIATORS`.
+    """One row for each model, layout and condition: the columns of `MEDIATOR_COLUMNS`.
 
     Args:
         frame: One row per sample, as `frame.read_frame` gives it.
@@ -52,7 +52,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     table = arms[["completion_tokens", "characters"]].mean()
     table["samples"] = arms["samples"].sum()
     table[[*_STATES, "looping"]] = 100 * arms[[*_STATES, "looping"]].mean()
-    return table[list(MEDIATORS)].reset_index()
+    return table[list(MEDIATOR_COLUMNS)].reset_index()
 
 
 def audit_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Sequence[str] = ()) -> pandas.DataFrame:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas
 
@@ -14,7 +14,7 @@ from harness.analysis.causes import causes_table
 from harness.analysis.comparison import compare, effects_by_draw
 from harness.analysis.controls import audit_table, mediator_table
 from harness.analysis.other_prompts import merge_instructions, text_table, wording_table
-from harness.analysis.outcomes import by_setting, count_outcomes
+from harness.analysis.outcomes import Outcomes, by_setting, count_outcomes
 from harness.analysis.pooled import pool
 from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
@@ -33,31 +33,20 @@ class Leaderboard:
 
     Attributes:
         comparison: `analysis.compare`.
-        mediators: `controls.mediator_table`.
-        audit: `controls.audit_table`.
-        pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
-        texts: `other_prompts.text_table`: each condition against other texts. Empty where there are few.
-        wordings: `other_prompts.wording_table`: each contrast over all instructions. Empty where there is one.
-        sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
-        causes: `causes.causes_table`. Empty without interventions.
+        side_tables: What stands beside it, by the name that JSON and `display.side_tables` use. Some have no rows.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
         reference_conditions: Those of the runs, by name, each with its kind, `of` and number.
         by: Columns that the rows are split by, beside model, layout and condition.
         clusters: How many clusters the problems are in; 0 where none has a cluster.
-        draws: The difference of the primary contrast with each draw of examples. Empty where there is one draw.
+        draws: The difference of the primary contrast, else of the first, with each draw of examples. Empty where there
+            is one draw.
         receipt: One entry per run: where it is from, versions, hashes, settings.
     """
 
     comparison: pandas.DataFrame
-    mediators: pandas.DataFrame
-    audit: pandas.DataFrame
-    pooled: pandas.DataFrame
-    texts: pandas.DataFrame
-    wordings: pandas.DataFrame
-    sweeps: pandas.DataFrame
-    causes: pandas.DataFrame
+    side_tables: Mapping[str, pandas.DataFrame]
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
@@ -91,53 +80,115 @@ def make_leaderboard(
         ComparisonError: the runs cannot be compared; see `same_settings.join` and `analysis.compare`.
     """
     frame = join(runs)
-    own = {one.baseline for one in runs}
-    usual = own.pop() if len(own) == 1 else BASELINE
-    baseline = baseline or usual
+    design = _read_design(runs, baseline, is_split=bool(by))
+    if design.omitted:
+        frame = frame[~frame["condition"].isin(design.omitted)]
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
+    merged = merge_instructions(frame, design.reference_conditions)
+    counted = count_outcomes(merged, by=by)
+    comparison = compare(  # first, since it says best what cannot be compared
+        merged,
+        baseline=design.baseline,
+        margin=MARGIN if margin is None else margin,
+        by=by,
+        contrasts=design.contrasts,
+        primary=design.primary,
+        left_out=_left_out(runs, design.contrasts or ()),
+        reference_conditions=design.reference_conditions,
+        counted=counted,
+    )
+    counted_apart = counted if merged is frame else count_outcomes(frame)
+    first = read_contrast(design.primary) if design.primary else None
+    if first is None:
+        first = next(iter(_pair_conditions(counted, design).values()), None)
+    if by:  # tables over conditions or models are about all problems, so a split page has none
+        counted, counted_apart = [], []
+    side_tables = {
+        **_make_tables_over_conditions(counted, counted_apart, design, join_conditions(runs)),
+        "mediators": mediator_table(merged, by=by),
+        "audit": audit_table(merged, baseline=design.baseline, by=by),
+    }
+    return Leaderboard(
+        comparison=comparison,
+        side_tables=side_tables,
+        baseline=design.baseline,
+        contrasts=design.contrasts,
+        primary=design.primary,
+        reference_conditions=design.reference_conditions,
+        by=tuple(by),
+        clusters=merged["cluster"].nunique() if "cluster" in merged else 0,
+        draws=[*effects_by_draw(frame, first)] if first and not by else [],
+        receipt=tuple({"name": one.name, **one.about} for one in runs),
+    )
+
+
+class _Design(NamedTuple):
+    """What is compared with what.
+
+    Attributes:
+        baseline, contrasts, primary, reference_conditions: As of `Leaderboard`.
+        omitted: Reference conditions of the runs' own baseline, where another one was named.
+    """
+
+    baseline: str
+    contrasts: tuple[str, ...] | None
+    primary: str | None
+    reference_conditions: Mapping[str, Mapping[str, Any]]
+    omitted: Collection[str]
+
+
+def _read_design(runs: Sequence[Run], baseline: str | None, *, is_split: bool) -> _Design:
+    """What `make_leaderboard` compares, by its arguments and by what the runs registered.
+
+    Raises:
+        ComparisonError: see `_join_reference_conditions`.
+    """
+    baselines = {run.baseline for run in runs}
+    usual = baselines.pop() if len(baselines) == 1 else BASELINE
+    baseline = baseline or usual
     references = _join_reference_conditions(runs)
     references.pop(baseline, None)
     if baseline != usual:  # a control of another baseline says nothing about this one
-        frame, references = frame[~frame["condition"].isin(references)], {}
-    contrasts, primary = _registered(runs) if baseline == usual and not by else (None, None)
-    others = (str(name) for name in frame["condition"].unique() if name not in (baseline, *references))
-    pairs = {name: (name, baseline) for name in others}
-    pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
-    conditions = join_conditions(runs)
-    draws = [*effects_by_draw(frame, read_contrast(primary))] if primary else []
-    each, frame = frame, merge_instructions(frame, references)
-    counted = count_outcomes(frame, by=by)
-    apart = counted if each is frame else count_outcomes(each)
-    whole = [] if by else counted
-    return Leaderboard(
-        comparison=compare(
-            frame,
-            baseline=baseline,
-            margin=MARGIN if margin is None else margin,
-            by=by,
-            contrasts=contrasts,
-            primary=primary,
-            left_out=_left_out(runs, contrasts or ()),
-            reference_conditions=references,
-            counted=counted,
-        ),
-        mediators=mediator_table(frame, by=by),
-        audit=audit_table(frame, baseline=baseline, by=by),
-        pooled=pool(whole, pairs),
-        texts=text_table(by_setting(whole), conditions),
-        wordings=wording_table({} if by else by_setting(apart), pairs, references),
-        sweeps=sweep_table(whole, conditions, baseline=baseline),
-        causes=causes_table(by_setting(whole), conditions),
-        baseline=baseline,
-        contrasts=contrasts,
-        primary=primary,
-        reference_conditions=references,
-        by=tuple(by),
-        clusters=frame["cluster"].nunique() if "cluster" in frame else 0,
-        draws=draws,
-        receipt=tuple({"name": one.name, **one.about} for one in runs),
-    )
+        return _Design(baseline, None, None, {}, references)
+    contrasts, primary = (None, None) if is_split else _registered(runs)
+    return _Design(baseline, contrasts, primary, references, ())
+
+
+def _make_tables_over_conditions(
+    counted: Sequence[Outcomes],
+    counted_apart: Sequence[Outcomes],
+    design: _Design,
+    conditions: Mapping[str, Condition],
+) -> dict[str, pandas.DataFrame]:
+    """The side tables whose rows are about several models, instructions or conditions.
+
+    Args:
+        counted: `outcomes.count_outcomes`, not split any further.
+        counted_apart: The same with each instruction as a condition of its own.
+        design: What is compared with what.
+        conditions: The configs', by name.
+    """
+    pairs = _pair_conditions(counted, design)
+    settings = by_setting(counted)
+    return {
+        "pooled": pool(counted, pairs),
+        "wordings": wording_table(by_setting(counted_apart), pairs, design.reference_conditions),
+        "texts": text_table(settings, conditions),
+        "sweeps": sweep_table(counted, conditions, baseline=design.baseline),
+        "causes": causes_table(settings, conditions),
+    }
+
+
+def _pair_conditions(counted: Sequence[Outcomes], design: _Design) -> dict[str, tuple[str, str]]:
+    """Each condition with the baseline, and the contrasts that have another baseline, by name."""
+    baseline = design.baseline
+    names = dict.fromkeys(outcomes.condition for outcomes in counted)
+    pairs = {name: (name, baseline) for name in names if name not in (baseline, *design.reference_conditions)}
+    for name in design.contrasts or ():
+        if read_contrast(name)[1] != baseline:
+            pairs[name] = read_contrast(name)
+    return pairs
 
 
 def join_conditions(runs: Sequence[Run]) -> dict[str, Condition]:
@@ -203,8 +254,8 @@ def _conditions(one: Run) -> set[str]:
     return {str(name) for name in one.samples["condition"].unique()}
 
 
-def as_json(board: Leaderboard, **more: Any) -> str:
-    """All tables as JSON in ASCII, and further ones from `more`. docs/tables.md has the schema."""
+def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> str:
+    """All tables as JSON in ASCII, with published numbers if they were asked for. docs/tables.md has the schema."""
     values = {
         "schema": SCHEMA,
         "baseline": board.baseline,
@@ -213,16 +264,9 @@ def as_json(board: Leaderboard, **more: Any) -> str:
         "by": board.by,
         "seed": DEFAULT_SEED,
         "rows": records(board.comparison),
-        "mediators": records(board.mediators),
-        "audit": records(board.audit),
-        "pooled": records(board.pooled),
-        **{
-            name: records(table)
-            for name in ("texts", "wordings", "sweeps", "causes")
-            if len(table := getattr(board, name))
-        },
+        **{key: records(table) for key, table in board.side_tables.items()},
         **({"draws": board.draws} if board.draws else {}),
-        **more,
+        **({"reference": reference} if reference else {}),
         "receipt": board.receipt,
     }
     return json.dumps(values, indent=2, allow_nan=False, default=str)

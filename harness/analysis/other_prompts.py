@@ -21,7 +21,7 @@ Arms = Mapping[str, Sequence[Outcomes]]
 KINDS = {"sentence": "sentences", "random_ids": "random tokens", "text": "own texts"}
 """What texts of a kind are called, by the key of their filler."""
 
-TEXTS = {
+TEXT_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition",
@@ -37,7 +37,7 @@ TEXTS = {
 }
 """Meaning of each column of `text_table`."""
 
-WORDINGS = {
+WORDING_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline",
@@ -84,7 +84,7 @@ def text_table(settings: Mapping[Setting, Arms], conditions: Mapping[str, Condit
                 row = {**dict(setting), "condition": name, "kind": kind, "texts": len(others)}
                 row |= {"least": min(means), "most": max(means)}
                 rows.append(row | _over_prompts([(one, arms[name][0]) for one in others]))
-    return pandas.DataFrame(rows, columns=list(TEXTS))
+    return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
 
 
 def merge_instructions(
@@ -142,7 +142,7 @@ def wording_table(
             row |= {"least": min(draws), "most": max(draws)}
             row |= {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)}
             rows.append(row | {"effects": [[one[end] for end in ("difference", "low", "high")] for one in effects]})
-    return pandas.DataFrame(rows, columns=list(WORDINGS))
+    return pandas.DataFrame(rows, columns=list(WORDING_COLUMNS))
 
 
 def _under_each_instruction(

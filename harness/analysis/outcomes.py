@@ -181,7 +181,7 @@ def clustered_error(scores: npt.ArrayLike) -> float:
 
 
 def measure_accuracy(one: Outcomes) -> dict[str, Any]:
-    """The columns of `comparison.COLUMNS` that one condition has by itself, from n to accuracy_high."""
+    """The columns of `comparison.COMPARISON_COLUMNS` that one condition has by itself, from n to accuracy_high."""
     scores = one.right / one.samples
     means, weights = by_cluster(scores, one.clusters)
     low, high = score_interval(means, weights=weights)

@@ -112,8 +112,9 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
     (row,) = board.comparison[board.comparison["role"] != "baseline"].to_dict("records")
     name, low = row["condition"], f"{row['low']:+.1f}"
+    margin = f"{points:g} {'point' if points == 1 else 'points'}"
     if row["low"] > -points and not row["unmeasured"]:
-        return 0, f"{name} loses less than {points:g} points: the interval's lower end is {low}."
+        return 0, f"{name} loses less than {margin}: the interval's lower end is {low}."
     if row["verdict"] == "worse":
         return 1, f"{name} is worse: {row['difference']:+.1f} points, p {row['p']:.3g}."
     if row["unmeasured"]:
@@ -123,5 +124,5 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     needed = math.ceil(row["n"] * (quantiles * (row["difference"] - row["low"]) / points) ** 2)
     return 3, (
         f"Not shown: the interval's lower end is {low}. If both are equally accurate, about {needed:,} problems would "
-        f"show that {name} loses less than {points:g} points ({100 * POWER:.0f} % power); here are {row['n']:,}."
+        f"show that {name} loses less than {margin} ({100 * POWER:.0f} % power); here are {row['n']:,}."
     )

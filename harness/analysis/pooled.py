@@ -29,7 +29,7 @@ from harness.constants import ALPHA, FEWEST_MODELS, MODELS_HEEDED
 FEWEST_DRAWS = FEWEST_MODELS
 """Fewer draws of examples say nothing about new ones, by the same arithmetic: results are for these examples."""
 
-COLUMNS = {
+POOLED_COLUMNS = {
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline",
     "baseline": "the condition that it is compared with",
@@ -47,7 +47,7 @@ COLUMNS = {
 
 
 def pool(counted: Iterable[Outcomes], contrasts: Mapping[str, tuple[str, str]]) -> pandas.DataFrame:
-    """The pooled effect of every contrast that two models have, in each layout: the columns of `COLUMNS`.
+    """The pooled effect of every contrast that two models have, in each layout: the columns of `POOLED_COLUMNS`.
 
     Whoever picks models after seeing them can have any effect, so it has no verdict.
 
@@ -69,11 +69,11 @@ def pool(counted: Iterable[Outcomes], contrasts: Mapping[str, tuple[str, str]]) 
         changes = [((new.right - old.right)[kept], old.k) for kept, (old, new) in zip(asked, both, strict=True)]
         clusters = pandas.factorize(both[0][0].clusters[asked[0]])[0]
         rows.append({"layout": layout, "condition": name, "baseline": baseline} | pool_changes(changes, clusters))
-    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype({"models": "Int64", "n": "Int64"})
+    return pandas.DataFrame(rows, columns=list(POOLED_COLUMNS)).astype({"models": "Int64", "n": "Int64"})
 
 
 def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> dict[str, Any]:
-    """The pooled effect of one contrast, as the columns of `COLUMNS` that are numbers.
+    """The pooled effect of one contrast, as the columns of `POOLED_COLUMNS` that are numbers.
 
     Args:
         changes: For each model (or text, or instruction) its changes [problem] in right samples, over the same problems

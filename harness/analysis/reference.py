@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.runs.receipts import describe_sampling
 from harness.yaml_settings import Strict, explain, read_values
 
-COLUMNS = {
+REFERENCE_COLUMNS = {
     "model": "the reference's name of the model",
     "layout": "the run's; missing where there is none",
     "condition": "the condition",
@@ -93,7 +93,7 @@ def reference_table(
     *,
     baseline: str = BASELINE,
 ) -> pandas.DataFrame:
-    """Each number of the reference next to ours for the same model and condition: the columns of `COLUMNS`.
+    """Each number of the reference next to ours for the same model and condition: the columns of `REFERENCE_COLUMNS`.
 
     Models that we have not run are left out. If we have run none of them, all are kept, with their numbers alone.
 
@@ -117,7 +117,7 @@ def reference_table(
     theirs = pandas.DataFrame(rows)
     run = theirs["name"].isin(ours["name"])
     table = theirs[run if run.any() else ~run].merge(ours, on=["name", "condition"], how="left")
-    return table[list(COLUMNS)]
+    return table[list(REFERENCE_COLUMNS)]
 
 
 def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]], layouts: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from harness.experiment.conditions import Condition
 FEWEST_LENGTHS = 3
 """Fewer lengths of a filler are no sweep."""
 
-COLUMNS = {
+SWEEP_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "filler": "the text that is repeated, or the kind of filler",
@@ -77,7 +77,7 @@ def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition]
             rows.append(row)
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_adjusted"] = float(adjusted)
-    return pandas.DataFrame(rows, columns=list(COLUMNS))
+    return pandas.DataFrame(rows, columns=list(SWEEP_COLUMNS))
 
 
 class SweptFiller(NamedTuple):

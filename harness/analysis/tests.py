@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import bdtr, ndtri
+from scipy.special import bdtr, betaincinv, ndtri
 
 from harness.constants import ALPHA, DEFAULT_SEED
 
@@ -70,7 +70,8 @@ class PairedDifference:
         difference: The mean over problems, as a share.
         p: Two-sided p-value of the true mean being 0.
         clusters: The number of clusters.
-        changed: The number of clusters whose sum of differences is not 0.
+        gains: The number of clusters that changed in the direction of the difference.
+        losses: The number that changed in the other direction.
         subset_means: [2, pattern] For each random sign pattern, the smaller and the larger of two means: over the
             clusters with a plus, and over those with a minus. Signs are such that the difference is not below 0.
     """
@@ -78,7 +79,8 @@ class PairedDifference:
     difference: float
     p: float
     clusters: int
-    changed: int
+    gains: int
+    losses: int
     subset_means: Floats
 
     def interval(self, level: float = 1 - ALPHA) -> tuple[float, float]:
@@ -89,11 +91,12 @@ class PairedDifference:
         is a quantile of these means.
 
         Sign flips do not know of changes that no problem showed. With up to five changes nothing is significant at 5
-        percent, so there the interval also holds what so many clusters may miss: a share q of all problems that change
-        by a whole problem is not seen at all with probability (1 - q)^clusters.
+        percent. There the interval also holds what so many clusters may miss: the exact limits of the shares of
+        clusters that gain and that lose, as if each change that was missed were a whole problem.
 
         Source:
-            Intervals from subset means: Hartigan (1969), doi:10.1080/01621459.1969.10501057.
+            Intervals from subset means: Hartigan (1969), doi:10.1080/01621459.1969.10501057. Exact limits: Clopper and
+            Pearson (1934), doi:10.1093/biomet/26.4.404.
         """
         alpha = 1 - level
         smaller, larger = self.subset_means
@@ -104,11 +107,17 @@ class PairedDifference:
             weights = np.where(below, self.p / below.mean(), (1 - self.p) / (1 - below.mean()))
         low = float(np.quantile(smaller, alpha, weights=weights, method="inverted_cdf"))
         high = -float(np.quantile(-larger, alpha, method="inverted_cdf"))
-        if 2.0 ** (1 - self.changed) >= alpha:
-            unseen = 1 - (alpha / 2) ** (1 / self.clusters)
-            low, high = min(low, abs(self.difference) - unseen), max(high, abs(self.difference) + unseen)
+        if 2.0 ** (1 - self.gains - self.losses) >= alpha:
+            low = min(low, abs(self.difference) - self._missed(self.losses, alpha))
+            high = max(high, abs(self.difference) + self._missed(self.gains, alpha))
         low, high = max(low, -1.0), min(high, 1.0)
         return (low, high) if self.difference >= 0 else (-high, -low)
+
+    def _missed(self, changes: int, alpha: float) -> float:
+        """By how much the exact upper limit of a share of clusters exceeds the observed one."""
+        if changes == self.clusters:
+            return 0.0
+        return float(betaincinv(changes + 1, self.clusters - changes, 1 - alpha / 2)) - changes / self.clusters
 
 
 def estimate_difference(changes: npt.ArrayLike, k: int, *, clusters: Integers | None = None) -> PairedDifference:
@@ -126,8 +135,8 @@ def estimate_difference(changes: npt.ArrayLike, k: int, *, clusters: Integers | 
     clusters = np.arange(len(numbers)) if clusters is None else clusters
     sums = np.bincount(clusters, numbers).astype(np.int64)
     # a loss is measured as the gain that it mirrors, so that exchanging the conditions mirrors the interval
-    gains = np.column_stack([-sums if sums.sum() < 0 else sums, np.bincount(clusters)])
-    kinds, counts = np.unique(gains, axis=0, return_counts=True)
+    sized_sums = np.column_stack([-sums if sums.sum() < 0 else sums, np.bincount(clusters)])
+    kinds, counts = np.unique(sized_sums, axis=0, return_counts=True)
     plus = np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts))) @ kinds
     minus = counts @ kinds - plus
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -142,7 +151,8 @@ def estimate_difference(changes: npt.ArrayLike, k: int, *, clusters: Integers | 
         difference=float(numbers.mean()) / k,
         p=sign_flip_test(sums),
         clusters=len(sums),
-        changed=int(np.count_nonzero(sums)),
+        gains=int((sized_sums[:, 0] > 0).sum()),
+        losses=int((sized_sums[:, 0] < 0).sum()),
         subset_means=np.stack([smaller, larger]),
     )
 

@@ -24,57 +24,19 @@ def plot(
     A sweep's figure (`--kind dose`) shows the difference against the filler's length. It needs a run of one filler in
     several lengths.
     """
-    import pandas
-
-    from harness.analysis.leaderboard import join_conditions, make_leaderboard
-    from harness.analysis.sweeps import find_sweeps
-    from harness.display.figures.dots import draw_accuracies, draw_causes, draw_forest, draw_wordings
-    from harness.display.figures.lines import draw_completion_lengths, draw_dose, length_shares
-    from harness.display.figures.style import without_contrasts, without_reference_conditions, write_figure
-    from harness.errors import ComparisonError
+    from harness.analysis.leaderboard import make_leaderboard
+    from harness.display.figures.kinds import draw_figures
+    from harness.display.figures.style import write_figure
     from harness.runs.read import Run, locate
-    from harness.runs.same_settings import join
 
-    read = [Run.load(run, metric=metric) for run in locate(runs)]
-    whole = make_leaderboard(read, baseline=baseline, margin=margin)
-    table, conditions = whole.comparison, join_conditions(read)
-    plain = without_reference_conditions(table)
-    if plain["difference"].isna().all():
-        raise ComparisonError(f"{' '.join(runs)}: there is nothing to compare with {whole.baseline}.")
+    loaded = [Run.load(run, metric=metric) for run in locate(runs)]
+    board = make_leaderboard(loaded, baseline=baseline, margin=margin)
     receipt = {
-        "baseline": whole.baseline,
-        "margin": float(table["margin"].iloc[0]),
+        "baseline": board.baseline,
+        "margin": float(board.comparison["margin"].iloc[0]),
         "seed": DEFAULT_SEED,
-        "runs": list(whole.receipt),
+        "runs": list(board.receipt),
     }
-    lacks = dict[Kind, str]()
-    if not find_sweeps(conditions):
-        lacks[Kind.DOSE] = "no filler has two lengths"
-    if not len(whole.wordings):
-        lacks[Kind.WORDINGS] = "no condition was asked under four instructions"
-    if not len(whole.causes):
-        lacks[Kind.CAUSES] = "no filler was taken apart whole"
-    for one in dict.fromkeys(kind or [each for each in Kind if each not in lacks]):
-        if one in lacks:
-            raise ComparisonError(f"{' '.join(runs)}: {lacks[one]}, so there is no such figure to draw.")
-        if one == Kind.ACCURACY:
-            names = dict.fromkeys(str(each.about.get("dataset_name") or "the problems") for each in read)
-            figure, shown = draw_accuracies(table, title=f"Results on {', '.join(names)}"), plain
-        elif one == Kind.FOREST:
-            figure, shown = draw_forest(table, pooled=whole.pooled), table
-        elif one == Kind.COMPLETION_LENGTHS:
-            frame = join(read)
-            shown = length_shares(frame[~frame["condition"].isin(whole.reference_conditions)])
-            figure = draw_completion_lengths(shown)
-        elif one == Kind.WORDINGS:
-            shown = whole.wordings
-            figure = draw_wordings(shown)
-        elif one == Kind.CAUSES:
-            shown = whole.causes
-            figure = draw_causes(shown)
-        else:
-            places = pandas.DataFrame([{"condition": name, **one.describe()} for name, one in conditions.items()])
-            shown = without_contrasts(table).merge(places, on="condition", how="left")
-            figure = draw_dose(shown, conditions)
-        for path in write_figure(figure, shown, output, one, {"figure": one, **receipt}):
+    for name, (figure, numbers) in draw_figures(board, loaded, kind or []):
+        for path in write_figure(figure, numbers, output, name, {"figure": name, **receipt}):
             typer.echo(f"{path.suffix[1:]:<4} {path}")

@@ -14,9 +14,6 @@ from harness.constants import REGRADED_SHOWN
 if TYPE_CHECKING:
     import pandas
 
-SHOWN_CHARACTERS = 30
-"""Of a gold answer its last characters, of an answer its first: a table fits 80 columns."""
-
 
 def regrade(
     run: Annotated[Path, typer.Argument(help="A run folder; sample logs of lm-eval; a CSV or JSONL of completions.")],
@@ -53,8 +50,8 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     rows = records(grades.head(REGRADED_SHOWN).fillna({"answer": "-"}))
     columns = [
         Column("name", "name", str, numeric=False),
-        Column("gold", "gold", lambda gold: gold[-SHOWN_CHARACTERS:], numeric=False),
-        Column("answer", "answer", lambda answer: answer[:SHOWN_CHARACTERS], numeric=False),
+        Column("gold", "gold", lambda gold: gold[-30:], numeric=False),
+        Column("answer", "answer", lambda answer: answer[:30], numeric=False),
         Column("verdict", "verdict", str, numeric=False),
     ]
     table = Table(title, rows, columns)

@@ -72,11 +72,11 @@ def run(
 
 def show_run(folder: Path) -> None:
     """Print a run's table, where its figure and files are, and what to do next."""
-    from harness.display.table_pages import make_table
+    from harness.display.table_pages import TableOptions, make_table
     from harness.errors import ComparisonError
 
     try:
-        typer.echo(make_table([str(folder)], explain=False))
+        typer.echo(make_table([str(folder)], TableOptions(explain=False)))
     except ComparisonError as error:  # a run without the baseline is no mistake
         typer.echo(error)
     typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nmore    mless table {folder} --explain")

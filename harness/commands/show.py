@@ -49,7 +49,7 @@ def show(
 
 
 def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None) -> None:
-    from harness.analysis.choose_problems import require_verdicts, select
+    from harness.analysis.choose_problems import count_outcomes, require_verdicts, select
     from harness.analysis.comparison import compare
     from harness.analysis.leaderboard import records
     from harness.display.show import describe_changes, print_changes
@@ -57,11 +57,11 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
-    every = select(source, criterion.model_copy(update={"flip": None}))  # that none changed is a result
+    every = criterion.model_copy(update={"flip": None})  # that none changed is a result
     frame = run.samples[run.samples["layout"] == source.layout]
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))
     (row,) = (row for row in rows if row["condition"] == criterion.condition)
     typer.echo(f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['n']} problems")
-    typer.echo(describe_changes(row, criterion, every.outcomes))
-    print_changes(console, source, every.model_copy(update={"criterion": criterion}), limit=limit)
+    typer.echo(describe_changes(row, criterion, count_outcomes(source, every)))
+    print_changes(console, select(source, every), criterion, limit=limit)

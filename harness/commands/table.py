@@ -11,6 +11,9 @@ from harness.commands.options import Baseline, Explain, FormatName, Margin, Metr
 
 def table(
     runs: RunNames,
+    models: Annotated[
+        bool, typer.Option("--models", help="One row per model and layout; another table for runs of other problems.")
+    ] = False,
     form: FormatName = "text",
     by: SplitBy = None,
     baseline: Baseline = None,
@@ -26,19 +29,18 @@ def table(
     explain: Explain = False,
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
-    from harness.display.table_pages import make_table
+    from harness.display.table_pages import TableOptions, make_table
 
-    typer.echo(
-        make_table(
-            runs,
-            form=form,
-            by=by or (),
-            baseline=baseline,
-            margin=margin,
-            metric=metric,
-            mediators=mediators,
-            audit=audit,
-            reference=reference,
-            explain=explain,
-        )
+    requested = {"mediators": mediators, "audit": audit}
+    options = TableOptions(
+        form=form,
+        models=models,
+        by=by or (),
+        baseline=baseline,
+        margin=margin,
+        metric=metric,
+        side_tables=[key for key, is_requested in requested.items() if is_requested],
+        reference=reference,
+        explain=explain,
     )
+    typer.echo(make_table(runs, options))

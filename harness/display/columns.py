@@ -1,27 +1,21 @@
-"""Every column that a table shows: its key in the data, heading, format and legend, each declared once.
+"""The columns of the comparison: the key of each in the data, its heading, format and legend.
 
-What a column of the data means is declared where it is computed, in `harness.analysis`; where a shown column is that
-column alone, its legend is that meaning. Braces in a legend are facts of the table: see `table.Table`.
+Braces in a legend are facts of the table: see `table.Table`. Columns of other tables stand in `side_tables`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from harness.analysis import causes, controls, other_prompts, pooled, sweeps
 from harness.constants import ALPHA
 from harness.display.table import Column
 from harness.display.wording import (
     LEVEL,
     MINUS,
     NONE,
-    accuracy,
-    count,
     difference,
     flips,
-    interval,
     label,
     number,
     p_value,
@@ -43,14 +37,6 @@ def _starred(name: Any, primary: Any) -> str:
 
 def _bare(value: Any, role: Any) -> str:
     return f"({signed(value)})" if role == "exploratory" else signed(value)
-
-
-def _by_grader(right: Any, change: Any) -> str:
-    return number(right) + ("" if change is None else f" {signed(change)}")
-
-
-def _meant(meanings: Mapping[str, str], *columns: tuple[str, str, Callable[..., str]]) -> tuple[Column, ...]:
-    return tuple(Column(key, heading, write, meanings.get(key.split()[0], "")) for key, heading, write in columns)
 
 
 ACCURACY = Column("accuracy", "acc. %", number)
@@ -81,69 +67,12 @@ FLIPS = Column("wrong_to_right right_to_wrong", "+ / -", flips, "flips, {flips}"
 BARE = Column("difference role", "", _bare, strong=True)
 """A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
 
-TEXTS = _meant(
-    other_prompts.TEXTS,
-    ("texts kind", "against", "{} {}".format),
-    ("least most", "their accuracies", interval),
-    ("difference new_low new_high", f"less their mean [{LEVEL}]", difference),
-    ("new_p", "p", p_value),
+MEDIATORS = (
+    Column("no_box", "no box %", number),
+    Column("truncated", "cut off", number),
+    Column("refused", "unread", number),
+    Column("timed_out", "late", number),
+    Column("completion_tokens", "tokens", partial(number, digits=0)),
+    Column("looping", "loops", number),
 )
-WORDINGS = _meant(
-    other_prompts.WORDINGS,
-    ("wordings", "instructions", count),
-    ("least most", "from, to", partial(interval, sign=True)),
-    ("better worse", "better, worse in", "{}, {}".format),
-    ("difference new_low new_high", f"mean [{LEVEL}]", difference),
-    ("new_p", "p", p_value),
-)
-POOLED = _meant(
-    pooled.COLUMNS,
-    ("difference low high", f"these models [{LEVEL}]", difference),
-    ("p", "p", p_value),
-    ("new_low new_high", "new models", lambda low, high: interval(low, high, sign=True) or NONE),
-)
-SWEEPS = _meant(
-    sweeps.COLUMNS,
-    ("lengths", "tokens", lambda lengths: str(lengths).replace(" ", ", ")),
-    ("difference low high", f"all lengths [{LEVEL}]", difference),
-    ("longest_less_shortest longest_low longest_high", "longest less shortest", difference),
-    ("p_adjusted", "p adj.", p_value),
-    ("best", "best", str),
-)
-CAUSES = _meant(
-    causes.COLUMNS,
-    ("layers", "layers", lambda layers: layers or NONE),
-    ("valid_attention", "weights add up to 1", lambda valid: "yes" if valid else "no"),
-    ("difference low high", f"less the gap [{LEVEL}]", difference),
-    ("p_adjusted", "p adj.", p_value),
-)
-MEDIATORS = _meant(
-    controls.MEDIATORS,
-    ("no_box", "no box %", number),
-    ("truncated", "cut off", number),
-    ("refused", "unread", number),
-    ("timed_out", "late", number),
-    ("completion_tokens", "tokens", partial(number, digits=0)),
-    ("looping", "loops", number),
-)
-GRADERS = tuple(
-    Column(f"{name} {name}_difference", heading, _by_grader, legend)
-    for name, heading, legend in (
-        ("math_verify", "math_verify", ""),
-        ("exact_match_boxed", "boxed", "lm-eval's exact_match on the last box"),
-        ("authors_rule", "authors'", "the study's rule: the answer may be a substring of the gold"),
-        ("authors_rule_strict", "strict", "the same without substrings"),
-    )
-)
-REFERENCE = _meant(
-    {},
-    (
-        "accuracy accuracy_low accuracy_high",
-        f"ours % [{LEVEL}]",
-        lambda *ours: "not run" if ours[0] is None else accuracy(*ours),
-    ),
-    ("authors_rule", "authors'", number),
-    ("reference", "theirs", number),
-    ("difference low high", "our difference", difference),
-    ("reference_difference", "their difference", signed),
-)
+"""The first four are how ungraded samples end."""

@@ -1,4 +1,4 @@
-"""The tables of a comparison, for `mless table`, `mless leaderboard` and the report: rows, columns and remarks."""
+"""The table of a comparison, by condition or by model, for `mless table` and the report: rows, columns and remarks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from harness.experiment.conditions import read_contrast
 if TYPE_CHECKING:
     import pandas
 
-    from harness.analysis.reference import Reference
+_SHARED = {"model": "", "layout": "", "words": "", "models": "model", "n": "problem", "k": "sample"}
+"""Columns that a title names in place of a column if all rows agree, with the noun of those that count something."""
 
 
 def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
-    rows = shown_rows(board, board.comparison)
-    title, words = heading(board)
+    rows = rows_of_conditions(board, board.comparison)
+    title, words = describe_table(board)
     format_moved = any(abs((row["answer_difference"] or 0) - (row["difference"] or 0)) >= SHOWN_POINTS for row in rows)
     columns = [declared.ACCURACY, declared.DIFFERENCE, declared.P, declared.VERDICT]
     columns.append(declared.ANSWERS if format_moved else declared.FLIPS)  # both are wider than a terminal
@@ -45,7 +46,7 @@ def show_comparison(board: Leaderboard) -> Table:
 
 def show_leaderboard(board: Leaderboard) -> Table:
     """One row per model and layout, best baseline first: the primary difference whole, the others as bare numbers."""
-    rows = shown_rows(board, board.comparison)
+    rows = rows_of_conditions(board, board.comparison)
     others = [name for name in dict.fromkeys(row["condition"] for row in rows) if name != board.baseline]
     main = next((row["condition"] for row in rows if row["primary"]), others[0] if others else "")
     not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
@@ -53,7 +54,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
     for row in rows:
         setting = tuple(row[key] for key in ("model", "layout", *board.by))
         lines.setdefault(setting, dict.fromkeys(others, not_run))[row["condition"]] = row
-    title, words = heading(board)
+    title, words = describe_table(board)
     base = [*(one for one in words if one.heading != "condition"), declared.ACCURACY]
     base[-1] = replace(declared.ACCURACY, heading=f"{label(board.baseline)} %")
     whole = replace(declared.DIFFERENCE, heading=f"{label(main)}{' *' if board.primary else ''} [{LEVEL}]")
@@ -69,36 +70,35 @@ def show_leaderboard(board: Leaderboard) -> Table:
     return Table(title, ordered, columns, remarks, facts)
 
 
-def shown_rows(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
+def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
     """The rows of a table of the leaderboard, without those of reference conditions."""
-    return [row for row in records(table) if row["condition"] not in board.reference_conditions]
+    return [row for row in records(table) if row.get("condition") not in board.reference_conditions]
 
 
-def heading(board: Leaderboard) -> tuple[str, list[Column]]:
-    """The title, which names what all rows share, and the columns of words for what they do not."""
+def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
+    """The title, which names what all rows have in common, and the columns of words for what they do not."""
     clusters = 0 if board.by else board.clusters
-    title, differing = _share(records(board.comparison), ("model", "layout", "n", "k"), clusters)
-    names = [name for name in ("model", "layout", *board.by, "condition", "n", "k") if name in differing]
-    return title or "Differences from the baseline", [*map(word, names)]
+    names = ("model", "layout", *board.by, "condition", "n", "k")
+    title, differing = describe_shared_values(records(board.comparison), names, clusters)
+    return title or "Differences from the baseline", [*map(word, differing)]
 
 
-def _share(rows: Sequence[Row], names: Sequence[str], clusters: int = 0) -> tuple[str, set[str]]:
-    """In words what all rows share of these fields, and the names of all other fields."""
-    nouns = {"n": "problem", "k": "sample", "models": "model"}
-    said, differing = [], set(rows[0]) if rows else set()
+def describe_shared_values(rows: Sequence[Row], names: Sequence[str], clusters: int = 0) -> tuple[str, list[str]]:
+    """What all rows have in common, in words, and the names of the columns in which they differ.
+
+    Columns of conditions, fillers and splits count as differing, as there is usually more than one.
+    """
+    texts, differing = [], []
     for name in names:
         values = {row[name] for row in rows} - {None}
-        if len(values) < 2:
-            differing.discard(name)
-        for value in values if len(values) == 1 else ():
-            noun = f" {plural(nouns[name], value)}" if name in nouns else ""
-            noun += f" in {clusters} clusters" if name == "n" and clusters else ""
-            said.append(f"{value}{noun}{' each' if name == 'k' else ''}")
-    return ", ".join(said), differing
-
-
-def _settings(board: Leaderboard) -> list[Column]:
-    return [column for column in heading(board)[1] if column.key not in ("n", "k")]
+        if name not in _SHARED or len(values) > 1:
+            differing.append(name)
+        for value in values if name not in differing else ():
+            text = f"{value} {plural(_SHARED[name], value)}" if _SHARED[name] else str(value)
+            if name == "n" and clusters:
+                text += f" in {clusters} clusters"
+            texts.append(f"{text} each" if name == "k" else text)
+    return ", ".join(texts), differing
 
 
 def _explained(columns: Sequence[Column], facts: dict[str, Any]) -> list[Column]:
@@ -184,7 +184,7 @@ def remark_ungraded(board: Leaderboard) -> Iterator[str]:
         yield f"unmeasured ({list_first(list(dict.fromkeys(names)), 4)}): {reason}."
     if board.by or not rows:
         return
-    shares = {(one["model"], one["layout"], one["condition"]): one for one in records(board.mediators)}
+    shares = {(one["model"], one["layout"], one["condition"]): one for one in records(board.side_tables["mediators"])}
     states = {column.key: column.heading.removesuffix(" %") for column in declared.MEDIATORS[:4]}
     ungraded = {key: sum(one[state] for state in states) for key, one in shares.items()}
 
@@ -220,81 +220,3 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
             )
             change = f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
             yield f"Positive control, {where} ({row['condition']}): {change}: {seen}."
-
-
-def show_sweeps(board: Leaderboard) -> Table | None:
-    """Each filler that was run in several lengths: all lengths together, and the best of them. None without any."""
-    rows = records(board.sweeps)
-    _, differing = _share(rows, ("model", "layout", "words"))
-    words = [word(name) for name in ("model", "layout", "filler", "placement", "words") if name in differing]
-    return Table("Lengths of a filler, difference in points", rows, [*words, *declared.SWEEPS]) if rows else None
-
-
-def show_texts(board: Leaderboard) -> Table | None:
-    """Each condition against other texts of its length and place; None where there are too few."""
-    rows = records(board.texts)
-    remark = "Intervals are for new texts of the kind, on new problems. Exploratory: neither adjusted nor judged."
-    _, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    title = "Against other texts of as many tokens at its place, points"
-    return Table(title, rows, [*words, *declared.TEXTS], [remark]) if rows else None
-
-
-def show_wordings(board: Leaderboard) -> Table | None:
-    """Each contrast over all instructions that it was asked under; None where there was one."""
-    rows = records(board.wordings)
-    remark = (
-        "Verdicts above are of these instructions; the interval here is for new ones of this kind, on new problems."
-    )
-    _, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    return Table("Over all instructions, points", rows, [*words, *declared.WORDINGS], [remark]) if rows else None
-
-
-def show_causes(board: Leaderboard) -> Table | None:
-    """What of each filler changes accuracy; None without a position gap."""
-    rows = records(board.causes)
-    title, differing = _share(rows, ("model", "layout", "n"))
-    words = [word(name) for name in ("model", "layout", "filler", "condition") if name in differing]
-    remark = (
-        "Each condition is compared with the position gap. Where scale or bias is on alone, attention weights do not "
-        "add up to 1: this is not valid attention, and no prompt makes a model compute it."
-    )
-    title = f"Parts of a filler: {title}, points"
-    return Table(title, rows, [*words, *declared.CAUSES], [remark]) if rows else None
-
-
-def show_mediators(board: Leaderboard) -> Table:
-    """What else a condition changes."""
-    title = "What else changed: percent of the samples"
-    return Table(title, shown_rows(board, board.mediators), [*_settings(board), *declared.MEDIATORS])
-
-
-def show_audit(board: Leaderboard) -> Table:
-    """What the other graders say of the same completions."""
-    title = "The same completions by other graders: percent right, difference in points"
-    return Table(title, shown_rows(board, board.audit), [*_settings(board), *declared.GRADERS])
-
-
-def show_pooled(board: Leaderboard) -> Table | None:
-    """One effect over all models, of each contrast; None without rows."""
-    rows = records(board.pooled)
-    if not rows:
-        return None
-    shared, differing = _share(rows, ("layout", "models", "n"))
-    words = [word(name) for name in ("layout", "condition", "models", "n") if name in differing]
-    columns = [column for column in declared.POOLED if any(row[column.key.split()[0]] is not None for row in rows)]
-    title = ", ".join(filter(None, ["All models together", shared, "in points"]))
-    return Table(title, rows, [*words, *columns], ["Exploratory: neither adjusted nor judged."])
-
-
-def show_reference(table: pandas.DataFrame, reference: Reference, differences: Sequence[str]) -> Table:
-    """Published numbers beside ours."""
-    rows = records(table)
-    shared, differing = _share(rows, ("model", "layout"))
-    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
-    samples = f"{reference.setup.samples} {plural('sample', reference.setup.samples)}"
-    read = "" if reference.exact else f", read off a figure to within {reference.uncertainty:g} points"
-    remark = f"theirs: means of {samples} a problem{read}."
-    title = ", ".join(filter(None, [f"Reference: {reference.source}", shared]))
-    return Table(title, rows, [*words, *declared.REFERENCE], [remark, *differences])

@@ -35,7 +35,7 @@ from harness.grading import describe_gold
 from harness.resources import count_cores
 from harness.runs.folder import RECEIPT
 
-PROMPTS = tuple(
+PROMPT_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
     for name in ("condition", "layout", "filler", "place", "least", "median", "most")
 )
@@ -141,8 +141,8 @@ def _prompts(plan: Plan) -> Table:
                 "median": f"{statistics.median(lengths):.0f}",
                 "most": str(max(lengths)),
             }
-        rows.append({column.key: "?" for column in PROMPTS} | row)
-    return Table("Tokens of the filler + its separators, its place, tokens of the prompt", rows, PROMPTS)
+        rows.append({column.key: "?" for column in PROMPT_COLUMNS} | row)
+    return Table("Tokens of the filler + its separators, its place, tokens of the prompt", rows, PROMPT_COLUMNS)
 
 
 def describe_power(config: RunConfig, problems: int) -> Iterator[str]:

@@ -14,12 +14,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.analysis.choose_problems import Criterion, Selection
+from harness.analysis.choose_problems import Criterion
 from harness.display.table import Column, Table, fold, render
 from harness.display.wording import LEVEL, define_flips, describe_repeat, difference, flips, label, visible
 from harness.errors import RunError, list_first
 from harness.experiment.plan import group_name
-from harness.runs.prompts_of_run import RunPrompt, Source
+from harness.runs.prompts_of_run import AnsweredPrompt, Problem
 from harness.runs.read import Run
 from harness.runs.receipts import receipt_line
 
@@ -89,23 +89,23 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
     )
 
 
-def print_changes(console: Console, source: Source, selection: Selection, *, limit: int | None) -> None:
-    """Print the problems of a selection, each under its two conditions: one completion, its answer and its verdict.
+def print_changes(console: Console, problems: Iterable[Problem], criterion: Criterion, *, limit: int | None) -> None:
+    """Print the problems that a criterion wants, each under its two conditions: a completion, its answer and verdict.
 
     Of several samples the first is shown that did what the outcome says, if one did.
     """
-    problems = {problem.id: problem for problem in source.problems}
-    criterion = selection.criterion
-    for one in selection.problems:
-        if not criterion.wants(one.outcome):
+    for problem in problems:
+        if not criterion.wants(problem.outcome):
             continue
-        sides = [problems[one.problem_id].prompts[name] for name in (criterion.baseline, criterion.condition)]
-        right = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}.get(str(one.outcome), (None, None))
-        said = str(one.outcome).replace("_", " ")
-        asked = "".join(segment.text for segment in sides[0].segments if segment.role == "problem") or sides[0].text
+        sides = [problem.prompts[name] for name in (criterion.baseline, criterion.condition)]
+        expected = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
+        right = expected.get(str(problem.outcome), (None, None))
+        outcome = str(problem.outcome).replace("_", " ")
+        segments = sides[0].requested.segments
+        text = "".join(segment.text for segment in segments if segment.role == "problem") or sides[0].prompt
         console.print()
-        _print_title(console, f"{said}  {one.problem_id}", sides[0])
-        console.print(spell_out(asked.strip(), console.encoding), overflow="fold")
+        _print_title(console, f"{outcome}  {problem.id}", sides[0])
+        console.print(spell_out(text.strip(), console.encoding), overflow="fold")
         for prompt, wanted in zip(sides, right, strict=True):
             agree = [n for n, verdict in enumerate(prompt.verdicts) if (verdict == "correct") is wanted]
             console.print(Text(label(prompt.condition), style="bold"))
@@ -156,12 +156,13 @@ def spell_out(text: str, encoding: str = "utf-8") -> str:
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _print_title(console: Console, words: str, one: RunPrompt) -> None:
-    about = f"{words}  level {one.level}  {one.subject}  gold answer {one.target}"
+def _print_title(console: Console, words: str, prompt: AnsweredPrompt) -> None:
+    doc = prompt.doc
+    about = f"{words}  level {doc['level']}  {doc['subject']}  gold answer {doc['answer']}"
     console.print(spell_out(about, console.encoding), style="bold")
 
 
-def _print_answers(console: Console, one: RunPrompt, places: Iterable[int], limit: int | None) -> None:
+def _print_answers(console: Console, one: AnsweredPrompt, places: Iterable[int], limit: int | None) -> None:
     """Print completions with verdict and answer; of a long one the beginning, and the end, where the answer is."""
     samples = list(zip_longest(one.verdicts, one.answers, one.completions))
     for place in places:

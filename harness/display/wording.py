@@ -16,7 +16,7 @@ from harness.constants import ALPHA, PASSED
 NONE = "\N{EN DASH}"
 """Shown for a missing value."""
 MINUS = "\N{MINUS SIGN}"
-LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence", "mless-gap": "Position gap"}
+LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence", "mless+gap": "Position gap"}
 """The study's labels of its conditions."""
 LEVEL = f"{100 * (1 - ALPHA):g} %"
 """Level of the intervals that are shown."""

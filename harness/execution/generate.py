@@ -34,8 +34,6 @@ from harness.runs.records import SESSION, TIMING, Identity, Sample, Score
 
 LOG = "libraries.log"
 """What vLLM, torch and others print while a run is made."""
-POLL_EVERY = 64
-"""Recorded samples that are read between two looks at the graders, which must not wait until all are read."""
 
 
 def generate_and_grade(
@@ -49,7 +47,7 @@ def generate_and_grade(
     session = _Session(plan, sampling, identity, folder, quiet=quiet)
     if session.is_finished:
         return False
-    with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
+    with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
         session.grade_recorded(scorer)
         if session.missing:
             session.generate(scorer, engines)
@@ -97,8 +95,8 @@ class _Session:
         for number, sample in enumerate(read_samples(self._folder.path)):
             self._progress.known(self._task_lines[sample.task])
             scorer.submit(sample)
-            if number % POLL_EVERY == 0:
-                self.show(scorer.poll())
+            if number % 64 == 0:
+                self.show(scorer.poll())  # the graders must not wait until all are read
 
     def generate(self, scorer: Scorer, engines: str | None) -> None:
         """Load the model, and have it answer the missing requests."""
@@ -148,7 +146,7 @@ class _Session:
     def _model_arguments(self) -> dict[str, Any]:
         """The model's arguments; with interventions, the layers that are opened and what Hugging Face answers."""
         config, folder = self._plan.config, self._folder.path
-        arguments = config.model_arguments()
+        arguments = dict(self._plan.model_arguments)
         if any((layers := opened_layers(config)).values()):
             refuse_to_open(arguments, layers)
             arguments["interventions"] = {"layers": layers}

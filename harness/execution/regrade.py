@@ -147,10 +147,10 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
 
 
 def _of_log(path: Path, metric: str | None) -> Iterator[Completed]:
-    for row, answered in read_log(path, metric=metric).samples:
-        for sample, score in answered:
+    for prompt in read_log(path, metric=metric).prompts:
+        for sample, score in prompt.graded_samples:
             right = score.verdict == "correct" if score.verdict else None
-            name, gold = str(row["doc"]["id"]), str(row["doc"]["answer"])
+            name, gold = prompt.problem_id, prompt.doc["answer"]
             yield Completed(name=name, completion=sample.completion or "", gold=gold, read=score.answer, right=right)
 
 

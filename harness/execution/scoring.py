@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
 from harness.runs.folder import PromptPlaces
 from harness.runs.journal import Journal
-from harness.runs.records import Sample, Score
+from harness.runs.records import Prompt, Sample, Score
 
 
-def grade_job(prompt: Mapping[str, Any], sample: Sample) -> GradeJob:
+def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
     """What the grader gets of a sample: its completion after what the prompt had begun of it.
 
     An answer prefix, as in `... is \\boxed{`, is read together with what completes it; where the first line is read, if
     it begins a box. In a think block that the template opened, no box is an answer before `</think>`.
 
     Args:
-        prompt: A row of the prompts file: see `harness.runs.records.Prompt`.
+        prompt: The sample's prompt.
         sample: One of its samples.
     """
-    line = prompt.get("read") == "line"
-    begun = "<think>" * prompt.get("thinking_opened", False) + prompt.get("answer_prefix", "")
+    line = prompt.read == "line"
+    begun = "<think>" * prompt.thinking_opened + prompt.answer_prefix
     return GradeJob(
         completion=("" if line and "boxed" not in begun else begun) + sample.completion,
-        target=prompt["doc"]["answer"],
+        target=prompt.doc["answer"],
         finish_reason=sample.finish_reason,
         line=line,
     )
@@ -36,11 +36,11 @@ class Scorer:
 
     Args:
         scores: Where finished scores go.
-        prompts: The prompts file's rows: the target of each problem, and the text that the authors' rule reads too.
+        prompts: The run's prompts: the target of each problem, and the text that the authors' rule reads too.
         audit: Whether the other graders are asked as well.
     """
 
-    def __init__(self, scores: Journal, prompts: Sequence[Mapping[str, Any]], *, audit: bool = True) -> None:
+    def __init__(self, scores: Journal, prompts: Sequence[Prompt], *, audit: bool = True) -> None:
         self._scores = scores
         self._prompts = prompts
         self._places = PromptPlaces(prompts)
@@ -59,10 +59,10 @@ class Scorer:
         self._pool.submit((key, "grade"), job)
         if self._audit:
             audit = AuditJob(
-                prompt=prompt["prompt"].removesuffix(prompt.get("answer_prefix", "")),
+                prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
                 completion=job.completion,
                 target=job.target,
-                solution=prompt["doc"]["solution"] or "",
+                solution=prompt.doc["solution"] or "",
                 line=job.line,
             )
             self._pool.submit((key, "audit"), audit)

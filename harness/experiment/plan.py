@@ -20,7 +20,7 @@ from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.config import RunConfig
 from harness.experiment.demonstrations import Demonstrations, Draw
 from harness.experiment.problems import Dataset, Problem, open_dataset
-from harness.experiment.prompt import Layout, hash_prompts, make_document
+from harness.experiment.prompt import Layout, hash_prompts
 from harness.experiment.sampling import Sampling, sample_seed
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode, template_switches
@@ -34,6 +34,7 @@ class Plan:
         dataset: The problems that are asked, the limit taken into account.
         whole: All problems that there are.
         arms: The prompts of each condition in each layout and draw of examples, by lm-eval's name of the task.
+        model_arguments: What the backend is loaded with, from `RunConfig.model_arguments`.
         limit: Only the first so many problems.
         before_raw: The tokens that the tokenizer puts before a text that is no chat, such as BOS.
     """
@@ -42,6 +43,7 @@ class Plan:
     dataset: Dataset
     whole: Dataset
     arms: Mapping[str, ConditionPrompts]
+    model_arguments: Mapping[str, Any]
     limit: int | None = None
     before_raw: str = ""
 
@@ -65,30 +67,9 @@ class Plan:
         return lines
 
     @cached_property
-    def prompts(self) -> list[dict[str, Any]]:
-        """Every prompt with its document, as `prompts.jsonl` keeps it: problems outside, arms inside."""
-        return [
-            {
-                "task": task,
-                "condition": arm.condition.name,
-                "layout": str(arm.layout),
-                "prompt": prompt.text,
-                "prompt_sha256": prompt.sha256,
-                "prompt_token_sha256": prompt.token_sha256,
-                "prompt_tokens": None if prompt.token_ids is None else len(prompt.token_ids),
-                "doc": make_document(problem, prompt.prompt, arm.condition, arm.layout),
-                "thinking_opened": prompt.text.rstrip().endswith("<think>"),
-                **({"answer_prefix": prompt.answer_prefix} if prompt.answer_prefix else {}),
-                **({"read": "line"} if self.config.answer == "line" else {}),
-                **({"draw": arm.draw} if arm.draw else {}),
-            }
-            for task, arm, problem, prompt in self.rows
-        ]
-
-    @cached_property
     def prompts_sha256(self) -> str:
         """Hash over all prompts, texts and token ids."""
-        return hash_prompts(self.prompts)
+        return hash_prompts(prompt for *_, prompt in self.rows)
 
     @property
     def rows(self) -> list[tuple[str, ConditionPrompts, Problem, BuiltPrompt]]:
@@ -126,7 +107,8 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
             f"{whole.source}: problem {longer[0]} has an answer of several lines; `answer: line` reads one."
         )
     dataset = Dataset(name=whole.name, source=whole.source, problems=tuple(asked[:limit]))
-    model = ModelTokenizer.from_arguments(config.model_arguments())
+    arguments = config.model_arguments()
+    model = ModelTokenizer.from_arguments(arguments)
     templated = config.model.templates_itself or (model is not None and model.tokenizer.chat_template)
     layouts = config.layouts or (Layout.CHAT if templated else Layout.RAW,)
     if (switches := template_switches(config.model.arguments)) and Layout.CHAT not in layouts:
@@ -152,7 +134,15 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         )
     }
     first = model.tokenizer.convert_ids_to_tokens(encode("A", model.tokenizer)[0])[:-1] if model else []
-    return Plan(config=config, dataset=dataset, whole=whole, arms=arms, limit=limit, before_raw="".join(first))
+    return Plan(
+        config=config,
+        dataset=dataset,
+        whole=whole,
+        arms=arms,
+        model_arguments=arguments,
+        limit=limit,
+        before_raw="".join(first),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +200,12 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         for sample, (task, arm, problem, prompt) in product(range(plan.config.samples_each), rows):
             index = sample + max(arm.draw - 1, 0) * plan.config.samples_each
             chat_api = arm.layout is Layout.CHAT and plan.config.model.templates_itself
-            same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.layout), hash_json(prompt.intervention)
+            same = (
+                index,
+                problem.id,
+                prompt.prompt_token_sha256 or (prompt.prompt_sha256, arm.layout),
+                hash_json(prompt.intervention),
+            )
             asked[same] += 1
             yield Request(
                 task=task,
@@ -221,8 +216,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 seed=sample_seed(plan.config.seed, problem.id, index, replicate) if seeded else None,
                 prompt=prompt.text,
                 prompt_token_ids=prompt.token_ids,
-                prompt_sha256=prompt.sha256,
-                prompt_token_sha256=prompt.token_sha256,
+                prompt_sha256=prompt.prompt_sha256,
+                prompt_token_sha256=prompt.prompt_token_sha256,
                 sampling=sampling,
                 intervention=prompt.intervention,
                 turns=tuple(prompt.prompt.messages) if chat_api else None,

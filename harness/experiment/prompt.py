@@ -1,8 +1,10 @@
 """Builds a prompt of a problem and a condition, and the document in which lm-eval gets it. Only this module does.
 
-A prompt is a sequence of segments, each with a role. Joined, they are the raw text; split after the system part and at
-segments of the role `turn`, they are the messages of a chat. lm-eval's tasks, the token checks and the probe all read
-the segments, so that nothing has to guess from the text where instruction, filler and problem stand.
+A prompt has four forms: requested (`Prompt`), built with its text and tokens (`token_checks.BuiltPrompt`), stored
+(`records.Prompt`) and sent to an engine (`plan.Request`). A requested prompt is a sequence of segments, each with a
+role. Joined, they are the raw text; split after the system part and at segments of the role `turn`, they are the
+messages of a chat. lm-eval's tasks, the token checks and the probe all read the segments, so that nothing has to guess
+from the text where instruction, filler and problem stand.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
@@ -64,7 +66,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A built prompt.
+    """A prompt as it is requested, before a template and a tokenizer.
 
     Attributes:
         segments: The segments in order. The problem has two if a filler splits it.
@@ -266,7 +268,19 @@ def refuse_other_text(text: str, sha256: str, where: str) -> None:
         )
 
 
-def hash_prompts(prompts: Iterable[Mapping[str, Any]]) -> str:
-    """Hash over the texts and token ids of all prompts, in order; rows as `prompts.jsonl` has them."""
-    hashes = (f"{row['prompt_sha256']} {row['prompt_token_sha256']}" for row in prompts)
+class HashedPrompt(Protocol):
+    """A prompt of which the hashes of text and token ids are known: built or stored."""
+
+    @property
+    def prompt_sha256(self) -> str:
+        """Of the text."""
+
+    @property
+    def prompt_token_sha256(self) -> str | None:
+        """Of the token ids; None where they are not known."""
+
+
+def hash_prompts(prompts: Iterable[HashedPrompt]) -> str:
+    """Hash over the texts and token ids of all prompts, in order."""
+    hashes = (f"{prompt.prompt_sha256} {prompt.prompt_token_sha256}" for prompt in prompts)
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()

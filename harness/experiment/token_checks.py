@@ -14,13 +14,16 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement, named_conditions
 from harness.experiment.demonstrations import Draw
 from harness.experiment.interventions import Intervention, Resolved, resolve
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
+from harness.experiment.prompt import Layout, Prompt, Role, build_prompt, hash_text
 from harness.experiment.tokenizer import (
     ModelTokenizer,
     apply_chat_template,
@@ -34,8 +37,14 @@ from harness.experiment.tokenizer import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Spans = Sequence[tuple[Role, tuple[int, int]]]
+"""Role of each segment, its first character in the text, and the one after its last."""
+TOKEN_ROLES = ("template", "instruction", "separator", "filler", "problem", "completion", "demonstration", "format")
+"""What a token can be part of. Traces store the index."""
+FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BuiltPrompt:
     """One prompt with its tokens, and how they lie over its segments.
 
@@ -43,35 +52,79 @@ class BuiltPrompt:
         prompt: Its segments and turns.
         text: The prompt as the model gets it, templated if the layout is `chat` and the tokenizer is known.
         answer_prefix: The beginning of the answer, in which the text ends.
+        spans: Where the segments stand in the text, and fillers in the answer. What lies between them is template.
         token_ids: The ids of all tokens. None: the tokenizer is not known, and nothing was measured.
+        offsets: The characters of each token: [token, first and one after the last].
         problem_token_ids: The ids of the tokens that cover any of the problem or of the examples before it.
         filler_tokens: Number of tokens that lie wholly within the filler.
         straddling: Number of tokens that cover filler and other text at once.
         filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
-        fillers: The characters (start, end) of each filler in the text.
         intervention: What is done to the model while it answers.
     """
 
     prompt: Prompt
     text: str
     answer_prefix: str = ""
+    spans: Spans = ()
     token_ids: tuple[int, ...] | None = None
+    offsets: NDArray[np.int32] | None = None
     problem_token_ids: tuple[int, ...] = ()
     filler_tokens: int = 0
     straddling: int = 0
     filler_span: tuple[int, int] | None = None
-    fillers: tuple[tuple[int, int], ...] = ()
     intervention: Resolved | None = None
 
     @cached_property
-    def sha256(self) -> str:
+    def prompt_sha256(self) -> str:
         """SHA-256 of the text, as in lm-eval's sample logs."""
         return hash_text(self.text)
 
     @cached_property
-    def token_sha256(self) -> str | None:
+    def prompt_token_sha256(self) -> str | None:
         """SHA-256 of the token ids. None: the tokenizer is not known."""
         return None if self.token_ids is None else hash_token_ids(self.token_ids)
+
+    @property
+    def fillers(self) -> list[tuple[int, int]]:
+        """The characters of each filler in the text."""
+        return [span for role, span in self.spans if role == "filler"]
+
+    @property
+    def token_roles(self) -> NDArray[np.int8]:
+        """The role of each token, as an index into TOKEN_ROLES.
+
+        A token that covers any of a filler is the filler's. Any other has the role of most of its visible characters,
+        or of most blanks if it has no other.
+        """
+        assert self.offsets is not None  # the tokenizer is known
+        covered = tokens_by_segment(self.text, self.spans, self.offsets)
+        visible = tokens_by_segment(self.text, self.spans, self.offsets, visible=True)
+        roles = np.where(visible.any(axis=1, keepdims=True), visible, covered).argmax(axis=1)
+        return np.where(covered[:, FILLER], FILLER, roles).astype(np.int8)
+
+
+def tokens_by_segment(
+    text: str, spans: Spans, offsets: NDArray[np.int32], *, visible: bool = False
+) -> NDArray[np.int64]:
+    """How many characters of each role every token covers: [token, role], roles in the order of TOKEN_ROLES.
+
+    Args:
+        text: The prompt.
+        spans: Where its segments stand.
+        offsets: The characters of each token.
+        visible: Whether blanks are not counted.
+    """
+    roles = np.zeros(len(text), np.int8)  # template
+    for role, (start, end) in spans:
+        roles[start:end] = TOKEN_ROLES.index(role)
+    has_role = np.eye(len(TOKEN_ROLES), dtype=np.int32)[roles]
+    if visible:
+        has_role[[character.isspace() for character in text]] = 0
+    counts = np.pad(has_role.cumsum(axis=0), ((1, 0), (0, 0)))
+    starts, ends = offsets.T
+    # some tokenizers give a blank token no width: it ends where its character does
+    starts = np.where(starts < ends, starts, np.maximum(ends - 1, 0))
+    return np.asarray(counts[ends] - counts[starts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,30 +277,30 @@ def measure(
         return built
     spans = find_segments(prompt, asked)
     for segment in prompt.answer:
-        spans.append((segment.role, (begun, begun + len(segment.text))))
+        if segment.role == "filler":
+            spans.append((segment.role, (begun, begun + len(segment.text))))
         begun += len(segment.text)
-    token_ids, offsets = encode(text, tokenizer)
-    kinds = (("filler",), ("problem", "demonstration"))
-    fillers, problems = ([span for role, span in spans if role in wanted] for wanted in kinds)
-    inside, problem_ids, straddling = [], [], 0
-    for index, (start, end) in enumerate(offsets):
-        if start == end:
-            continue
-        for low, high in fillers:
-            if low <= start and end <= high:
-                inside.append(index)
-            elif start < high and low < end:
-                straddling += 1
-        if any(start < high and low < end for low, high in problems):
-            problem_ids.append(token_ids[index])
+    return tokenize(built, spans, tokenizer)
+
+
+def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBase) -> BuiltPrompt:
+    """The prompt with its tokens, and with what the checks need of them."""
+    token_ids, pairs = encode(built.text, tokenizer)
+    offsets = np.array(pairs, np.int32).reshape(-1, 2)
+    covered = tokens_by_segment(built.text, spans, offsets)
+    widths = offsets[:, 1] - offsets[:, 0]
+    has_width, filler = widths > 0, covered[:, FILLER]
+    inside = np.flatnonzero(has_width & (filler == widths)).tolist()
+    in_problem = np.flatnonzero(has_width & (covered[:, PROBLEM] + covered[:, DEMONSTRATION] > 0))
     return replace(
         built,
+        spans=tuple(spans),
         token_ids=token_ids,
-        problem_token_ids=tuple(problem_ids),
+        offsets=offsets,
+        problem_token_ids=tuple(token_ids[index] for index in in_problem),
         filler_tokens=len(inside),
-        straddling=straddling,
+        straddling=int((has_width & (filler > 0) & (filler < widths)).sum()),
         filler_span=(inside[0], inside[-1] + 1) if inside else None,
-        fillers=tuple(fillers),
     )
 
 

@@ -3,7 +3,7 @@
 from harness.grading.compare import describe_gold, grade
 from harness.grading.extract import GRADED, Grade, GradeJob, Verdict
 from harness.grading.other_graders import (
-    COLUMNS,
+    GRADERS,
     Audit,
     AuditColumns,
     AuditJob,
@@ -14,8 +14,8 @@ from harness.grading.other_graders import (
 from harness.grading.pool import GraderPool
 
 __all__ = [
-    "COLUMNS",
     "GRADED",
+    "GRADERS",
     "Audit",
     "AuditColumns",
     "AuditJob",

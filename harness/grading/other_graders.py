@@ -98,7 +98,7 @@ class Audit(AuditColumns, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-COLUMNS = tuple(name for name, kind in get_type_hints(AuditColumns).items() if kind == bool | None)
+GRADERS = tuple(name for name, kind in get_type_hints(AuditColumns).items() if kind == bool | None)
 """The names of the verdicts in an `Audit`."""
 
 

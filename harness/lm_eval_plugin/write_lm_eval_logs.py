@@ -21,7 +21,7 @@ from lm_eval.api.model import LM
 from harness import resources
 from harness.errors import JournalError
 from harness.runs import receipts
-from harness.runs.records import Arm, Identity, Sample, Score
+from harness.runs.records import Arm, Identity, Prompt, Sample, Score
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -41,13 +41,13 @@ class Replay(LM):  # type: ignore[misc]
 
     def __init__(
         self,
-        prompts: Iterable[Mapping[str, Any]],
+        prompts: Iterable[Prompt],
         samples: Mapping[tuple[str, str, int], Sample],
         scores: Mapping[str, Score],
     ) -> None:
         super().__init__()
         self._samples, self._scores = samples, scores
-        self._chats = {(row["doc"]["system"], row["doc"]["user"]): row["prompt"] for row in prompts}
+        self._chats = {(prompt.doc["system"], prompt.doc["user"]): prompt.prompt for prompt in prompts}
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The recorded completions; the n-th time that a request is asked it is the n-th sample."""
@@ -72,7 +72,7 @@ def export(
     folder: Path,
     identity: Identity,
     config: Mapping[str, Any],
-    prompts: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Prompt],
     everything: Sequence[Sample],
     scores: Mapping[str, Score],
 ) -> list[dict[str, Any]]:
@@ -97,12 +97,12 @@ def export(
     # a draw of examples is a task of its own, which counts its samples from 0
     each = {task: arm.samples for task, arm in identity.arms.items()}
     samples = {(s.task, s.problem_id, s.sample_index % each[s.task]): s for s in everything if s.replicate == 0}
-    calls: dict[tuple[bool, str], dict[str, list[Mapping[str, Any]]]] = {}
-    for row in prompts:
-        chat = row["layout"] == "chat"
+    calls: dict[tuple[bool, str], dict[str, list[Prompt]]] = {}
+    for prompt in prompts:
+        chat = prompt.layout == "chat"
         # a chat whose answer has begun is in a call of its own: lm-eval knows a chat by its turns alone
-        own = row["condition"] if chat and row.get("answer_prefix") else ""
-        calls.setdefault((chat, own), {}).setdefault(row["task"], []).append(row)
+        own = prompt.condition if chat and prompt.answer_prefix else ""
+        calls.setdefault((chat, own), {}).setdefault(prompt.task, []).append(prompt)
     dated = "20[0-9][0-9]-*"  # as lm-eval dates its files
     for name in (f"results_{dated}.json", *(f"samples_{task}_{dated}.jsonl" for task in identity.arms)):
         for old in folder.glob(name):
@@ -118,7 +118,7 @@ def _evaluate(
     folder: Path,
     identity: Identity,
     config: Mapping[str, Any],
-    tasks: Mapping[str, Sequence[Mapping[str, Any]]],
+    tasks: Mapping[str, Sequence[Prompt]],
     samples: Mapping[tuple[str, str, int], Sample],
     scores: Mapping[str, Score],
     *,
@@ -159,26 +159,26 @@ def _evaluate(
             line["generations"] = [{name: getattr(sample, name) for name in beside} for sample in of]
     tracker.save_results_aggregated(results=results, samples=logged)
     entries = []
-    for task, rows in tasks.items():
+    for task, prompts in tasks.items():
         tracker.save_results_samples(task_name=task, samples=logged[task])
         log = folder / f"samples_{task}_{tracker.date_id}.jsonl"
-        if not log.exists() or log.read_bytes().count(b"\n") != len(rows):  # lm-eval only warns when it cannot write
+        if not log.exists() or log.read_bytes().count(b"\n") != len(prompts):  # lm-eval only warns when it cannot write
             raise JournalError(f"{log} could not be written whole: free some space and run the same command again.")
         entries.append(
             {
                 "task": task,
-                "condition": rows[0]["condition"],
-                "layout": rows[0]["layout"],
+                "condition": prompts[0].condition,
+                "layout": prompts[0].layout,
                 "samples": log.name,
                 "results": f"results_{tracker.date_id}.json",
-                "prompts_sha256": _hash_all([row["prompt_sha256"] for row in rows]),
-                "prompt_tokens_sha256": _hash_all([row["prompt_token_sha256"] for row in rows]),
+                "prompts_sha256": _hash_all([prompt.prompt_sha256 for prompt in prompts]),
+                "prompt_tokens_sha256": _hash_all([prompt.prompt_token_sha256 for prompt in prompts]),
             }
         )
     return entries
 
 
-def _task(name: str, prompts: Sequence[Mapping[str, Any]], arm: Arm) -> Any:
+def _task(name: str, prompts: Sequence[Prompt], arm: Arm) -> Any:
     """The shipped task template with the run's own documents."""
     from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
@@ -190,7 +190,7 @@ def _task(name: str, prompts: Sequence[Mapping[str, Any]], arm: Arm) -> Any:
         """Takes its documents from here; lm-eval warns of a `custom_dataset` in the config, for every task."""
 
         def download(self, *_: Any, **__: Any) -> None:
-            self.dataset = {"test": Dataset.from_list([row["doc"] for row in prompts])}
+            self.dataset = {"test": Dataset.from_list([prompt.doc for prompt in prompts])}
 
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
     asked = {"repeats": arm.samples, "generation_kwargs": arm.sampling.lm_eval()}

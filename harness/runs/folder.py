@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
@@ -33,6 +32,7 @@ from harness.runs.journal import (
 from harness.runs.records import (
     SESSION,
     TIMING,
+    Document,
     Identity,
     Keyed,
     Prompt,
@@ -63,8 +63,8 @@ class RunFolder:
             or it cannot be written.
     """
 
-    def __init__(self, path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> None:
-        self.path = path
+    def __init__(self, path: Path, identity: Identity, prompts: Sequence[Prompt]) -> None:
+        self.path, self.prompts = path, prompts
         with clear_messages(path), ExitStack() as opened:
             refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class RunFolder:
             if new or differences(read_header(path / JOURNAL), as_json(identity)):  # it gets more problems
                 # a kill after any of these leaves one of the two runs whole
                 (path / RECEIPT).unlink(missing_ok=True)
-                write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
+                write_whole(path / PROMPTS, "".join(f"{msgspec.json.encode(prompt).decode()}\n" for prompt in prompts))
                 if not new:
                     replace_header(path / JOURNAL, as_json(identity))
             self.journal = opened.enter_context(Journal(path / JOURNAL, as_json(identity)))
@@ -149,7 +149,7 @@ def has_sample(path: Path) -> bool:
     return is_stored(path / JOURNAL) and any(True for _ in read_records(path / JOURNAL, Keyed))
 
 
-def changes(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> list[str]:
+def changes(path: Path, identity: Identity, prompts: Sequence[Prompt]) -> list[str]:
     """What differs between the run in the folder and the one that is wanted; empty if it can be continued.
 
     A run of the first problems can be continued as one of more.
@@ -160,11 +160,11 @@ def changes(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]
     return differences(begun, as_json(identity))
 
 
-def _limit(prompts: Sequence[Mapping[str, Any]], begun: Mapping[str, Any]) -> list[Any]:
+def _limit(prompts: Sequence[Prompt], begun: Mapping[str, Any]) -> list[Prompt]:
     """The prompts of the first problems, as many as a limited run asks; all of one without a limit."""
-    problems = list(dict.fromkeys(row["doc"]["id"] for row in prompts))
+    problems = list(dict.fromkeys(prompt.doc["id"] for prompt in prompts))
     limited = set(problems[: begun.get("limit")])
-    return [row for row in prompts if row["doc"]["id"] in limited]
+    return [prompt for prompt in prompts if prompt.doc["id"] in limited]
 
 
 def set_old_scores_aside(path: Path) -> None:
@@ -256,7 +256,7 @@ def read_scored_by(path: Path) -> ScoredBy | None:
     return fit(ScoredBy, header, file) if header else None
 
 
-def read_prompts(path: Path) -> list[dict[str, Any]]:
+def read_prompts(path: Path) -> list[Prompt]:
     """Every prompt with its document.
 
     Raises:
@@ -265,12 +265,13 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     begun, why = read_identity(path), "its prompts are not those of the journal"
     try:
         with open_stored(path / PROMPTS) as stream:
-            rows: list[dict[str, Any]] = [msgspec.json.decode(line) for line in stream]
-        whole = [msgspec.convert(row, Prompt) for row in rows]
-        rows = _limit(rows, as_json(begun))  # a kill may have left those of a larger limit
-        known = all(hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in whole)
-        if known and hash_prompts(rows) == begun.prompts_sha256:
-            return rows
+            prompts = [msgspec.json.decode(line, type=Prompt) for line in stream]
+        prompts = _limit(prompts, as_json(begun))  # a kill may have left those of a larger limit
+        for prompt in prompts:
+            msgspec.convert(prompt.doc, Document)
+        are_known = all(hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in prompts)
+        if are_known and hash_prompts(prompts) == begun.prompts_sha256:
+            return prompts
     except (OSError, ValueError, RecursionError, JournalError) as error:
         why = str(error)
     raise JournalError(
@@ -286,8 +287,8 @@ class PromptPlaces:
         prompts: The run's prompts.
     """
 
-    def __init__(self, prompts: Sequence[Mapping[str, Any]]) -> None:
-        self._places = {(row["task"], row["doc"]["id"]): place for place, row in enumerate(prompts)}
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self._places = {(prompt.task, prompt.doc["id"]): place for place, prompt in enumerate(prompts)}
 
     def find(self, sample: Sample) -> int:
         """The prompt's row.
@@ -301,17 +302,17 @@ class PromptPlaces:
         return place
 
 
-def refuse_missing(path: Path, prompts: Sequence[Mapping[str, Any]], identity: Identity, there: Sequence[int]) -> None:
+def refuse_missing(path: Path, prompts: Sequence[Prompt], identity: Identity, there: Sequence[int]) -> None:
     """Refuse a run in which a prompt has fewer samples than a finished run has.
 
     Raises:
         JournalError: naming the problems that lack some.
     """
-    arms = [identity.arms[row["task"]] for row in prompts]
+    arms = [identity.arms[prompt.task] for prompt in prompts]
     expected = [arm.replicates * arm.samples for arm in arms]
     short = [
-        f"{row['doc']['id']} ({row['task']})"
-        for row, count, wanted in zip(prompts, there, expected, strict=True)
+        f"{prompt.doc['id']} ({prompt.task})"
+        for prompt, count, wanted in zip(prompts, there, expected, strict=True)
         if count < wanted
     ]
     if short:

@@ -15,17 +15,18 @@ import numpy.typing as npt
 from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
 from harness.errors import RunError
 from harness.experiment.expand_conditions import read_conditions
-from harness.grading import COLUMNS as GRADERS
-from harness.grading import Verdict
+from harness.grading import GRADERS, Verdict
 from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
 from harness.runs.journal import read_records
-from harness.runs.records import COLUMNS, Sample, Score
+from harness.runs.records import SAMPLE_COLUMNS, Prompt, Sample, Score
 
 if TYPE_CHECKING:
     import pandas
 
 Columns = dict[str, tuple[Any, Callable[[Any], Any]]]
 """Of each column its type, and what it says of a record. None is not a number."""
+_KEY: Columns = {"key": (np.int64, lambda record: hash(record.key))}
+"""64 bits stand for a key: two of a million coincide in one of 40 million runs, and as text they would take 240 MB."""
 _FACTS: Columns = {
     "sample_index": (np.int32, attrgetter("sample_index")),
     "replicate": (np.int32, attrgetter("replicate")),
@@ -36,8 +37,8 @@ _FACTS: Columns = {
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
 }
 _JUDGED: Columns = {
-    "key": (object, attrgetter("key")),
     "verdict": (object, attrgetter("verdict")),
+    "answer": (object, attrgetter("answer")),
     "boxes_after_first": (np.float64, attrgetter("boxes_after_first")),
     **{name: (np.float32, attrgetter(name)) for name in GRADERS},
 }
@@ -87,7 +88,7 @@ def load_run(path: str | Path, *, replicates: bool = False, reference_conditions
 def read_frame(
     folder: Path | None,
     receipt: Mapping[str, Any],
-    prompts: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Prompt],
     *,
     texts: bool = False,
     read: Iterable[Iterable[Any]] = (),
@@ -114,57 +115,31 @@ def read_frame(
         recorded, graded = read
     else:
         recorded, graded = read_records(folder / JOURNAL, Sample), read_records(folder / SCORES, Score)
-    answers: dict[str | None, int] = {}
-    number: Columns = {"answer": (np.int32, lambda score: answers.setdefault(score.answer, len(answers)))}
-    scores = _gather(graded, _JUDGED | number | (_REASONS if texts else {}))
-    rows = {key: row for row, key in enumerate(scores.pop("key"))}
-    matched: Columns = {
-        "place": (np.int32, PromptPlaces(prompts).find),
-        "score": (np.int32, lambda sample: rows.get(sample.key, -1)),
-    }
-    samples = _gather(recorded, matched | _FACTS | (_TEXTS if texts else {}))
-    place, score = samples.pop("place"), samples.pop("score")
-    if not len(place):
+    place: Columns = {"place": (np.int32, PromptPlaces(prompts).find)}
+    samples = _gather(recorded, _KEY | place | _FACTS | (_TEXTS if texts else {}))
+    scores = _gather(graded, _KEY | _JUDGED | (_REASONS if texts else {}))
+    if samples.empty:
         raise RunError(f"{folder} holds no sample. The command that began it continues it.")
-    for wrong, what in (
-        (score < 0, "has no score. Run `mless regrade` on the folder"),
-        (pandas.Series(score).duplicated().to_numpy(), "is there twice"),
+    frame = samples.merge(scores, on="key", how="left", indicator="scored")
+    for is_wrong, what in (
+        (frame["scored"] == "left_only", "has no score. Run `mless regrade` on the folder"),
+        (frame["key"].duplicated(), "is there twice"),
     ):
-        if wrong.any():
-            prompt, index = prompts[place[wrong][0]], samples["sample_index"][wrong][0]
-            raise RunError(f"{folder}: sample {index} of problem {prompt['doc']['id']}, {prompt['task']}, {what}.")
+        if is_wrong.any():
+            sample = frame[is_wrong].iloc[0]
+            prompt, index = prompts[sample["place"]], sample["sample_index"]
+            raise RunError(f"{folder}: sample {index} of problem {prompt.doc['id']}, {prompt.task}, {what}.")
     if folder is not None:
-        refuse_missing(folder, prompts, read_identity(folder), np.bincount(place, minlength=len(prompts)).tolist())
-    label = receipt["config"]["model"]["label"] or receipt["model"]["name"]
-    found: dict[str, Any] = {
-        **samples,
-        **{name: values[score] for name, values in scores.items()},
-        "model": _categorical([label], np.zeros(len(place), dtype=int)),
-        **{name: _categorical([row[name] for row in prompts], place) for name in ("condition", "layout")},
-        **{
-            name: _categorical([row["doc"][field] for row in prompts], place)
-            for name, field in {"problem_id": "id", "subject": "subject", "level": "level", "target": "answer"}.items()
-        },
-    }
-    if any(row["doc"].get("cluster") for row in prompts):
-        found["cluster"] = _categorical([row["doc"].get("cluster") or row["doc"]["id"] for row in prompts], place)
-    if any("draw" in row for row in prompts):
-        found["draw"] = np.array([row["draw"] for row in prompts], dtype=np.int32)[place]
-    found["verdict"] = pandas.Categorical(found["verdict"], categories=_VERDICTS)
-    found["correct"] = np.asarray(found["verdict"] == "correct")
-    found["answer"] = pandas.Categorical(np.array([*answers], dtype=object)[found["answer"]])
-    found |= {name: pandas.arrays.BooleanArray(found[name] == 1, np.isnan(found[name])) for name in GRADERS}
-    if texts:
-        conditions = read_conditions(receipt["config"])
-        descriptions = {name: condition.describe() for name, condition in conditions.items()}
-        for name in ("filler", "filler_tokens", "placement", "words"):
-            values = [descriptions.get(row["condition"], {}).get(name) for row in prompts]
-            found[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")[place]
-        found["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]
-    codes = (found[name].codes for name in ("condition", "layout"))
-    order = np.lexsort((found["sample_index"], found["replicate"], place, *codes))
-    names = COLUMNS if texts else [*COLUMNS, "characters", "looping", "completion_checksum"]
-    frame = pandas.DataFrame({name: found[name][order] for name in names if name in found})
+        counts = np.bincount(frame["place"], minlength=len(prompts)).tolist()
+        refuse_missing(folder, prompts, read_identity(folder), counts)
+    frame = frame.drop(columns=["key", "scored"]).join(_prompt_facts(receipt, prompts, texts=texts), on="place")
+    frame["verdict"] = pandas.Categorical(frame["verdict"], categories=_VERDICTS)
+    frame["correct"] = frame["verdict"] == "correct"
+    frame = frame.astype({"answer": "category"} | dict.fromkeys(GRADERS, "boolean"))
+    order = ["layout", "condition", "place", "replicate", "sample_index"]
+    frame = frame.sort_values(order, ignore_index=True)
+    names = SAMPLE_COLUMNS if texts else [*SAMPLE_COLUMNS, "characters", "looping", "completion_checksum"]
+    frame = frame[[name for name in names if name in frame]]
     plain = ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer") if texts else ()
     frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame})
     if not texts:
@@ -175,23 +150,50 @@ def read_frame(
     return frame.infer_objects()
 
 
-def _gather(records: Iterable[Any], columns: Columns) -> dict[str, npt.NDArray[Any]]:
+def _gather(records: Iterable[Any], columns: Columns) -> pandas.DataFrame:
     """What the columns say of each record; only a batch of records is held."""
+    import pandas
+
     parts: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, kind)] for name, (kind, _) in columns.items()}
     rest = iter(records)
     while batch := list(islice(rest, FRAME_BATCH)):
         for name, (kind, read) in columns.items():
             parts[name].append(np.fromiter(map(read, batch), kind, len(batch)))
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    return pandas.DataFrame({name: np.concatenate(parts.pop(name)) for name in columns}, copy=False)
 
 
-def _categorical(values: list[Any], place: npt.NDArray[Any]) -> pandas.Categorical[Any]:
-    """What each sample's prompt says, in the prompts' order."""
+def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[Prompt], *, texts: bool) -> pandas.DataFrame:
+    """What the samples of a prompt have in common: a row for each prompt."""
     import pandas
 
-    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    numbers = np.array([codes[value] for value in values], dtype=np.int32)
-    return pandas.Categorical.from_codes(numbers[place], pandas.Index(list(codes)), ordered=True)
+    docs = [prompt.doc for prompt in prompts]
+    words = {
+        "model": [receipt["config"]["model"]["label"] or receipt["model"]["name"]] * len(prompts),
+        "condition": [prompt.condition for prompt in prompts],
+        "layout": [prompt.layout for prompt in prompts],
+        "problem_id": [doc["id"] for doc in docs],
+        "subject": [doc["subject"] for doc in docs],
+        "level": [doc["level"] for doc in docs],
+        "target": [doc["answer"] for doc in docs],
+    }
+    if any(doc.get("cluster") for doc in docs):
+        words["cluster"] = [doc.get("cluster") or doc["id"] for doc in docs]
+    facts = pandas.DataFrame(
+        {
+            name: pandas.Categorical(values, categories=list(dict.fromkeys(values)), ordered=True)
+            for name, values in words.items()
+        }
+    )
+    if any(prompt.draw for prompt in prompts):
+        facts["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
+    if texts:
+        conditions = read_conditions(receipt["config"])
+        descriptions = {name: condition.describe() for name, condition in conditions.items()}
+        for name in ("filler", "filler_tokens", "placement", "words"):
+            values = [descriptions.get(prompt.condition, {}).get(name) for prompt in prompts]
+            facts[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")
+        facts["prompt_sha256"] = [prompt.prompt_sha256 for prompt in prompts]
+    return facts
 
 
 def loops(completion: str) -> bool:

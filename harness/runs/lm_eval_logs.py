@@ -36,7 +36,7 @@ from harness.runs.lm_eval_files import (
     read_lines,
     read_results,
 )
-from harness.runs.prompts_of_run import answered_prompts
+from harness.runs.prompts_of_run import AnsweredPrompt
 from harness.runs.records import Graded, Sample, Score
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 METRICS = ("exact_match", "math_verify", "acc")
 """What says right or wrong in logs of other tasks; the first that a log has is taken."""
-Logged = tuple[dict[str, Any], list[tuple[Sample, Score]]]
-"""A problem's prompt as a row of `prompts.jsonl` has it, with place and hash, and what came back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,8 @@ class SampleLog:
         results: The results file beside it.
         metric: What its verdicts were read from, with the filter's name: `exact_match,strict-match`.
         other_filters: Those in the file that were not read.
-        samples: One per problem.
+        prompts: One per problem, with its samples.
+        problems: The hash of each problem, by its id.
     """
 
     path: Path
@@ -66,7 +65,8 @@ class SampleLog:
     results: ResultsFile
     metric: str | None
     other_filters: tuple[str, ...]
-    samples: tuple[Logged, ...]
+    prompts: tuple[AnsweredPrompt, ...]
+    problems: Mapping[str, str]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "grader_version": None,
         "metric": ", ".join(dict.fromkeys(log.metric for log in every if log.metric)),
         "other_filters": ", ".join(dict.fromkeys(one for log in every for one in log.other_filters)),
-        "prompts_sha256": hash_json([row["prompt_sha256"] for log in every for row, _ in log.samples]),
+        "prompts_sha256": hash_json([prompt.prompt_sha256 for log in every for prompt in log.prompts]),
         "sampling": sampling,
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
@@ -127,10 +127,10 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "contrasts": None,  # nobody named any beforehand
         "primary": None,
         "reference_conditions": {
-            row["condition"]: {key: row["doc"][key] for key in REFERENCE_FIELDS}
-            for _, samples in arms.values()
-            for row, _ in samples[:1]
-            if is_ours(row["doc"]) and row["doc"].get("kind") and row["condition"] == row["doc"]["condition"]
+            prompt.condition: {key: prompt.doc[key] for key in REFERENCE_FIELDS}
+            for _, prompts in arms.values()
+            for prompt in prompts[:1]
+            if is_ours(prompt.doc) and prompt.doc.get("kind") and prompt.condition == prompt.doc["condition"]
         },
         "seed": first.config.random_seed,
         "created": first.date and datetime.fromtimestamp(first.date, UTC).isoformat(timespec="seconds"),
@@ -139,15 +139,15 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "logs": {f"{condition}, {layout}": str(log.path) for (condition, layout), (log, _) in arms.items()},
     }
     shown = sorted(arms, key=lambda arm: (arm[1], order.index(arm[0])))
-    rows, answered = zip(*(one for arm in shown for one in arms[arm][1]), strict=True)
+    prompts = [prompt for arm in shown for prompt in arms[arm][1]]
     return {
         "name": name,
         "about": about,
         "problems": problems,
         "model": next((log.results.model for log in every if log.results.model), None),
         "metric": about["metric"] or None,
-        "read": partial(_frame, first.label, rows, answered),
-        "read_prompts": partial(answered_prompts, rows, answered),
+        "read": partial(_frame, first.label, prompts),
+        "read_prompts": lambda: prompts,
     }
 
 
@@ -165,36 +165,38 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     path = one_log(path)
     task, results = read_results(path)
     name, _, wanted = (metric or "").partition(",")
-    samples: dict[str, Logged] = {}
+    prompts: dict[str, AnsweredPrompt] = {}
+    problems: dict[str, str] = {}
     filters: dict[str, None] = {}
     for where, raw, line in read_lines(path):
         filters[line.filter] = None
         wanted = wanted or line.filter
         if line.filter != wanted:
             continue
-        sample, name = _read_sample(where, raw, line, name, task, results)
-        problem = sample[0]["doc"]["id"]
-        if problem in samples:
-            raise RunError(f"{where}: problem {problem} again.")
-        samples[problem] = sample
+        prompt, name = _read_prompt(where, raw, line, name, task, results)
+        if prompt.problem_id in prompts:
+            raise RunError(f"{where}: problem {prompt.problem_id} again.")
+        prompts[prompt.problem_id] = prompt
+        problems[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
     least = max(1, results.n_samples.get(task or "", {}).get("effective", 1))
-    if len(samples) < least:
+    if len(prompts) < least:
         found = f" under the filter {wanted!r}; the log has {', '.join(filters)}" if filters else ""
-        raise RunError(f"{path}: samples are missing: expected {least}, got {len(samples)}{found}.")
+        raise RunError(f"{path}: samples are missing: expected {least}, got {len(prompts)}{found}.")
     return SampleLog(
         path=path,
         task=task,
         results=results,
         metric=f"{name},{wanted}" if name else None,
         other_filters=tuple(one for one in filters if one != wanted),
-        samples=tuple(samples.values()),
+        prompts=tuple(prompts.values()),
+        problems=problems,
     )
 
 
-def _read_sample(
+def _read_prompt(
     where: str, raw: Mapping[str, Any], line: LogLine, metric: str, task: str | None, results: ResultsFile
-) -> tuple[Logged, str]:
-    """The sample, and the metric that its verdicts were read from. `results` is the file beside it."""
+) -> tuple[AnsweredPrompt, str]:
+    """A problem's prompt, and the metric that its verdicts were read from. `results` is the file beside the log."""
     doc = line.doc
     text, generated = prompt_of(where, line)
     stated = results.configs.get(task or "", TaskConfig()).metadata or {}
@@ -244,18 +246,17 @@ def _read_sample(
             completion_tokens=told.completion_tokens,
         )
         answered.append((sample, Score(**{"key": key, **ungraded, "answer": answer, **(grade or {})})))
-    row = {
-        "where": where,
-        "task": where,
-        "condition": condition,
-        "layout": str(layout),
-        "prompt": text,
-        "prompt_sha256": line.prompt_hash,
-        "prompt_token_sha256": line.generations[0].prompt_token_sha256 if line.generations else None,
-        "doc": shown,
-        "problem_sha256": hash_problem(doc, target),
-    }
-    return (row, answered), metric
+    prompt = AnsweredPrompt(
+        task=where,
+        condition=condition,
+        layout=str(layout),
+        prompt=text,
+        prompt_sha256=line.prompt_hash,
+        prompt_token_sha256=line.generations[0].prompt_token_sha256 if line.generations else None,
+        doc=shown,
+        graded_samples=tuple(answered),
+    )
+    return prompt, metric
 
 
 def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> list[dict[str, str]]:
@@ -300,27 +301,26 @@ def _flat(values: Any) -> list[str]:
     return [values] if isinstance(values, str) else []
 
 
-Arms = dict[tuple[str, str], tuple[SampleLog, list[Logged]]]
-"""Of each condition and layout its log and its samples."""
+Arms = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
+"""Of each condition and layout its log and its prompts."""
 
 
 def _arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Arms:
-    """The samples of all logs.
+    """The prompts of all logs.
 
     Raises:
         RunError: a condition is not known, or has two logs.
     """
     arms: Arms = {}
     for given, log in logs:
-        for sample in log.samples:
-            row, _ = sample
-            row["condition"] = condition = given or row["condition"]
+        for prompt in log.prompts:
+            prompt.condition = condition = given or prompt.condition
             if not condition:
                 raise RunError(f"{log.path} names no condition: say which log is which, as wo=FILE mless=FILE.")
-            other, asked = arms.setdefault((condition, row["layout"]), (log, []))
+            other, prompts = arms.setdefault((condition, prompt.layout), (log, []))
             if other is not log:
                 raise RunError(f"{name} holds two logs of condition {condition!r}: {other.path} and {log.path}.")
-            asked.append(sample)
+            prompts.append(prompt)
     return arms
 
 
@@ -329,7 +329,7 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
     known = [log for log in logs if log.settings]
     for log in known[1:]:
         first = known[0]
-        alike = log.task == first.task or all(is_ours(one.samples[0][0]["doc"]) for one in (log, first))
+        alike = log.task == first.task or all(is_ours(one.prompts[0].doc) for one in (log, first))
         ours, theirs = (
             {**one.settings, **({"task_version": one.results.versions.get(one.task or "")} if alike else {})}
             for one in (first, log)
@@ -346,23 +346,20 @@ def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for log in logs:
-        hashes = {row["doc"]["id"]: row["problem_sha256"] for row, _ in log.samples}
-        if others := [name for name, sha256 in hashes.items() if found.setdefault(name, sha256) != sha256]:
+        if others := [name for name, sha256 in log.problems.items() if found.setdefault(name, sha256) != sha256]:
             raise ComparisonError(f"{log.path} asks others under the same ids: {list_first(others)}.")
     return found
 
 
-def _frame(
-    label: str, rows: Sequence[dict[str, Any]], answered: Sequence[list[tuple[Sample, Score]]], *, texts: bool = False
-) -> pandas.DataFrame:
+def _frame(label: str, prompts: Sequence[AnsweredPrompt], *, texts: bool = False) -> pandas.DataFrame:
     """One row per graded sample, with the columns of `frame.read_frame`.
 
     Raises:
         RunError: the log says of a sample neither right nor wrong.
     """
-    for row, pairs in zip(rows, answered, strict=True):
-        if not any(score.verdict for _, score in pairs):
-            raise RunError(f"{row['where']}: the log says neither right nor wrong. Name what does with --metric.")
-    graded = [pair for pairs in answered for pair in pairs if pair[1].verdict]
+    for prompt in prompts:
+        if not prompt.verdicts:
+            raise RunError(f"{prompt.task}: the log says neither right nor wrong. Name what does with --metric.")
+    graded = [pair for prompt in prompts for pair in prompt.graded_samples if pair[1].verdict]
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}
-    return read_frame(None, receipt, rows, texts=texts, read=zip(*graded, strict=True))
+    return read_frame(None, receipt, prompts, texts=texts, read=zip(*graded, strict=True))

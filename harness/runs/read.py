@@ -11,6 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from harness.errors import ConfigError, RunError
 from harness.experiment.conditions import Condition, contrast_name, find_baseline
 from harness.experiment.config import fixed_arguments
@@ -19,7 +21,6 @@ from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
 from harness.runs.folder import (
     JOURNAL,
-    PROMPTS,
     RECEIPT,
     SCORES,
     PromptPlaces,
@@ -33,8 +34,8 @@ from harness.runs.frame import read_frame
 from harness.runs.journal import find_stored, hash_stored, is_stored
 from harness.runs.lm_eval_files import find_logs
 from harness.runs.lm_eval_logs import read_logs
-from harness.runs.prompts_of_run import RunPrompt, Source, answered_prompts, by_problem, filled_answers
-from harness.runs.records import Sample, Score
+from harness.runs.prompts_of_run import AnsweredPrompt, Source, by_problem, filled_answers
+from harness.runs.records import Prompt, Sample, Score
 
 if TYPE_CHECKING:
     import pandas
@@ -64,7 +65,7 @@ class Run:
     receipt: Mapping[str, Any] = field(default_factory=dict)
     metric: str | None = None
     read: Callable[..., pandas.DataFrame]
-    read_prompts: Callable[[], Sequence[RunPrompt]]
+    read_prompts: Callable[[], Sequence[AnsweredPrompt]]
 
     @classmethod
     def load(cls, path: Path | str | Mapping[str, str | Path], *, metric: str | None = None) -> Run:
@@ -102,7 +103,7 @@ class Run:
         return self.read()
 
     @cached_property
-    def prompts(self) -> Sequence[RunPrompt]:
+    def prompts(self) -> Sequence[AnsweredPrompt]:
         """Every prompt with what came back; of replicates only the first."""
         return self.read_prompts()
 
@@ -149,19 +150,19 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     """
     asked = run.prompts
     for one in asked:
-        if not one.text:
+        if not one.prompt:
             raise RunError(
-                f"{one.where}: the prompt was sent as chat messages, and the text that the server made of them is not "
+                f"{one.task}: the prompt was sent as chat messages, and the text that the server made of them is not "
                 "recorded. Run the task through a backend that templates by itself (hf, vllm, local-completions)."
             )
-        refuse_other_text(one.text, one.sha256, one.where)
+        refuse_other_text(one.prompt, one.prompt_sha256, one.task)
     layouts = list(dict.fromkeys(one.layout for one in asked))
     chosen = layout or (layouts[0] if len(layouts) == 1 else None)
     if chosen not in layouts:
         raise ConfigError(f"{run.name}: expected one of the layouts {', '.join(layouts)}, got {chosen}. Name one.")
     # tokens of another instruction, and of the positive control's prefix, could not be aligned
     asked = [one for one in asked if one.layout == chosen and one.condition not in run.reference_conditions]
-    if not run.is_logs and chosen == Layout.CHAT and any(one.token_sha256 is None for one in asked):
+    if not run.is_logs and chosen == Layout.CHAT and any(one.prompt_token_sha256 is None for one in asked):
         raise RunError(
             f"{run.name}: a server templated its chat prompts, so the text that the model got is not recorded. Run it "
             "again with `model.arguments.tokenizer` named."
@@ -223,7 +224,7 @@ def _read_folder(path: Path) -> Run:
         "versions": receipt["versions"],
         "git_revision": receipt["git_revision"],
     }
-    docs = {row["doc"]["id"]: row["doc"] for row in prompts}
+    docs = {prompt.doc["id"]: prompt.doc for prompt in prompts}
     problems = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
     return Run(
         name=str(path),
@@ -233,11 +234,11 @@ def _read_folder(path: Path) -> Run:
         receipt=receipt,
         metric="verdict",
         read=partial(read_frame, path, receipt, prompts),
-        read_prompts=partial(_asked, path, receipt, prompts),
+        read_prompts=partial(_answered, path, receipt, prompts),
     )
 
 
-def _asked(path: Path, receipt: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
+def _answered(path: Path, receipt: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[AnsweredPrompt]:
     """The prompts with what came back the first time; further replicates measure noise.
 
     Raises:
@@ -245,11 +246,14 @@ def _asked(path: Path, receipt: Mapping[str, Any], prompts: Sequence[Mapping[str
     """
     samples, scores, places = list(read_samples(path)), read_scores(path), PromptPlaces(prompts)
     read_frame(path, receipt, prompts, read=(samples, scores.values()))  # which misses no sample
-    answered: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
-    for sample in samples:
-        answered[places.find(sample)].append((sample, scores[sample.key]))
-    rows = [{**row, "where": f"{path / PROMPTS}, line {line}"} for line, row in enumerate(prompts, start=1)]
-    return answered_prompts(rows, answered)
+    graded_samples: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
+    for sample in sorted(samples, key=lambda sample: sample.sample_index):
+        if sample.replicate == 0:
+            graded_samples[places.find(sample)].append((sample, scores[sample.key]))
+    return [
+        AnsweredPrompt(**structs.asdict(prompt), graded_samples=tuple(pairs))
+        for prompt, pairs in zip(prompts, graded_samples, strict=True)
+    ]
 
 
 RunPath = Path | dict[str, Path]

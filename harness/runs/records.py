@@ -14,8 +14,12 @@ from msgspec import Meta, Struct
 
 from harness.constants import GRADER_VERSION, RUN_FORMAT
 from harness.errors import RunError
-from harness.experiment.plan import Request, hash_setting
+from harness.experiment.plan import Plan, Request, hash_setting
+from harness.experiment.problems import Problem
+from harness.experiment.prompt import Prompt as RequestedPrompt
+from harness.experiment.prompt import document_prompt, make_document
 from harness.experiment.sampling import Sampling
+from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 
 Form = TypeVar("Form")
@@ -53,10 +57,18 @@ class Document(Struct):
     cluster: Annotated[str, column("what the problem counts as one with; there only if problems have clusters")] = ""
 
 
-class Prompt(Struct):
-    """A line of `prompts.jsonl`.
+def prompt_id(problem_id: str, draw: int) -> str:
+    """The id of a problem that is asked with several draws of examples: `ID#2` with the second."""
+    return f"{problem_id}#{draw}" if draw else problem_id
+
+
+class Prompt(Struct, omit_defaults=True):
+    """A prompt as it is stored: a line of `prompts.jsonl`, or what is read of a line of lm-eval's logs.
 
     Attributes:
+        task: lm-eval's name of the task; of a log its file and line.
+        prompt: The text; empty where only a server knew it.
+        doc: What lm-eval gets of the problem: a `Document`, or that of another task.
         answer_prefix: The answer's beginning, where the prompt ends in one that the model continues.
         thinking_opened: Whether the prompt ends in an opened think block, as some chat templates do.
         read: Where the answer is read: `box` or `line`.
@@ -72,11 +84,43 @@ class Prompt(Struct):
     prompt_token_sha256: Annotated[
         str | None, column("hash of the prompt's token ids; missing where they were not known")
     ]
-    doc: Document
+    doc: dict[str, Any]
     answer_prefix: str = ""
     thinking_opened: bool = False
     read: str = "box"
     draw: Annotated[int, column("which draw of examples, from 1; no column where there is one at most")] = 0
+
+    @staticmethod
+    def of(task: str, arm: ConditionPrompts, problem: Problem, built: BuiltPrompt, read: str = "box") -> Prompt:
+        """A built prompt of a condition as it is stored."""
+        return Prompt(
+            task=task,
+            condition=arm.condition.name,
+            layout=str(arm.layout),
+            prompt=built.text,
+            prompt_sha256=built.prompt_sha256,
+            prompt_token_sha256=built.prompt_token_sha256,
+            doc=make_document(problem, built.prompt, arm.condition, arm.layout),
+            answer_prefix=built.answer_prefix,
+            thinking_opened=built.text.rstrip().endswith("<think>"),
+            read=read,
+            draw=arm.draw,
+        )
+
+    @property
+    def problem_id(self) -> str:
+        """The problem's id; with the draw of examples (`ID#2`) where there are several."""
+        return prompt_id(self.doc["id"], self.draw)
+
+    @property
+    def requested(self) -> RequestedPrompt:
+        """Its segments and turns, without the answer's beginning; no segment where the document names none."""
+        return document_prompt(self.doc)
+
+
+def stored_prompts(plan: Plan) -> list[Prompt]:
+    """Every prompt of a plan as it is stored: problems outside, arms inside."""
+    return [Prompt.of(*row, read=plan.config.answer) for row in plan.rows]
 
 
 class Sample(Keyed, kw_only=True, gc=False):
@@ -158,7 +202,7 @@ class Score(Graded, frozen=True, kw_only=True, gc=False):
 
     def graded(self) -> dict[str, Any]:
         """Without the key, as a record of `harness.grading.as_record`."""
-        return {name: getattr(self, name) for name in COLUMNS if name in Score.__struct_fields__}
+        return {name: getattr(self, name) for name in SAMPLE_COLUMNS if name in Score.__struct_fields__}
 
 
 class Arm(Struct, kw_only=True):
@@ -321,7 +365,7 @@ def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple
 
 
 _KINDS = {int: "int32", bool: "bool"}
-COLUMNS: dict[str, tuple[str, str]] = {
+SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "model": ("string", "the model's label"),
     **_columns(Prompt, "condition", "layout"),
     "filler": ("string", "what is inserted: the repeated text, or the kind of filler; missing without one"),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from harness.analysis import compare, estimate_difference, holm, score_interval
-from harness.analysis.comparison import COLUMNS, judge
+from harness.analysis.comparison import COMPARISON_COLUMNS, judge
 from harness.analysis.tests import verdict
 from harness.errors import ComparisonError
 from tests.make import CONTROL
@@ -107,7 +107,7 @@ def test_clusters_of_several_sizes_have_the_error_of_a_ratio():
 
 
 def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
-    assert list(compare(run).columns) == list(COLUMNS)
+    assert list(compare(run).columns) == list(COMPARISON_COLUMNS)
     levels = run.assign(level=run["problem_id"].str.len())
     table = compare(levels, by=["level"])
     assert list(table.columns)[:4] == ["model", "layout", "level", "condition"]
@@ -152,7 +152,7 @@ def test_the_order_of_samples_does_not_matter(seed):
 def test_other_models_change_a_row_only_through_holm(run):
     other = run.assign(model="n", correct=~run["correct"])
     alone, together = compare(run), compare(pandas.concat([run, other]))
-    same = [column for column in COLUMNS if column not in ("tests", "p_adjusted", "verdict")]
+    same = [column for column in COMPARISON_COLUMNS if column not in ("tests", "p_adjusted", "verdict")]
     pandas.testing.assert_frame_equal(together[together["model"] == "m"][same], alone[same])
     assert (set(alone["tests"].dropna()), set(together["tests"].dropna())) == ({2}, {4})
     row = by_condition(alone).loc["mful"]

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import compare
-from harness.analysis.controls import MEDIATORS, mediator_table
+from harness.analysis.controls import MEDIATOR_COLUMNS, mediator_table
 from harness.analysis.leaderboard import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.page import make_card
@@ -30,7 +30,7 @@ def test_shares_by_hand():
             "mless": [["correct"], ["correct"], ["correct"], ["truncated"], ["timeout"]],
         }
     )
-    assert list(found.columns) == ["model", "layout", *MEDIATORS]
+    assert list(found.columns) == ["model", "layout", *MEDIATOR_COLUMNS]
     assert found.loc["wo", ["samples", "no_box", "truncated", "timed_out", "looping"]].tolist() == [5, 20, 20, 0, 20]
     assert found.loc["mless", "timed_out"] == 20
 

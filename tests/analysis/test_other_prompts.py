@@ -6,12 +6,13 @@ import pytest
 
 from harness import load_run
 from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.other_prompts import TEXTS, WORDINGS, text_table, wording_table
+from harness.analysis.other_prompts import TEXT_COLUMNS, WORDING_COLUMNS, text_table, wording_table
 from harness.analysis.outcomes import by_setting, count_outcomes
 from harness.analysis.pooled import crossed_error, pool_changes
-from harness.display.comparison_tables import show_comparison, show_texts, show_wordings
+from harness.display.comparison_tables import show_comparison
 from harness.display.figures.dots import draw_wordings
 from harness.display.show import describe_run
+from harness.display.side_tables import show_side_tables
 from harness.errors import ComparisonError, ConfigError
 from harness.experiment.config import RunConfig
 from harness.experiment.expand_conditions import read_conditions
@@ -45,7 +46,7 @@ def test_a_condition_is_held_against_each_kind_of_text_of_its_length_and_place()
     accuracies = {name: 0.5 for name in conditions} | {"mless": 0.6, "text-1": 0.58, "ids-3": 0.3, "wo": 0.55}
     settings = settings_of(accuracies)
     table = text_table(settings, conditions)
-    assert list(table.columns) == list(TEXTS)
+    assert list(table.columns) == list(TEXT_COLUMNS)
     assert table[["condition", "kind", "texts"]].to_numpy().tolist() == [
         ["mless", "sentences", 8],
         ["mless", "random tokens", 8],
@@ -96,7 +97,7 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_were_asked_under
         (arms[name_under("mless", number)][0].right - arms[name_under("wo", number)][0].right, 1) for number in range(5)
     ]
     pooled = pool_changes(changes)
-    assert list(table.columns) == list(WORDINGS) and row["wordings"] == 5
+    assert list(table.columns) == list(WORDING_COLUMNS) and row["wordings"] == 5
     assert [row[name] for name in ("difference", "new_low", "new_high")] == [
         pooled[name] for name in ("difference", "new_low", "new_high")
     ]
@@ -119,7 +120,7 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     assert (wo["accuracy"], mless["accuracy"]) == pytest.approx((100 * mean["wo"], 100 * mean["mless"]))
     two = {name: of for name, of in asked.items() if OTHERS.get(name, {}).get("number", 0) < 2}
     few = make_leaderboard([evaluation(two, reference_conditions=OTHERS)])
-    assert "of 2 instructions together" in " ".join(show_comparison(few).notes) and few.wordings.empty
+    assert "of 2 instructions together" in " ".join(show_comparison(few).notes) and few.side_tables["wordings"].empty
     assert mless["difference"] == pytest.approx(5) and mless["n"] == 300
     flips = mless["wrong_to_right"], mless["right_to_wrong"]
     assert flips == pytest.approx((2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4)), "of pairs under one instruction"
@@ -138,9 +139,9 @@ def test_the_board_shows_instructions_in_a_table_of_their_own():
     assert list(rows.index) == ["wo", "mless"] and rows["k"].tolist() == [4, 4]
     assert "of 4 instructions together" in " ".join(show_comparison(board).notes)
     assert [row[0].text for row in show_comparison(board).cells] == ["w/o", "w/ Mless"]
-    (row,) = show_wordings(board).cells
+    (row,) = show_side_tables(board)["wordings"].cells
     assert [cell.text for cell in row][:4] == ["w/ Mless", "4", "[+10.0, +10.0]", "4, 0"]
-    assert '"wordings": [' in as_json(board) and show_texts(board) is None
+    assert '"wordings": [' in as_json(board) and "texts" not in show_side_tables(board)
 
 
 @pytest.mark.parametrize("given", [["One.", "Two."], "file"])
@@ -184,7 +185,7 @@ def test_a_table_goes_by_fields_whatever_the_names_are(tmp_path):
         expected = {name: 25.0 * shares[length] for name, length in {"wo": 0, "mless": 55, **lengths}.items()}
         assert accuracies == expected | {"answer-at-once_": 0.0}
         assert board.comparison.set_index("condition").loc["answer-at-once", "role"] != "reference"
-        wordings = board.wordings.set_index("condition")
+        wordings = board.side_tables["wordings"].set_index("condition")
         assert (wordings["wordings"] == 4).all() and wordings["difference"].to_dict() == {
             name: accuracy - 25 for name, accuracy in expected.items() if name != "wo"
         }

@@ -8,10 +8,9 @@ from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
 from harness.analysis import estimate_difference
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.outcomes import count_outcomes
-from harness.analysis.pooled import COLUMNS, crossed_error, estimate_over_draws, pool_changes
-from harness.analysis.sweeps import COLUMNS as SWEEP_COLUMNS
-from harness.analysis.sweeps import estimate_trend, group_lengths, sweep_table
-from harness.display.comparison_tables import show_pooled
+from harness.analysis.pooled import POOLED_COLUMNS, crossed_error, estimate_over_draws, pool_changes
+from harness.analysis.sweeps import SWEEP_COLUMNS, estimate_trend, group_lengths, sweep_table
+from harness.display.side_tables import show_side_tables
 from harness.experiment.expand_conditions import read_conditions
 from tests.make import drawn, evaluation
 
@@ -99,28 +98,28 @@ def three_points_each():
 def test_models_that_are_each_inconclusive_are_plain_together():
     board = make_leaderboard(three_points_each())
     alone = board.comparison[board.comparison["condition"] == "mless"]
-    pooled = board.pooled.set_index("condition")
-    assert list(board.pooled.columns) == list(COLUMNS) and '"pooled": [' in as_json(board)
+    pooled = board.side_tables["pooled"].set_index("condition")
+    assert list(board.side_tables["pooled"].columns) == list(POOLED_COLUMNS) and '"pooled": [' in as_json(board)
     assert set(alone["verdict"]) == {"inconclusive"}
     assert (alone["difference"] == 3.2).all() and pooled.loc["mless", "difference"] == pytest.approx(3.2)
     assert pooled.loc["mless", "low"] > 1 and pooled.loc["mless", "p"] < 0.001
     assert pooled.index.tolist() == ["mless", "random", "mless - random"]
-    grid = show_pooled(board)
+    grid = show_side_tables(board)["pooled"]
     assert [row[0].text for row in grid.cells] == ["w/ Mless", "Random sentence", "mless - random"]
     assert grid.header[-1] == "new models" and grid.notes[-1] == "Exploratory: neither adjusted nor judged."
-    assert "new models" not in show_pooled(make_leaderboard(three_points_each()[:2])).header
+    assert "new models" not in show_side_tables(make_leaderboard(three_points_each()[:2]))["pooled"].header
 
 
 def test_one_model_or_a_split_table_has_nothing_to_pool():
-    assert show_pooled(make_leaderboard(models(1, 0.6))) is None
-    assert show_pooled(make_leaderboard(models(3, 0.6), by=["level"])) is None
+    assert "pooled" not in show_side_tables(make_leaderboard(models(1, 0.6)))
+    assert "pooled" not in show_side_tables(make_leaderboard(models(3, 0.6), by=["level"]))
 
 
 def test_only_problems_that_all_models_were_asked_are_pooled():
     whole, part = models(2, 0.6)
     frame = part.samples[part.samples["problem_id"].isin([f"p{i}" for i in range(50)])]
     object.__setattr__(part, "samples", frame)
-    assert make_leaderboard([whole, part]).pooled["n"].tolist() == [50] * 3
+    assert make_leaderboard([whole, part]).side_tables["pooled"]["n"].tolist() == [50] * 3
 
 
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from tests.make import GREEDY_RUN, REGISTERED, write_run
 
@@ -47,8 +48,11 @@ def interval(changes, k):
             inside, outside = (middle, outside) if is_kept(middle) else (inside, middle)
         ends.append(inside)
     if np.count_nonzero(values) < 6:
-        unseen = 1 - 0.025 ** (1 / len(values))
-        ends = [min(ends[0], values.mean() - unseen), max(ends[1], values.mean() + unseen)]
+        missed = [
+            binomtest(int(changed), len(values)).proportion_ci(method="exact").high - changed / len(values)
+            for changed in ((values < 0).sum(), (values > 0).sum())
+        ]
+        ends = [min(ends[0], values.mean() - missed[0]), max(ends[1], values.mean() + missed[1])]
     return [100 * end for end in ends]
 
 

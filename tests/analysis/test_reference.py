@@ -5,10 +5,9 @@ import pytest
 
 from harness import resources
 from harness.analysis.leaderboard import make_leaderboard
-from harness.analysis.reference import COLUMNS, read_reference, reference_table, setup_differences
-from harness.display.table_pages import make_table
+from harness.analysis.reference import REFERENCE_COLUMNS, read_reference, reference_table, setup_differences
 from harness.errors import ConfigError
-from tests.make import GREEDY_RUN, evaluation
+from tests.make import GREEDY_RUN, evaluation, table_page
 
 SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference").glob("*.yaml"))
 
@@ -37,8 +36,8 @@ def test_every_table_has_its_source(name):
 def test_published_numbers_stand_next_to_ours():
     reference = read_reference("study-table-1")
     ours = board(("qwen2.5-math-7b", {"wo": 360, "mless": 362}), ("Qwen2.5-32B-Instruct", {"wo": 300}))
-    table = reference_table(ours.comparison, ours.audit, reference)
-    assert list(table.columns) == list(COLUMNS)
+    table = reference_table(ours.comparison, ours.side_tables["audit"], reference)
+    assert list(table.columns) == list(REFERENCE_COLUMNS)
     rows = table.set_index(["model", "condition"])
     row = rows.loc[("Qwen2.5-Math-7B", "mless")]
     assert row[["accuracy", "authors_rule", "reference"]].tolist() == pytest.approx([72.4, 72.4, 74.6])
@@ -51,7 +50,7 @@ def test_published_numbers_stand_next_to_ours():
 
 def test_without_any_of_its_models_the_reference_stands_alone():
     ours = board(("mine", {"wo": 250, "mless": 250}))
-    table = reference_table(ours.comparison, ours.audit, read_reference("study-table-3a"))
+    table = reference_table(ours.comparison, ours.side_tables["audit"], read_reference("study-table-3a"))
     assert len(table) == 6 and table["accuracy"].isna().all() and table["reference"].notna().all()
 
 
@@ -70,12 +69,14 @@ def test_what_differs_in_the_set_up_is_said():
 
 
 def test_the_command_shows_them_in_every_format():
-    text = make_table([str(GREEDY_RUN)], reference="study-table-1")
+    text = table_page(GREEDY_RUN, reference="study-table-1")
     assert "Reference: Table 1 of Shi et al. (2025)" in text and "mless-demo is not in the reference" in text
-    data = json.loads(make_table([str(GREEDY_RUN)], form="json", reference="study-table-1"))["reference"]
+    data = json.loads(table_page(GREEDY_RUN, form="json", reference="study-table-1"))["reference"]
     assert data["name"] == "study-table-1" and data["setup"]["layout"] == "as_published"
-    assert len(data["rows"]) == 12 and list(data["rows"][0]) == list(COLUMNS) and len(data["differences"]) == 5
-    assert make_table([str(GREEDY_RUN)], form="csv", reference="study-table-1").startswith(
+    assert (
+        len(data["rows"]) == 12 and list(data["rows"][0]) == list(REFERENCE_COLUMNS) and len(data["differences"]) == 5
+    )
+    assert table_page(GREEDY_RUN, form="csv", reference="study-table-1").startswith(
         '"model","layout","condition","accuracy",'
     )
 
@@ -85,7 +86,7 @@ def test_bad_references_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"Reference '{name}': .* one of seed-bar-chart, st"):
             read_reference(name)
     with pytest.raises(ConfigError, match="--reference has numbers over all problems: expected no --by beside it"):
-        make_table([str(GREEDY_RUN)], by=["level"], reference="study-table-1")
+        table_page(GREEDY_RUN, by=["level"], reference="study-table-1")
     whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()
     for change, message in (
         (whole.replace("uncertainty", "sigma"), "unknown key 'sigma'"),

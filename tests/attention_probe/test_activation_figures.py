@@ -14,7 +14,7 @@ from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces
 from harness import cli
-from harness.analysis.choose_problems import Criterion, select
+from harness.analysis.choose_problems import Criterion
 from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
 from harness.runs.read import read_source
@@ -39,7 +39,7 @@ def path(tmp_path_factory):
     source = read_source(GREEDY_RUN, layout="raw")
     path = tmp_path_factory.mktemp("activations") / "a.traces"
     settings = ProbeSettings(record=Record(activations=True))
-    run_probe(source, select(source, Criterion(n=8, seed=3)), settings, path)
+    run_probe(source, Criterion(n=8, seed=3), settings, path)
     return path
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -37,8 +38,8 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def selection(source):
-    return select(source, Criterion(n=5, seed=3))
+def criterion():
+    return Criterion(n=5, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,9 @@ def settings():
 
 
 @pytest.fixture(scope="module")
-def traced(source, selection, settings, tmp_path_factory):
+def traced(source, criterion, settings, tmp_path_factory):
     path = tmp_path_factory.mktemp("probe") / "example.traces"
-    receipt = run_probe(source, selection, settings, path)
+    receipt = run_probe(source, criterion, settings, path)
     with AttentionTraces.open(path) as traces:
         yield traces, receipt
 
@@ -125,10 +126,10 @@ def column_means(weights, queries):
 
 def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(traced, whole_model):
     traces, _ = traced
-    assert {trace.condition for trace in traces} >= {"wo", "mless", "mless-gap"}
+    assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
     for trace in traces:
         positions = None
-        if trace.condition == "mless-gap":
+        if trace.condition == "mless+gap":
             positions = np.flatnonzero(traces.get(trace.problem_id, "mless").original_pos >= 0)
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
         weights = eager(whole_model, trace.token_ids, positions)[0][list(LAYERS)]
@@ -175,7 +176,7 @@ def test_activation_thresholds_are_frozen_without_filler(traced):
         assert len(frozen) == 4 and all(trace.activations[name] == other.activations[name] > 0 for name in frozen)
 
 
-def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, settings, traced, tmp_path, monkeypatch):
+def test_an_interrupted_probe_goes_on_and_ends_the_same(source, criterion, settings, traced, tmp_path, monkeypatch):
     monkeypatch.setattr("attention_probe.probe.GROUP_TOKENS", 1)
     path = tmp_path / "again.traces"
 
@@ -184,11 +185,11 @@ def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, setti
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_probe(source, selection, settings, path, advance=stop)
+        run_probe(source, criterion, settings, path, advance=stop)
     with AttentionTraces.open(path) as part:
         assert len(part.problem_ids) == 2
     seen = []
-    run_probe(source, selection, settings, path, advance=lambda done, total: seen.append((done, total)))
+    run_probe(source, criterion, settings, path, advance=lambda done, total: seen.append((done, total)))
     assert seen[0] == (2, 5) and seen[-1] == (5, 5)
     with AttentionTraces.open(path) as again:
         for trace in traced[0]:
@@ -198,9 +199,9 @@ def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, setti
                 np.testing.assert_allclose(other.measures[name], values, rtol=1e-3, atol=1e-4)
 
 
-def test_completion_queries_are_those_of_the_recorded_answer(source, selection, whole_model, tmp_path):
+def test_completion_queries_are_those_of_the_recorded_answer(source, criterion, whole_model, tmp_path):
     record = Record(completion=True)
-    run_probe(source, selection, ProbeSettings(conditions=("mless",), record=record), tmp_path / "t.traces")
+    run_probe(source, criterion, ProbeSettings(conditions=("mless",), record=record), tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         assert traces.header.queries == "completion"
         for trace in (one for one in traces if one.condition == "mless"):
@@ -215,9 +216,9 @@ def test_completion_queries_are_those_of_the_recorded_answer(source, selection, 
         ProbeSettings(record=Record(completion=True, decompose=True))
 
 
-def test_another_dtype_reports_its_difference_from_float32(source, selection, tmp_path):
+def test_another_dtype_reports_its_difference_from_float32(source, criterion, tmp_path):
     receipt = run_probe(
-        source, selection, ProbeSettings(dtype="bfloat16", conditions=("mless",)), tmp_path / "t.traces"
+        source, criterion, ProbeSettings(dtype="bfloat16", conditions=("mless",)), tmp_path / "t.traces"
     )
     assert 1e-5 < receipt["self_check"]["dtype_error"] < 0.1
     assert "dtype" in describe_checks(receipt["self_check"])
@@ -230,19 +231,19 @@ def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, t
         build_source(load_jsonl(TOY / "demo.jsonl"), conditions, tokenizer, "raw", instruction=instruction)
         for instruction in (None, "Solve it.")
     ]
-    run_probe(built[0], select(built[0], Criterion(n=2)), settings, path)
+    run_probe(built[0], Criterion(n=2), settings, path)
     with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt, or from"):
-        run_probe(built[1], select(built[1], Criterion(n=4)), settings, path)
-    judged = tuple(problem.problem_id for problem in select(built[0], Criterion(n=2)).problems)
+        run_probe(built[1], Criterion(n=4), settings, path)
+    judged = tuple(problem.id for problem in select(built[0], Criterion(n=2)))
     with pytest.raises(PromptMismatchError, match="or from another selection"):
-        run_probe(source, select(source, Criterion(ids=judged)), settings, path)
+        run_probe(source, Criterion(ids=judged), settings, path)
     with AttentionTraces.open(path) as traces:
         assert len(traces) == 4
 
 
-def test_the_residual_is_the_first_layers_or_there_is_none(source, selection, tmp_path):
+def test_the_residual_is_the_first_layers_or_there_is_none(source, criterion, tmp_path):
     settings = ProbeSettings(layers=(1,), conditions=("mless",), record=Record(decompose=True))
-    run_probe(source, selection, settings, tmp_path / "t.traces")
+    run_probe(source, criterion, settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         for trace in (one for one in traces if one.condition == "mless"):
             assert "bias" in trace.measures and trace.self_check == {}
@@ -281,12 +282,21 @@ def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):
             assert max(map(len, summary(opened).splitlines())) <= 80
 
 
+def with_completion(source, completion):
+    """The source's first problem, answered by a completion under every condition."""
+    first, prompts = source.problems[0], {}
+    for name, prompt in first.prompts.items():
+        ((sample, score),) = prompt.graded_samples
+        answered = ((structs.replace(sample, completion=completion), score),)
+        prompts[name] = structs.replace(prompt, graded_samples=answered)
+    return replace(source, problems=(replace(first, prompts=prompts),))
+
+
 def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
     first = source.problems[0]
-    prompts = {name: replace(prompt, completions=("",)) for name, prompt in first.prompts.items()}
-    emptied = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
+    emptied = with_completion(source, "")
     settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
-    run_probe(emptied, select(emptied, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
+    run_probe(emptied, Criterion(ids=(first.id,)), settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         assert "nan" in summary(traces)
 
@@ -352,11 +362,10 @@ def test_without_one_source_of_prompts_there_is_no_probe(command, arguments, mes
 
 def test_a_problem_over_the_context_is_named_before_anything_is_measured(source, tmp_path):
     first = source.problems[0]
-    prompts = {name: replace(prompt, completions=("one two " * 3000,)) for name, prompt in first.prompts.items()}
-    talkative = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
+    talkative = with_completion(source, "one two " * 3000)
     settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
     with pytest.raises(PromptMismatchError, match=rf"Problem {first.id}, condition 'wo': \d+ tokens;"):
-        run_probe(talkative, select(talkative, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
+        run_probe(talkative, Criterion(ids=(first.id,)), settings, tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from attention_probe.probe import ProbeSettings
 from attention_probe.prompts.token_roles import FILLER, ROLES, SEPARATOR, common_tokens, tokenize
@@ -13,12 +14,12 @@ from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
 from harness.experiment.problems import Dataset
 from harness.experiment.problems import Problem as Asked
-from harness.experiment.prompt import Segment, hash_text
+from harness.experiment.prompt import hash_text
 from harness.experiment.tokenizer import encode
 from harness.runs.prompts_of_run import Problem, build_source
 from harness.runs.read import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.make import GREEDY_RUN, TOY_PROBLEMS, run_prompt
+from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt
 
 PLACES = [place for place in Placement if place is not Placement.ANSWER]
 """A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
@@ -107,14 +108,14 @@ def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
 def test_roles_and_pieces_cover_the_text_in_order(toy_tokenizer):
     problem = problem_of("Find $x$.", toy_tokenizer, "chat", [as_condition("mless")])
     prompt = tokenize(problem, toy_tokenizer, conditions=["mless"])["mless"]
-    assert "".join(prompt.tokens) == problem.prompts["mless"].text
+    assert "".join(prompt.tokens) == problem.prompts["mless"].prompt
     order = [ROLES[role] for place, role in enumerate(prompt.roles) if place == 0 or role != prompt.roles[place - 1]]
     assert order == "template instruction separator template filler separator problem template".split()
-    for segment in problem.prompts["mless"].segments:
+    for segment in problem.prompts["mless"].requested.segments:
         if segment.role in ("instruction", "filler", "problem"):
             pieces = [piece for piece, has in zip(prompt.tokens, prompt.has_role(segment.role), strict=True) if has]
             assert "".join(pieces) == segment.text
-    assert prompt.sha256 == hash_text(problem.prompts["mless"].text)
+    assert prompt.sha256 == hash_text(problem.prompts["mless"].prompt)
     assert (prompt.token_ids.dtype, prompt.roles.dtype, prompt.original_pos.dtype) == (np.int32, np.int8, np.int32)
 
 
@@ -158,7 +159,7 @@ def test_a_separators_blank_is_not_the_blank_of_the_next_word(toy_tokenizer):
     problem = problem_of("Is A or B or C or A or B or C or A or B or C it?", toy_tokenizer, "raw", conditions)
     assert_exact(tokenize(problem, toy_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]))
     assert any(
-        "B \n\n/" in problem.prompts[str(seed)].text or "or \n\n/" in problem.prompts[str(seed)].text
+        "B \n\n/" in problem.prompts[str(seed)].prompt or "or \n\n/" in problem.prompts[str(seed)].prompt
         for seed in range(40)
     )
 
@@ -171,7 +172,9 @@ def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(toy_tokeni
     }
     parts["mless"] = [parts["wo"][0], ("filler", "/ / /"), ("separator", " "), *parts["wo"][1:]]
     prompts = {
-        name: run_prompt(name, text=text, segments=tuple(Segment(role=role, text=part) for role, part in parts[name]))
+        name: answered_prompt(
+            name, text=text, doc={"segments": [{"role": role, "text": part} for role, part in parts[name]]}
+        )
         for name, text in (("wo", plain), ("mless", filled))
     }
     problem = Problem(id="p", subject="", level=0, prompts=prompts)
@@ -191,10 +194,10 @@ def test_the_completion_follows_as_the_model_wrote_it(toy_tokenizer):
             size = len(without[name])
             assert (prompt.token_ids[:size] == without[name].token_ids).all()
             assert prompt.has_role("completion")[size:].all() and (prompt.original_pos[size:] == ABSENT).all()
-            assert "".join(prompt.tokens[size:]) == problem.prompts[name].completion
-            assert toy_tokenizer.decode(prompt.token_ids[size:].tolist()) == problem.prompts[name].completion
+            assert "".join(prompt.tokens[size:]) == problem.prompts[name].completions[0]
+            assert toy_tokenizer.decode(prompt.token_ids[size:].tolist()) == problem.prompts[name].completions[0]
             assert prompt.filler_span == without[name].filler_span
-            same += toy_tokenizer.encode(problem.prompts[name].completion) == prompt.token_ids[size:].tolist()
+            same += toy_tokenizer.encode(problem.prompts[name].completions[0]) == prompt.token_ids[size:].tolist()
         assert all(mask.sum() == len(without["wo"]) for mask in common_tokens(tokenized).values())
     assert same > 0
 
@@ -203,15 +206,16 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
     tokenizer = build_tokenizer("qwen2", bos=True)
     problem = problem_of("Find $x$.", tokenizer, "raw", [])
     for completion in ("\nWe have $x = 2$.", " So it is"):
-        answered = replace(problem.prompts["wo"], completions=(completion,))
+        samples = answered_prompt("wo", ("correct",), completions=(completion,)).graded_samples
+        answered = structs.replace(problem.prompts["wo"], graded_samples=samples)
         prompt = tokenize(replace(problem, prompts={"wo": answered}), tokenizer, conditions=["wo"], completion=True)[
             "wo"
         ]
-        alone, _ = encode(problem.prompts["wo"].text, tokenizer)
+        alone, _ = encode(problem.prompts["wo"].prompt, tokenizer)
         assert tuple(prompt.token_ids[: len(alone)].tolist()) == alone
         assert "".join(prompt.tokens[len(alone) :]) == completion
         assert tokenizer.bos_token_id not in prompt.token_ids[len(alone) :]
-    glued = encode(problem.prompts["wo"].text + "\nWe", tokenizer)[0]
+    glued = encode(problem.prompts["wo"].prompt + "\nWe", tokenizer)[0]
     assert glued[: len(alone)] != alone, "or this test shows nothing"
 
 
@@ -220,13 +224,15 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
     [
         ({}, {"completion": True}, RunError, "Problem p, condition 'wo': no completion"),
         ({}, {"conditions": ["mless"]}, RunError, "Problem p was not asked under 'mless'"),
-        ({"token_sha256": "0" * 64}, {}, PromptMismatchError, "Problem p, condition 'wo': this tokenizer"),
-        ({"segments": (Segment(role="problem", text="Find $y$."),)}, {}, PromptMismatchError, r"'Find \$y\$\.'"),
+        ({"prompt_token_sha256": "0" * 64}, {}, PromptMismatchError, "Problem p, condition 'wo': this tokenizer"),
+        ({"doc": {"segments": [{"role": "problem", "text": "Find $y$."}]}}, {}, PromptMismatchError, r"'Find \$y\$\.'"),
     ],
 )
 def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, options, error, message):
     problem = problem_of("Find $x$.", toy_tokenizer, "raw", [])
-    changed = replace(problem, prompts={"wo": replace(problem.prompts["wo"], **changes)})
+    prompt = problem.prompts["wo"]
+    changes = {**changes, "doc": prompt.doc | {"system": ""} | changes.get("doc", {})}
+    changed = replace(problem, prompts={"wo": structs.replace(prompt, **changes)})
     with pytest.raises(error, match=message):
         tokenize(changed, toy_tokenizer, **{"conditions": ["wo"], **options})
 
@@ -261,3 +267,15 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     kept = ProbeSettings(conditions=("at-once", "last")).fitted(source_of(run)).conditions
     tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=kept)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]
+
+
+def test_a_condition_that_is_called_like_a_gap_is_none(toy_tokenizer):
+    few = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:1])
+    own = [as_condition({"name": name, "unit": ".", "count": 9}) for name in ("mless-gap", "x-gap", "x")]
+    built = build_source(few, [*map(as_condition, ("wo", "mless")), *own], toy_tokenizer, "raw")
+    recorded = ProbeSettings().fitted(built).conditions
+    assert recorded == ("wo", "mless", "mless-gap", "x-gap", "x", "mless+gap")
+    tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
+    sizes = {name: int(prompt.has_role("filler").sum()) for name, prompt in tokenized.items()}
+    assert sizes == {"wo": 0, "mless": 55, "mless-gap": 9, "x-gap": 9, "x": 9, "mless+gap": 0, "x+gap": 0}
+    assert tokenized["mless+gap"].positions[-1] - tokenized["wo"].positions[-1] > 55

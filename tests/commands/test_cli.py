@@ -160,7 +160,6 @@ def test_a_full_standard_output_is_told_in_one_line(arguments):
 FIXED = {
     ("table", "--format"): "text markdown csv latex json",
     ("table", "--by"): "subject level",
-    ("leaderboard", "--format"): "text markdown csv latex json",
     ("plot", "--kind"): "accuracy forest completion-lengths dose wordings causes",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--queries"): "prompt completion",

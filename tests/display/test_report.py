@@ -120,7 +120,7 @@ def judged(request, target):
 def write_traced(path, model="model"):
     """Made-up traces of the first two prompts of each condition of the bundled run."""
     traces = [
-        make_trace(prompt.problem_id, prompt.condition, seed=number // 3, prompt_sha256=prompt.sha256)
+        make_trace(prompt.problem_id, prompt.condition, seed=number // 3, prompt_sha256=prompt.prompt_sha256)
         for number, prompt in enumerate([one for one in Run.load(GREEDY_RUN).prompts if one.condition != "mful"][:6])
     ]
     return write_traces(path, traces, model=model)
@@ -182,8 +182,10 @@ def test_the_tables_hold_exactly_what_compare_says(effect):
         assert condition == wanted["condition"]
         for key, name in zip(keys, shown, strict=True):
             want = wanted[name]
-            assert key == str(want) if name == "verdict" else pandas.isna(want) or float(key) == want, name
-            assert (key == "nan") == bool(pandas.isna(want)), name
+            if name == "verdict":
+                assert key == ("" if pandas.isna(want) else want)
+            else:
+                assert (key == "nan") == bool(pandas.isna(want)) and (key == "nan" or float(key) == want), name
 
 
 def card(page):

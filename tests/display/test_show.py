@@ -9,12 +9,11 @@ from harness.analysis import compare
 from harness.analysis.choose_problems import Criterion, select
 from harness.analysis.leaderboard import records
 from harness.display.show import print_changes, spell_out
-from harness.display.table_pages import make_table
 from harness.display.wording import MINUS, define_flips, signed
 from harness.runs.folder import read_identity
 from harness.runs.prompts_of_run import Problem
 from tests.commands.test_cli import here, refused
-from tests.make import EXAMPLE, passing_folder, run_prompt, small_run, source_of
+from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of, table_page
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""
@@ -90,7 +89,7 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     row = next(row for row in records(compare(first)) if row["condition"] == "mless")
     count, defined = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}", define_flips(3)
     assert "mean over pairs of samples" in defined
-    table = " ".join(make_table([str(EXAMPLE)]).split())
+    table = " ".join(table_page(EXAMPLE).split())
     assert count in table and f"+ / -: flips, {defined}" in table
     named = [" - ".join(one) for one in read_identity(EXAMPLE).contrasts]
     whole = compare(frame, primary="mless - wo", contrasts=named).set_index("condition").loc["mless"]
@@ -98,8 +97,9 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     assert drawn[1].startswith(f"difference  {signed(whole['difference'])} [{whole['low']:+.1f}, ".replace(MINUS, "-"))
     assert drawn[2] == f"flips       {count}: {defined}"
     assert whole["aa_difference"] == 0, "greedy, and each draw's answers are its own"
-    ends = f"[{whole['aa_low']:+.1f}, {whole['aa_high']:+.1f}]"
-    assert drawn[3] == f"A/A         0.0 {ends}: both sides run again, less the first"
+    assert drawn[3] == (
+        "A/A         both sides were run again: 0 of 474 completions differ, and the difference changes by 0.0 points"
+    )
     right = first.pivot(index=["problem_id", "draw"], columns="condition", values="correct")
     moved = f"{(right['wo'] != right['mless']).sum()} of {len(right)} problems by draw"
     assert drawn[4] == f"listed      {moved}, changed, by the share of their samples that is right"
@@ -111,7 +111,7 @@ def made(verdicts, *, completions=None, answers=None):
     for condition, given in verdicts.items():
         written = completions or tuple(f"{condition} wrote {n}" for n in range(len(given)))
         named = answers or tuple(map(str, range(len(given))))
-        prompts[condition] = run_prompt(condition, given, completions=written, answers=named, target="7")
+        prompts[condition] = answered_prompt(condition, given, completions=written, answers=named, doc={"answer": "7"})
     return source_of(Problem(id="p", subject="Algebra", level=1, prompts=prompts))
 
 
@@ -119,7 +119,8 @@ def printed(source, *, limit=None, encoding="utf-8", terminal=False):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
     console = Console(file=stream, width=80, force_terminal=terminal, markup=False, emoji=False, highlight=False)
-    print_changes(console, source, select(source, Criterion(flip="changed")), limit=limit)
+    criterion = Criterion(flip="changed")
+    print_changes(console, select(source, criterion), criterion, limit=limit)
     stream.flush()
     return raw.getvalue().decode(encoding)
 

@@ -9,23 +9,18 @@ import numpy as np
 import pandas
 import pytest
 
-from harness.analysis.comparison import COLUMNS
-from harness.analysis.controls import MEDIATORS, audit_table
+from harness.analysis.comparison import COMPARISON_COLUMNS
+from harness.analysis.controls import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
 from harness.analysis.outcomes import accuracy_table
-from harness.display.comparison_tables import (
-    show_audit,
-    show_comparison,
-    show_leaderboard,
-    show_mediators,
-)
+from harness.display.comparison_tables import show_comparison, show_leaderboard
+from harness.display.side_tables import show_side_tables
 from harness.display.table import Column, Table, render
-from harness.display.table_pages import make_table
 from harness.display.wording import MINUS, NONE, p_value, signed
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.read import Run
 from harness.runs.receipts import receipt_line
-from tests.make import CONTROL, GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, write_run
+from tests.make import CONTROL, GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, table_page, write_run
 
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 """Chances to be right that are found with 200 problems."""
@@ -118,9 +113,11 @@ def test_reference_conditions_are_in_no_table_for_people():
     facts = {"contrasts": ["mless - wo", "mless - mful"], "reference_conditions": CONTROL}
     board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), **facts)])
     assert list(rows(show_comparison(board))) == ["w/o", "w/ Mless", "w/ Mful", "mless - mful"]
-    assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
-    assert list(rows(show_mediators(board))) == ["w/o", "w/ Mless", "w/ Mful"]
-    assert list(rows(show_audit(board))) == ["w/o", "w/ Mless", "w/ Mful"]
+    assert set(board.side_tables["mediators"]["condition"]) == set(chances), "programs get all of them"
+    tables = show_side_tables(board)
+    assert list(tables) == ["mediators", "audit"]
+    for table in tables.values():
+        assert list(rows(table)) == ["w/o", "w/ Mless", "w/ Mful"]
 
 
 def test_the_positive_control_says_whether_the_run_could_see_anything():
@@ -162,7 +159,7 @@ def test_splits_by_subject_and_level_have_rows_in_order():
     assert board.comparison["level"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert board.comparison["tests"].dropna().unique().tolist() == [5]
     assert "level" in show_comparison(board).header
-    assert make_table([str(GREEDY_RUN)], by=["level", "level"]) == make_table([str(GREEDY_RUN)], by=["level"])
+    assert table_page(GREEDY_RUN, by=["level", "level"]) == table_page(GREEDY_RUN, by=["level"])
     notes = show_comparison(board).notes
     assert not [note for note in notes if "A/A" in note or "Positive control" in note]
 
@@ -173,12 +170,12 @@ def test_splits_by_subject_and_level_have_rows_in_order():
         ({"by": ["colour"]}, ValueError, "'colour'"),
         ({"baseline": "plain"}, ComparisonError, "'plain'"),
         ({"margin": 0}, ComparisonError, "margin: "),
-        ({"form": "csv", "audit": True, "mediators": True}, ConfigError, "CSV holds one table"),
+        ({"form": "csv", "side_tables": ["audit", "mediators"]}, ConfigError, "CSV holds one table"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(options, error, value):
     with pytest.raises(error, match=value):
-        make_table([str(GREEDY_RUN)], **options)
+        table_page(GREEDY_RUN, **options)
 
 
 def test_the_leaderboard_has_one_line_a_model_best_baseline_first(tmp_path):
@@ -205,22 +202,16 @@ def test_no_table_is_wider_than_a_terminal():
     name = "Qwen2.5-Math-1.5B-Instruct"
     verdicts = drawn(5, 60, 2, {**REAL, "wo again": 0.4, "mless again": 0.7})
     models = [evaluation(verdicts, model=m, **REGISTERED) for m in (name, "short")]
-    board = make_leaderboard(models[:1])
-    for grid in (
-        show_comparison(board),
-        show_leaderboard(make_leaderboard(models)),
-        show_audit(board),
-        show_mediators(board),
-        *(grid(make_leaderboard(models)) for grid in (show_comparison, show_audit, show_mediators)),
-    ):
-        page = render([grid], "text", [receipt_line(one) for one in board.receipt])
-        assert max(map(len, page.splitlines())) <= 80, page
-    for parts in ({"mediators": True, "audit": True}, {"reference": "study-table-1"}):
-        assert max(map(len, make_table([str(GREEDY_RUN)], **parts).splitlines())) <= 80
-    short, whole = (make_table([str(GREEDY_RUN)], mediators=True, explain=explain) for explain in (False, True))
+    for board in (make_leaderboard(models[:1]), make_leaderboard(models)):
+        for grid in (show_comparison(board), show_leaderboard(board), *show_side_tables(board).values()):
+            page = render([grid], "text", [receipt_line(one) for one in board.receipt])
+            assert max(map(len, page.splitlines())) <= 80, page
+    for parts in ({"side_tables": ["mediators", "audit"]}, {"reference": "study-table-1"}):
+        assert max(map(len, table_page(GREEDY_RUN, **parts).splitlines())) <= 80
+    short, whole = (table_page(GREEDY_RUN, side_tables=["mediators"], explain=explain) for explain in (False, True))
     assert [len(part.splitlines()) for part in short.split("\n\n")[2:-1:3]] == [4, 4], "below each of the tables"
     assert short.split("\n\n")[2].startswith("*: ") and "--explain" in short and "--explain" not in whole
-    split = make_table([str(GREEDY_RUN)], by=["subject"])
+    split = table_page(GREEDY_RUN, by=["subject"])
     assert max(map(len, split.splitlines())) <= 80
     assert split.count("\n\nAlgebra\nw/o ") == 1, "a heading above its rows"
 
@@ -264,22 +255,22 @@ def test_no_character_of_a_label_gives_a_terminal_an_order(form):
 
 
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
-    data = json.loads(make_table([str(GREEDY_RUN)], form="json"))
+    data = json.loads(table_page(GREEDY_RUN, form="json"))
     assert data["schema"] == "mless-table/1" and data["primary"] == "mless - wo"
     assert data["contrasts"] == REGISTERED["contrasts"]
-    assert all(list(row) == list(COLUMNS) for row in data["rows"])
-    assert all(list(row) == ["model", "layout", "condition", *MEDIATORS] for row in data["mediators"])
+    assert all(list(row) == list(COMPARISON_COLUMNS) for row in data["rows"])
+    assert all(list(row) == ["model", "layout", "condition", *MEDIATOR_COLUMNS] for row in data["mediators"])
     assert data["receipt"][0]["versions"]["mless"] and data["receipt"][0]["name"] == str(GREEDY_RUN)
-    lines = [line for line in make_table([str(GREEDY_RUN)], form="csv").splitlines() if not line.startswith("#")]
+    lines = [line for line in table_page(GREEDY_RUN, form="csv").splitlines() if not line.startswith("#")]
     for row, line in zip(data["rows"], csv.DictReader(io.StringIO("\n".join(lines))), strict=True):
-        assert float(line["accuracy"]) == row["accuracy"] and line["verdict"] == row["verdict"]
+        assert float(line["accuracy"]) == row["accuracy"] and line["verdict"] == (row["verdict"] or "")
         assert (line["p_adjusted"] == "") == (row["p_adjusted"] is None)
     documented = (ROOT / "docs" / "tables.md").read_text()
     assert not [name for name in (*data, *data["receipt"][0]) if f"`{name}`" not in documented]
-    audit = make_table([str(GREEDY_RUN)], form="csv", audit=True)
+    audit = table_page(GREEDY_RUN, form="csv", side_tables=["audit"])
     assert audit.startswith('"model","layout","condition","ours","ours_difference","math_verify",')
     for form in ("text", "markdown", "latex", "csv"):
-        assert "09e2316a" in make_table([str(GREEDY_RUN)], form=form).split("inconclusive")[-1], "the dataset's hash"
+        assert "09e2316a" in table_page(GREEDY_RUN, form=form).split("inconclusive")[-1], "the dataset's hash"
     nan = as_json(make_leaderboard([evaluation({"wo": [["correct"]]})]))
     assert "NaN" not in nan and json.loads(nan)["rows"][0]["standard_error"] is None
 
@@ -322,19 +313,19 @@ def test_a_runs_own_baseline_is_that_of_its_tables_its_second_run_and_its_contra
     wordings = [{"name": name, "instruction": f"Answer {name}, within \\boxed{{}}."} for name in ("short", "long")]
     own = {"conditions": wordings, "replicates": 2, "dataset": {"make": "products"}}
     run = write_run(tmp_path / "made", answer, limit=12, **own)
-    data = json.loads(make_table([str(run)], form="json"))
+    data = json.loads(table_page(run, form="json"))
     assert (data["baseline"], data["contrasts"]) == ("short", ["long - short"])
     assert [(row["verdict"], row["aa_difference"]) for row in data["rows"]] == [(None, None), ("better", 0)]
     assert [(row["aa_samples"], row["aa_changed"]) for row in data["rows"]] == [(None, None), (24, 0)]
-    assert json.loads(make_table([str(run)], form="json", baseline="long"))["contrasts"] is None
-    said = " ".join(make_table([str(run)]).split())
+    assert json.loads(table_page(run, form="json", baseline="long"))["contrasts"] is None
+    said = " ".join(table_page(run).split())
     assert re.match(r"\w+, raw, 12 problems in 1\d clusters, 1 sample each ", said) and "least 299 clusters;" in said
 
 
 def test_lm_evals_output_gives_the_same_table(tmp_path):
     for file in [*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")]:
         shutil.copy(file, tmp_path)
-    ours, theirs = (json.loads(make_table([str(path)], form="json")) for path in (GREEDY_RUN, tmp_path))
+    ours, theirs = (json.loads(table_page(path, form="json")) for path in (GREEDY_RUN, tmp_path))
     assert theirs["mediators"] == ours["mediators"] and theirs["audit"] == ours["audit"]
     for row, known in zip(theirs["rows"], ours["rows"], strict=True):
         # a log does not know what was registered, so its tests share alpha in another way

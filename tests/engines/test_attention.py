@@ -174,7 +174,7 @@ def read_some(count):
 
     tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
     rows = read_prompts(EXAMPLE)
-    return [{"ids": tokenizer(row["prompt"])["input_ids"]} for row in rows[:: len(rows) // count][:count]]
+    return [{"ids": tokenizer(row.prompt)["input_ids"]} for row in rows[:: len(rows) // count][:count]]
 
 
 def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():

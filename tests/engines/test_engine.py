@@ -104,7 +104,7 @@ def test_the_engine_takes_requests_in_the_plans_order(our_run):
     folder, _ = our_run
     (session,) = json.loads((folder / "run.json").read_text())["sessions"]
     at_once = session["engine"]["max_num_seqs"]
-    turns = {(row["task"], row["doc"]["id"]): turn for turn, row in enumerate(read_prompts(folder))}
+    turns = {(row.task, row.doc["id"]): turn for turn, row in enumerate(read_prompts(folder))}
     ended = [turns[sample.task, sample.problem_id] for sample in read_samples(folder)]
     assert at_once < len(ended)
     assert [(before, turn) for before, turn in enumerate(ended) if turn >= at_once + before] == []
@@ -125,7 +125,7 @@ def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
         for name in CONDITIONS:
             (built,) = build_checked_prompts(TOY_PROBLEMS[:LIMIT], [as_condition(name)], layout, model)
             rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)].set_index("problem_id")
-            expected = [(one.token_sha256, len(one.token_ids)) for one in built.prompts]
+            expected = [(one.prompt_token_sha256, len(one.token_ids)) for one in built.prompts]
             columns = rows.loc[problems][["prompt_token_sha256", "prompt_tokens"]]
             assert list(columns.itertuples(index=False, name=None)) == expected
 

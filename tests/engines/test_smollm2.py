@@ -13,14 +13,13 @@ import pytest
 import harness
 from attention_probe.measure.decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
-from harness.display.table_pages import make_table
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.folder import RECORDED, read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.commands.test_cli import here, refused
 from tests.conftest import PATIENCE
 from tests.engines.test_faults import MLESS, samples, wait_for
-from tests.make import EXAMPLE, ROOT
+from tests.make import EXAMPLE, ROOT, table_page
 
 pytestmark = pytest.mark.engine
 
@@ -80,12 +79,12 @@ def test_right_answers_are_those_of_plain_hugging_face(counted, request, smollm2
         ours = rows.set_index("prompt_token_sha256")["correct"][:100]
         theirs = {}
         for row in read_prompts(folder):
-            if row["condition"] == name and row["prompt_token_sha256"] in ours.index.difference(theirs):
-                ids = tokenizer(row["prompt"])["input_ids"]
-                assert hash_token_ids(ids) == row["prompt_token_sha256"]
+            if row.condition == name and row.prompt_token_sha256 in ours.index.difference(theirs):
+                ids = tokenizer(row.prompt)["input_ids"]
+                assert hash_token_ids(ids) == row.prompt_token_sha256
                 written = whole_model.generate(torch.tensor([ids]), **greedy)[0, len(ids) :]
                 line, _, _ = tokenizer.decode(written).partition("\n")
-                theirs[row["prompt_token_sha256"]] = line.strip() == row["doc"]["answer"]
+                theirs[row.prompt_token_sha256] = line.strip() == row.doc["answer"]
         off = [key for key, right in theirs.items() if right != ours[key]]
         assert len(theirs) == len(ours) and len(off) <= 0.02 * len(ours), (name, off)
 
@@ -120,7 +119,7 @@ def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
 def test_its_arms_answer_as_hugging_face_does_and_are_taken_apart(run, capsys, monkeypatch, tmp_path):
     facts = json.loads((run / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
     assert set(facts["agreements"].values()) == {1} and facts["largest"] < 1e-3
-    page = make_table([str(run)])
+    page = table_page(run)
     assert "What of a filler counts" in page and "elsewhere x scale" in page
     conditions = ("--conditions", "mless-first,mless-first-gap")
     done = here(capsys, monkeypatch, "probe", str(run), *conditions, "-o", str(tmp_path / "x.traces"))

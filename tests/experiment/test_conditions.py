@@ -17,6 +17,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, Layout
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read import Run
+from harness.runs.records import stored_prompts
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
 from tests.make import TOY_DATA, TOY_MODEL
 
@@ -223,16 +224,16 @@ def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
     off = config(conditions=["wo", "mless"])
     settings = {"across": {"instructions": ["One.", "Two."]}, "positive_control": True}
     plan = planned(conditions=["wo", "mless"], replicates=2, **settings)
-    names = list(dict.fromkeys(row["condition"] for row in plan.prompts))
+    names = list(dict.fromkeys(prompt.condition for prompt in stored_prompts(plan)))
     asked = ["wo", "mless", "answer-at-once"]
     assert names == [*asked, *(f"{name}-w0{number}" for number in (1, 2) for name in asked)]
     assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "other instructions", "positive control"}
     assert plan.size == 2 * (9 + 6), "both sides are run again under each instruction"
     counts = "requests 30: mless 2 times, wo 2 times, 1 positive control, 6 other instructions"
     assert counts in " ".join(describe_plan(plan).split())
-    for row in plan.prompts:
-        prefix = row.get("answer_prefix", "")
-        assert bool(prefix) == row["condition"].startswith("answer-at-once") and row["prompt"].endswith(prefix)
+    for prompt in stored_prompts(plan):
+        assert bool(prompt.answer_prefix) == prompt.condition.startswith("answer-at-once")
+        assert prompt.prompt.endswith(prompt.answer_prefix)
     assert not settings.keys() & off.identity().keys()
     assert read_conditions(plan.config.as_written()) == {one.name: one for one in plan.config.all_conditions}
 
@@ -258,16 +259,16 @@ def test_a_name_says_nothing_of_what_a_condition_is():
         (name, number, text) for number, text in texts.items() for name in asked
     ]
     assert read_conditions(loaded.as_written()) == every
-    prompts = {row["condition"]: row for row in make_plan(loaded, limit=1).prompts}
+    prompts = {prompt.condition: prompt for prompt in stored_prompts(make_plan(loaded, limit=1))}
     for name in NAMES:
-        assert prompts[name]["prompt"].startswith(INSTRUCTION) and ". . . ." in prompts[name]["prompt"]
-        assert "kind" not in prompts[name]["doc"]
+        assert prompts[name].prompt.startswith(INSTRUCTION) and ". . . ." in prompts[name].prompt
+        assert "kind" not in prompts[name].doc
     for one in others:
-        assert prompts[one.name]["prompt"] == prompts[one.of]["prompt"].replace(INSTRUCTION, one.instruction)
-        fields = {key: prompts[one.name]["doc"][key] for key in ("kind", "of", "number")}
+        assert prompts[one.name].prompt == prompts[one.of].prompt.replace(INSTRUCTION, one.instruction)
+        fields = {key: prompts[one.name].doc[key] for key in ("kind", "of", "number")}
         assert fields == {"kind": "other instruction", "of": one.of, "number": one.number}
     at_once = prompts[control.name]
-    assert at_once["prompt"] == prompts["wo"]["prompt"] + at_once["answer_prefix"]
+    assert at_once.prompt == prompts["wo"].prompt + at_once.answer_prefix
 
 
 def test_the_parts_of_a_filler_have_names_of_their_own():

@@ -6,13 +6,13 @@ from collections import Counter
 
 import pandas
 import pytest
+from msgspec.structs import replace
 
 from attention_probe.prompts.token_roles import FILLER, SEPARATOR, tokenize
 from harness import load_run
 from harness.constants import ABSENT
 from harness.display.dry_run import describe_plan
 from harness.display.report.samples import read_samples
-from harness.display.table_pages import make_table
 from harness.errors import HarnessError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.config import load_config
@@ -20,11 +20,13 @@ from harness.experiment.demonstrations import Demonstrations, Draw
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, build_prompt, document_prompt, make_document
+from harness.runs.folder import changes, read_identity
 from harness.runs.read import Run, read_source
+from harness.runs.records import stored_prompts
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes
-from tests.make import TOY_DATA, right, write_run
+from tests.make import TOY_DATA, right, table_page, write_run
 
 PRODUCTS = [
     Problem(id=f"{a}x{b}", problem=f"{a} x {b}?", answer=str(a * b), cluster=f"{min(a, b)}x{max(a, b)}")
@@ -120,7 +122,7 @@ def test_examples_that_cannot_be_are_refused_before_the_model(shown, said, tmp_p
 def run(tmp_path_factory):
     """Four samples a problem, two with each draw; with the filler all of the first draw are wrong."""
     own = {"sampling": {"temperature": 1}, "samples_per_problem": 4, "layouts": ["raw", "chat"], "limit": 5}
-    own |= {"conditions": ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]}
+    own |= {"conditions": ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}], "primary": "x - wo"}
 
     def answer(request, target):
         return ("so \\boxed{no}", "stop") if request.task.endswith("x_draw-1") else right(request, target)
@@ -133,11 +135,11 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     assert [*map(list, frame.groupby("draw")["sample_index"].unique())] == [[0, 1], [2, 3]] and len(frame) == 80
     assert frame.groupby("draw")["prompt_sha256"].nunique().tolist() == [20, 20]
     assert len(list(run.glob("samples_demo_x_chat_draw-2_*.jsonl"))) == 1
-    page = " ".join(make_table([str(run)]).split())
+    page = " ".join(table_page(run).split())
     assert "5 problems, 4 samples each" in page and "x - wo by draw, made, raw: -100.0, 0.0" in page
-    assert "are for these draws of examples" in page
-    assert json.loads(make_table([str(run)], form="json"))["draws"][0]["differences"] == [-100, 0]
-    texts = {row["prompt_sha256"]: row["prompt"].sha256 for row in read_samples([Run.load(run)])}
+    assert "of this prompt with these examples" in page and "p are for these examples" in page
+    assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
+    texts = {row["prompt_sha256"]: row["prompt"].prompt_sha256 for row in read_samples([Run.load(run)])}
     assert len(texts) == 40 and all(one == other for one, other in texts.items())
     changed = here(capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw").stdout
     assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
@@ -148,6 +150,30 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     assert " in 3 parts " in describe_plan(plan), "before either example and the question"
     assert plan.size == len(list(make_requests(plan, plan.config.resolve_sampling(None)))) == len(frame)
     assert set(plan.lines.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
+
+
+def test_each_problem_with_some_of_many_draws(tmp_path):
+    """With the filler all answers of two draws are wrong: for new draws nothing is shown."""
+    conditions = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
+    own = {"conditions": conditions, "primary": "x - wo", "demonstrations": {"count": 2, "draws": 5}}
+
+    def answer(request, target):
+        is_wrong = request.task.endswith(("x_draw-1", "x_draw-2"))
+        return ("so \\boxed{no}", "stop") if is_wrong else right(request, target)
+
+    run = write_run(tmp_path / "run", answer, samples_per_problem=2, limit=40, **own)
+    frame = load_run(run)
+    assert frame.groupby(["condition", "problem_id"], observed=True)["draw"].nunique().eq(2).all()
+    assert frame.groupby(["condition", "draw"], observed=True)["problem_id"].nunique().eq(16).all()
+    table = json.loads(table_page(run, form="json"))
+    row = table["rows"][1]
+    assert (row["k"], row["draws"], row["difference"]) == (2, 5, -40) and row["low"] < -99 and row["p"] > 0.05
+    assert table["draws"][0]["differences"] == [-100, -100, 0, 0, 0]
+    assert "of this prompt with new draws of examples" in " ".join(table_page(run).split())
+    plan, identity = make_plan(load_config(run.with_suffix(".yaml")), limit=45), read_identity(run)
+    assert plan.arms.keys() == identity.arms.keys()
+    larger = replace(identity, limit=45, prompts_sha256=plan.prompts_sha256)
+    assert changes(run, larger, stored_prompts(plan)) == [], "a run of fewer problems can be continued"
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])

@@ -92,14 +92,14 @@ def test_a_random_place_is_seeded_by_problem_and_varies():
 
 def planned(*changes, limit):
     plan = make_plan(load_config(TOY_CONFIG, changes), limit=limit)
-    assert plan.prompts and describe_plan(plan)
+    assert plan.rows and describe_plan(plan)
     return plan, list(make_requests(plan, plan.config.resolve_sampling({})))
 
 
 def test_the_token_ids_that_were_checked_are_those_that_run(toy_tokenizer):
     plan, requests = planned("layouts=[raw,chat]", limit=3)
     checked = {id(built.token_ids): built for arm in plan.arms.values() for built in arm.prompts}
-    assert len(checked) == len(requests) == len(plan.prompts)
+    assert len(checked) == len(requests) == len(plan.rows)
     for request in requests:
         assert checked[id(request.prompt_token_ids)].text == request.prompt
         assert encode(request.prompt, toy_tokenizer)[0] == request.prompt_token_ids

@@ -80,7 +80,7 @@ def test_a_templates_switch_is_part_of_the_prompt(toy_tokenizer, tmp_path):
     built = measure(prompt, Layout.CHAT, tokenizer, switches=off)
     plain = measure(prompt, Layout.CHAT, tokenizer)
     assert built.text == plain.text + "<think>\n\n</think>\n\n" and built.filler_span == plain.filler_span
-    assert built.token_sha256 != plain.token_sha256
+    assert built.prompt_token_sha256 != plain.prompt_token_sha256
     assert measure(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text == plain.text
     tokenizer.save_pretrained(tmp_path)
     for wrong, got in (({"enable_thinkng": False}, r"reads no switch 'enable_thinkng'"), ("no", r"got 'no'")):

@@ -5,7 +5,7 @@ import pytest
 
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditColumns, AuditJob, Grade, GraderPool, as_record
-from harness.grading.other_graders import COLUMNS, STEPS, authors_answer, authors_rule, rewrite
+from harness.grading.other_graders import GRADERS, STEPS, authors_answer, authors_rule, rewrite
 from tests.grading.test_labelled_answers import DATASET
 from tests.make import read_data
 
@@ -67,7 +67,7 @@ def audited(pool, completion, target="3", prompt=DOUBLED, solution=""):
 
 
 def test_a_boxed_answer_is_right_for_every_grader(pool):
-    assert audited(pool, r"so \boxed{3}") == Audit(**dict.fromkeys(COLUMNS, True))
+    assert audited(pool, r"so \boxed{3}") == Audit(**dict.fromkeys(GRADERS, True))
 
 
 def test_math_verify_reads_answers_without_a_box_and_the_solutions_gold(pool):
@@ -110,7 +110,7 @@ def test_what_is_too_long_for_lm_eval_is_unknown_and_not_wrong(pool):
 
 def test_every_step_fills_its_columns_and_all_are_filled():
     filled = sorted(column for columns, _ in STEPS.values() for column in columns)
-    assert filled == sorted(AuditColumns.__struct_fields__) and set(COLUMNS) < set(filled)
+    assert filled == sorted(AuditColumns.__struct_fields__) and set(GRADERS) < set(filled)
 
 
 def test_lm_evals_functions_are_its_own_without_its_imports():

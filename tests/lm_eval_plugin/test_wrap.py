@@ -11,7 +11,6 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from harness.constants import SEPARATOR
-from harness.display.table_pages import make_table
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.tokenizer import encode, fit_filler
@@ -19,7 +18,7 @@ from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.commands.test_cli import here, refused
 from tests.conftest import PATIENCE
 from tests.lm_eval_plugin.wrapped_tasks import DOCUMENTS, Silent, as_table, compare, evaluate, write_both
-from tests.make import TOY_MODEL
+from tests.make import TOY_MODEL, table_page
 
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
 """Asked by a template with drawn examples, by a function with examples asked otherwise, and by a field's name."""
@@ -167,13 +166,13 @@ def test_the_table_reads_the_logs_and_their_conditions(tmp_path):
         tracker.save_results_samples(task_name=name, samples=samples[name])
     logs = {path.name.split("_2")[0]: path for path in (tmp_path / "results").rglob("samples_*.jsonl")}
     with pytest.raises(RunError, match="names no condition"):
-        make_table([str(tmp_path / "results")])
+        table_page(tmp_path / "results")
     logs["samples_gsm8k"].unlink()
-    page = make_table([str(tmp_path / "results")], metric="exact_match,flexible-extract")
+    page = table_page(tmp_path / "results", metric="exact_match,flexible-extract")
     rows = dict(re.findall(r"^(w/\S*(?: Mless)?) +([\d.]+) ", page, re.MULTILINE))
     share = round(100 * sum(doc["answer"] == "#### 42" for doc in DOCUMENTS["gsm8k"]["test"]) / 7, 1)
     assert rows == {"w/o": str(share), "w/ Mless": str(share)} and "7 problems" in page
-    named = make_table([f"wo={logs['samples_gsm8k_mless']}", f"dots={logs['samples_gsm8k_wo']}"])
+    named = table_page(f"wo={logs['samples_gsm8k_mless']}", f"dots={logs['samples_gsm8k_wo']}")
     assert "dots" in named and "Mless" not in named
 
 
@@ -206,5 +205,5 @@ def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_log
         asked[name] = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
         assert re.search(rf"gsm8k_{name} *\|", done.stdout), done.stdout
     assert [text.replace(filler, "", 1) for text in asked["mless"]] == asked["wo"]
-    page = make_table([str(tmp_path / "results")])
+    page = table_page(tmp_path / "results")
     assert f"{'chat' if chat else 'raw'}, 3 problems" in page and "w/ Mless" in page

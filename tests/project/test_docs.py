@@ -14,10 +14,9 @@ import pytest
 
 from harness.analysis.reference import read_reference
 from harness.experiment.config import load_config
-from harness.grading import COLUMNS as GRADERS
-from harness.grading import AuditJob, GradeJob, GraderPool, grade
+from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool, grade
 from harness.grading.compare import compare
-from harness.runs.records import COLUMNS
+from harness.runs.records import SAMPLE_COLUMNS
 from tests.conftest import PATIENCE
 from tests.make import ROOT
 from tools import reference_pages
@@ -75,7 +74,7 @@ def test_what_the_page_on_the_study_tells_to_run_can_be_run():
         run = load_config(ROOT / config, [word for word in rest if word != "--set"])
         assert len(run.conditions) >= 2
         runs[str(run.folder)] = run
-    tables = re.findall(r"^mless table (\S+)(?: --reference (\S+))?", blocks, re.MULTILINE)
+    tables = re.findall(r"^mless table (results/\S+)(?: --reference (\S+))?", blocks, re.MULTILINE)
     assert {run for run, _ in tables} == runs.keys(), "every run's table is shown"
     compared = {run: read_reference(reference) for run, reference in tables if reference}
     assert len(compared) == 3
@@ -87,7 +86,7 @@ def test_what_the_page_on_the_study_tells_to_run_can_be_run():
 
 def test_the_table_of_columns_is_that_of_the_file():
     rows = re.findall(r"^- `(\w+)` \((\w+)\): (.+)$", (ROOT / "docs/samples.md").read_text(), re.MULTILINE)
-    assert {name: (kind, meaning) for name, kind, meaning in rows} == COLUMNS
+    assert {name: (kind, meaning) for name, kind, meaning in rows} == SAMPLE_COLUMNS
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.name)

@@ -11,22 +11,22 @@ from attention_probe.figures.config import PromptsConfig
 from benchmarks.controls import CONTROLS, find, plant
 from benchmarks.seed_claims import load, page
 from harness import load_run
-from harness.display.table_pages import make_table
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts
 from harness.grading import GradeJob, GraderPool
 from harness.runs.folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
 from harness.runs.receipts import model_fingerprint
+from harness.runs.records import stored_prompts
 from tests.conftest import needs_vllm
-from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
+from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, table_page
 
 REFERENCE = ("no-examples",)
 
 
 @pytest.fixture(scope="module")
 def table():
-    return json.loads(make_table([str(EXAMPLE)], form="json"))
+    return json.loads(table_page(EXAMPLE, form="json"))
 
 
 def test_the_example_is_the_run_of_its_config():
@@ -36,12 +36,12 @@ def test_the_example_is_the_run_of_its_config():
     name = config.model_arguments()["pretrained"]
     assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
-    assert rows[: len(plan.prompts)] == json.loads(json.dumps(plan.prompts))
+    assert rows[: len(plan.rows)] == stored_prompts(plan)
     assert identity.prompts_sha256 == hash_prompts(rows)
 
 
 def test_its_verdicts_are_what_todays_grader_says():
-    targets = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(EXAMPLE)}
+    targets = {row.doc["id"]: row.doc["answer"] for row in read_prompts(EXAMPLE)}
     scores = read_scores(EXAMPLE)
     assert read_scored_by(EXAMPLE) == scored_now()
     with GraderPool() as pool:

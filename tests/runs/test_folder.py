@@ -21,15 +21,14 @@ from msgspec.structs import replace
 
 from harness import load_run, resources
 from harness.constants import GRADER_VERSION
-from harness.display.table_pages import make_table
 from harness.errors import JournalError, RunError
 from harness.execution.generate import session_facts
 from harness.execution.regrade import regrade
-from harness.execution.run import _generation_config, execute, finish, run_identity
+from harness.execution.run import _generation_config, engine_identity, execute, finish, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
-from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADED, GRADERS
 from harness.runs import journal, receipts
 from harness.runs.folder import (
     JOURNAL,
@@ -44,9 +43,9 @@ from harness.runs.folder import (
     read_samples,
 )
 from harness.runs.journal import expand, hash_stored, write_atomic, write_whole
-from harness.runs.records import SESSION, Fingerprint, Sample
+from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run
+from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page
 
 CONFIG = TOY_CONFIG
 
@@ -87,7 +86,7 @@ def own_run(finished, tmp_path):
 
 def begun(path, identity, plan):
     """A run with one sample: without any it would protect nothing."""
-    with RunFolder(path, identity, plan.prompts) as folder:
+    with RunFolder(path, identity, stored_prompts(plan)) as folder:
         folder.journal.append({"key": "k", "task": "t"})
 
 
@@ -95,11 +94,11 @@ def filled(plan, folder):
     """The run of a plan, its samples taken from the committed greedy run: keys do not depend on the limit."""
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed, and its version is part of each sample's key")
-    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     setting = identity.hash_setting()
     recorded = {(s.task, s.problem_id): s for s in read_samples(GREEDY_RUN)}
-    with RunFolder(folder, identity, plan.prompts) as opened:
+    with RunFolder(folder, identity, stored_prompts(plan)) as opened:
         opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             sample = recorded[request.task, request.problem_id]
@@ -170,7 +169,7 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
 def test_a_sample_finds_its_prompt(tmp_path):
     rows = read_prompts(small_run(tmp_path / "run"))
     sample = next(read_samples(tmp_path / "run"))
-    assert rows[PromptPlaces(rows).find(sample)]["doc"]["id"] == sample.problem_id
+    assert rows[PromptPlaces(rows).find(sample)].doc["id"] == sample.problem_id
     with pytest.raises(RunError, match=r"prompts.jsonl lacks the prompt of problem"):
         PromptPlaces(rows[:0]).find(sample)
 
@@ -179,7 +178,7 @@ def test_first_samples_of_all_problems_come_before_second_ones():
     config = load_config(CONFIG, ["sampling={temperature: 0.7}", "samples_per_problem=3"])
     plan = make_plan(config, limit=4)
     asked = [(one.sample_index, one.problem_id, one.task) for one in make_requests(plan, config.resolve_sampling({}))]
-    prompts = [(row["doc"]["id"], row["task"]) for row in plan.prompts]
+    prompts = [(problem.id, task) for task, _, problem, _ in plan.rows]
     assert asked == [(index, *prompt) for index in range(3) for prompt in prompts]
 
 
@@ -191,8 +190,8 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp
     vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
     other = make_plan(load_config(CONFIG, [f"model.arguments.tokenizer={tokenizer}"]), limit=5)
-    assert [row["prompt"] for row in other.prompts] == [row["prompt"] for row in plan.prompts]
-    (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})), other.prompts)
+    assert [row.prompt for row in stored_prompts(other)] == [row.prompt for row in stored_prompts(plan)]
+    (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})), stored_prompts(other))
     assert changed.startswith("prompts_sha256: ")
 
 
@@ -206,13 +205,13 @@ def test_a_continued_run_has_the_config_of_its_last_session(own_run):
 
 def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
     typo = replace(identity, config={**identity.config, "max_gen_toks": 9})
-    with RunFolder(tmp_path / "run", typo, plan.prompts) as folder:
+    with RunFolder(tmp_path / "run", typo, stored_prompts(plan)) as folder:
         folder.note(SESSION, session_facts(plan))
-    with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
+    with RunFolder(tmp_path / "run", identity, stored_prompts(plan)) as folder:
         assert not folder.journal.keys
         folder.journal.append({"key": "k", "task": "t"})
     with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks"):
-        RunFolder(tmp_path / "run", typo, plan.prompts)
+        RunFolder(tmp_path / "run", typo, stored_prompts(plan))
 
 
 def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
@@ -225,7 +224,7 @@ def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
     regrade(demo_run)
     again = json.loads((demo_run / RECEIPT).read_text())["files"]
     assert again[JOURNAL] != files[JOURNAL] and again[PROMPTS] == files[PROMPTS]
-    assert f"samples {again[JOURNAL][:8]}" in " ".join(make_table([str(demo_run)]).split())
+    assert f"samples {again[JOURNAL][:8]}" in " ".join(table_page(demo_run).split())
 
 
 def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
@@ -233,20 +232,20 @@ def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tm
     assert receipts.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
     (tmp_path / "config.json").write_text("{}")
     assert receipts.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
-    assert receipts.engine_identity("local-completions", {}).device == "server"
+    assert engine_identity("local-completions", {}).device == "server"
 
 
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
-    with RunFolder(tmp_path / "run", identity, plan.prompts):
+    with RunFolder(tmp_path / "run", identity, stored_prompts(plan)):
         with pytest.raises(JournalError, match=r"is in use by another mless process. Wait for it, or choose another"):
-            RunFolder(tmp_path / "run", identity, plan.prompts)
-    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+            RunFolder(tmp_path / "run", identity, stored_prompts(plan))
+    RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp_path):
     (tmp_path / "precious").write_text("x")
     with pytest.raises(JournalError, match=r"already holds files, and none is journal.jsonl"):
-        RunFolder(tmp_path, identity, plan.prompts)
+        RunFolder(tmp_path, identity, stored_prompts(plan))
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
@@ -266,11 +265,11 @@ def test_a_kill_while_compressing_loses_nothing_and_another_file_of_the_name_is_
     whole = (own_run / JOURNAL).read_bytes()
     compress_finished(own_run)
     (own_run / JOURNAL).write_bytes(whole)  # a kill after the compressed form is whole, before the other goes
-    with RunFolder(own_run, identity, plan.prompts) as folder:
+    with RunFolder(own_run, identity, stored_prompts(plan)) as folder:
         assert (own_run / JOURNAL).exists() and len(folder.sample_keys) == plan.size
     assert (own_run / f"{JOURNAL}.xz").exists() and not (own_run / JOURNAL).exists(), "continued, and compressed again"
     (own_run / JOURNAL).write_bytes(whole[: whole.index(b"\n") + 1])
-    for change in (regrade, lambda run: RunFolder(run, identity, plan.prompts)):
+    for change in (regrade, lambda run: RunFolder(run, identity, stored_prompts(plan))):
         with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz differ"):
             change(own_run)
     assert lzma.decompress((own_run / f"{JOURNAL}.xz").read_bytes()) == whole, "nothing is written over it"
@@ -283,7 +282,7 @@ def test_a_damaged_compressed_file_is_named(demo_run):
         whole = file.read_bytes()
         for bad in (whole[: len(whole) // 2], b"no xz" + whole[5:]):
             file.write_bytes(bad)
-            for read in (load_run, lambda run: make_table([str(run)]), regrade):
+            for read in (load_run, table_page, regrade):
                 with pytest.raises(JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"):
                     read(demo_run)
             assert not list(demo_run.glob("*.part"))
@@ -303,8 +302,9 @@ def test_changed_settings_are_named(plan, identity, tmp_path):
     ):
         other = replace(identity, **change)
         with pytest.raises(JournalError, match=f"begun with other settings. Changed: {said}"):
-            RunFolder(tmp_path / "run", other, plan.prompts)
-        assert changes(tmp_path / "run", identity, plan.prompts) == [] != changes(tmp_path / "run", other, plan.prompts)
+            RunFolder(tmp_path / "run", other, stored_prompts(plan))
+        assert changes(tmp_path / "run", identity, stored_prompts(plan)) == []
+        assert changes(tmp_path / "run", other, stored_prompts(plan))
 
 
 @pytest.mark.parametrize("killed", [JOURNAL, PROMPTS])
@@ -330,8 +330,8 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     before = (own_run / JOURNAL).read_text()
     monkeypatch.setattr(resources, "task_version", lambda: 99.0)
     plan = make_plan(load_config(CONFIG), limit=5)
-    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
-    assert changes(own_run, identity, plan.prompts) == []
+    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
+    assert changes(own_run, identity, stored_prompts(plan)) == []
     assert regrade(own_run).endswith("0 verdicts changed")
     assert json.loads((own_run / RECEIPT).read_text())["task_version"] == 99
     expand(own_run)
@@ -340,22 +340,22 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     regrade(own_run)
     expand(own_run)
     old = [json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0]) for number in (1, 2)]
-    assert [header["task_version"] for header in old] == [5, 99], "no scores are lost"
+    assert [header["task_version"] for header in old] == [6, 99], "no scores are lost"
 
 
 def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):
-    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
     (tmp_path / "run" / JOURNAL).write_text('{"config": {"la')
     shorter = make_plan(plan.config, limit=2)
     other = run_identity(shorter, plan.config.resolve_sampling({}))
-    RunFolder(tmp_path / "run", other, shorter.prompts).__exit__()
+    RunFolder(tmp_path / "run", other, stored_prompts(shorter)).__exit__()
     assert len(read_prompts(tmp_path / "run")) == 8
 
 
 def test_a_kill_while_the_prompts_are_written_locks_nobody_out(plan, identity, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "prompts.jsonl.part").write_text('{"half')
-    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
     assert len(read_prompts(tmp_path / "run")) == 20
 
 
@@ -366,7 +366,7 @@ def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path)
     for damaged in (whole[:-9], whole.replace("expert", "novice", 1), ""):
         path.write_text(damaged)
         with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
-            RunFolder(tmp_path / "run", identity, plan.prompts)
+            RunFolder(tmp_path / "run", identity, stored_prompts(plan))
 
 
 def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan, identity):
@@ -376,7 +376,7 @@ def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan, identity):
 
 def test_a_prompts_hash_is_lm_evals(demo_run):
     rows = read_prompts(demo_run)
-    assert all(row["prompt_sha256"] == hash_text(row["prompt"]) == hash_string(row["prompt"]) for row in rows)
+    assert all(row.prompt_sha256 == hash_text(row.prompt) == hash_string(row.prompt) for row in rows)
 
 
 def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
@@ -432,7 +432,7 @@ def test_regrading_that_fails_leaves_nothing_half(demo_run):
 
 
 def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
-    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
     with pytest.raises(RunError, match=r"holds no finished run: the command that began it"):
         load_run(tmp_path / "run")
 
@@ -462,8 +462,10 @@ def test_lm_evals_files_say_what_the_journal_says(demo_run):
     for task in receipt["tasks"]:
         results = json.loads((demo_run / task["results"]).read_text())
         chosen = frame[(frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])]
-        assert results["results"][task["task"]]["correct,graded"] == pytest.approx(chosen["correct"].mean())
-        assert results["results"][task["task"]]["authors_rule,graded"] == pytest.approx(chosen["authors_rule"].mean())
+        found = results["results"][task["task"]]
+        assert found["accuracy,graded"] == pytest.approx(chosen["correct"].mean())
+        assert found["graded,graded"] == pytest.approx(chosen["verdict"].isin(GRADED).mean())
+        assert found["truncated,graded"] == pytest.approx((chosen["verdict"] == "truncated").mean())
 
 
 def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from harness.constants import LOOP_COUNT, LOOP_LENGTH
 from harness.errors import JournalError, RunError
 from harness.execution.regrade import regrade
-from harness.grading import COLUMNS
+from harness.grading import GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
 from harness.runs.frame import load_run, loops, read_frame
 from harness.runs.journal import expand
@@ -137,7 +137,7 @@ def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(tmp_p
 
 
 def test_a_score_names_every_grader():
-    assert set(COLUMNS) <= set(Score.__struct_fields__)
+    assert set(GRADERS) <= set(Score.__struct_fields__)
 
 
 @given(block=st.text(min_size=1, max_size=LOOP_LENGTH).filter(str.strip), head=st.text(max_size=50))

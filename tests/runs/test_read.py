@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.display.table_pages import make_leaderboard_page, make_table
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
 from harness.runs.folder import read_prompts
@@ -12,7 +11,18 @@ from harness.runs.lm_eval_files import find_logs
 from harness.runs.read import Run, locate, locate_one
 from harness.runs.same_settings import by_table, join
 from tests.commands.test_cli import here, refused
-from tests.make import DATE, GREEDY_RUN, TOY_DATA, add_stop, evaluation, log_line, right, write_log, write_run
+from tests.make import (
+    DATE,
+    GREEDY_RUN,
+    TOY_DATA,
+    add_stop,
+    evaluation,
+    log_line,
+    right,
+    table_page,
+    write_log,
+    write_run,
+)
 
 
 def both(tmp_path, lines=None, **results):
@@ -41,7 +51,7 @@ def test_a_run_and_its_logs_have_the_same_problems():
     run = Run.load(GREEDY_RUN)
     (log,) = GREEDY_RUN.glob("samples_demo_random_*")
     assert Run.load(log).problems == run.problems and len(run.problems) == 500
-    docs = {row["condition"]: row["doc"] for row in read_prompts(GREEDY_RUN) if row["doc"]["id"].endswith("/7.json")}
+    docs = {row.condition: row.doc for row in read_prompts(GREEDY_RUN) if row.doc["id"].endswith("/7.json")}
     hashes = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
     assert len(hashes) == 4 and len({*hashes.values()}) == 1, "the condition is no part of the problem"
     other = {**docs["wo"], "problem": "Another?"}
@@ -227,7 +237,7 @@ def test_one_dataset_is_the_same_problems():
             join(pair)
 
 
-@pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "show"])
+@pytest.mark.parametrize("command", ["table", "plot", "report", "show"])
 def test_every_command_refuses_in_one_line(tmp_path, command, capsys, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)
@@ -286,7 +296,7 @@ def test_a_link_beside_its_run_is_no_second_run(results):
     (results / "link").symlink_to(elsewhere / "demo")
     assert locate([str(results)]) == [results / "link"]
     with pytest.raises(ComparisonError, match=r"demo is given twice"):
-        make_table([str(results), str(elsewhere / "demo")])
+        table_page(results, elsewhere / "demo")
 
 
 def test_logs_named_by_condition_are_one_run(results):
@@ -317,12 +327,12 @@ def test_a_folder_holding_one_log_is_that_log(results):
         (one / condition / "model").mkdir(parents=True)
         for file in GREEDY_RUN.glob(f"samples_demo_{condition}_*"):
             shutil.copy(file, one / condition / "model")
-    rows = json.loads(make_table([f"wo={one / 'wo'}", f"mless={one / 'mless'}"], form="json"))["rows"]
+    rows = json.loads(table_page(f"wo={one / 'wo'}", f"mless={one / 'mless'}", form="json"))["rows"]
     assert [(row["condition"], round(row["accuracy"], 1)) for row in rows] == [("wo", 86.8), ("mless", 87.0)]
     with pytest.raises(Exception, match=r"one is a folder with 2 sample logs: expected one"):
-        make_table([f"wo={one}", f"mless={one / 'mless'}"])
+        table_page(f"wo={one}", f"mless={one / 'mless'}")
     with pytest.raises(RunError, match=r"reference is a folder with 0 sample logs: expected one"):
-        make_table([f"wo={results / 'reference'}"])
+        table_page(f"wo={results / 'reference'}")
 
 
 @pytest.fixture
@@ -336,19 +346,19 @@ def two_datasets(tmp_path):
 
 
 def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
-    page = make_leaderboard_page([str(two_datasets)])
+    page = table_page(two_datasets, models=True)
     said = " ".join(page.split())  # a long path folds its title
     for name, folder in (("demo", "first"), ("own", "second")):
         assert f"{name}, {two_datasets / folder}: made, raw, 4 problems, 1 sample each" in said
     assert page.count("receipt: ") == 2
-    boards = json.loads(make_leaderboard_page([str(two_datasets)], form="json"))
+    boards = json.loads(table_page(two_datasets, models=True, form="json"))
     assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
     with pytest.raises(
         ConfigError, match=r"CSV holds one table: expected the runs of one, got tables of demo, .*first; own, .*second"
     ):
-        make_leaderboard_page([str(two_datasets)], form="csv")
-    one = json.loads(make_leaderboard_page([str(two_datasets / "first")], form="json"))
-    assert one["schema"] == boards[0]["schema"] and "demo, " not in make_leaderboard_page([str(two_datasets / "first")])
+        table_page(two_datasets, models=True, form="csv")
+    one = json.loads(table_page(two_datasets / "first", models=True, form="json"))
+    assert one["schema"] == boards[0]["schema"] and "demo, " not in table_page(two_datasets / "first", models=True)
 
 
 def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_another(results):
@@ -356,7 +366,7 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
     shutil.copytree(GREEDY_RUN, results / "again")
     shutil.copytree(GREEDY_RUN, results / "sampled")
     add_stop(results / "sampled")
-    page = make_leaderboard_page([str(results)])
+    page = table_page(results, models=True)
     blocks = [" ".join(block.split()) for block in page.split("\n\n")]  # a long path folds its title
     titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
     said = "mless-demo, raw, 500 problems, 1 sample each"

@@ -15,7 +15,7 @@ from harness.display.figures import style
 from harness.display.wording import LEVEL, interval, number, p_value, points, signed, visible
 
 
-class Row(NamedTuple):
+class FigureRow(NamedTuple):
     """One row of a figure. A row without a look is a heading.
 
     Attributes:
@@ -52,11 +52,13 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
     looks = style.looks(shown["condition"])
     rows = []
     for name, mine in style.split_settings(shown).items():
-        rows.append(Row(f"{name} (n = {mine['n'].iloc[0]})"))
+        rows.append(FigureRow(f"{name} (n = {mine['n'].iloc[0]})"))
         for row in mine.to_dict("records"):
             low, value, high = row["accuracy_low"], row["accuracy"], row["accuracy_high"]
             cells = {"%": number(value), "interval": interval(low, high)}
-            rows.append(Row(style.label(row["condition"]), cells, looks[row["condition"]], [value], low, high))
+            rows.append(
+                FigureRow(style.short_label(row["condition"]), cells, looks[row["condition"]], [value], low, high)
+            )
     note = (
         f"Lines: {LEVEL} score intervals, each of one accuracy by itself. Whether two conditions differ is a paired "
         "question: overlap does not answer it, the forest plot does."
@@ -79,9 +81,9 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks)]
     if pooled is not None and len(pooled):
         for layout, mine in pooled.groupby("layout", sort=False):
-            rows.append(Row("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
+            rows.append(FigureRow("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
             for row in mine.assign(p_adjusted=np.nan, verdict=None, role="exploratory").to_dict("records"):
-                rows.append(_difference(row, looks, outer=(row["new_low"], row["new_high"])))
+                rows.append(_contrast(row, looks, outer=(row["new_low"], row["new_high"])))
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} intervals, not adjusted. Filled: p < 0.05, adjusted (Holm). "
         f"Shaded: the margin of {points(margin)}."
@@ -93,9 +95,8 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
     figure, axes = draw_rows(rows, columns=columns, right=2.6, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
-    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    baselines = map(style.label, table.loc[table["role"] == "baseline", "condition"].unique())
-    axes.set_xlabel(f"Difference in accuracy from {' / '.join(baselines)} (points)")
+    baselines = map(style.short_label, table.loc[table["role"] == "baseline", "condition"].unique())
+    _mark_zero(axes, f"Difference in accuracy from {' / '.join(baselines)} (points)")
     return figure
 
 
@@ -109,23 +110,20 @@ def draw_wordings(table: pandas.DataFrame) -> Figure:
     for name, mine in style.split_settings(table).items():
         looks = style.looks(mine["condition"])
         for row in mine.to_dict("records"):
-            rows.append(Row(f"{name}: {style.label(row['condition'])} (n = {row['n']})"))
-            looked = looks[row["condition"]]
-            for place, (value, low, high) in enumerate(row["effects"]):
-                cells = {"points": signed(value), "interval": interval(low, high, sign=True)}
-                rows.append(Row(f"w{place:02}" if place else "the run's own", cells, looked, [value], low, high))
-            ends = row["new_low"], row["new_high"]
-            cells = {"points": signed(row["difference"]), "interval": interval(*ends, sign=True)}
-            mean = [row["difference"]]
-            rows.append(Row("mean", cells, looked, mean, row["low"], row["high"], outer=ends))
+            rows.append(FigureRow(f"{name}: {style.short_label(row['condition'])} (n = {row['n']})"))
+            look = looks[row["condition"]]
+            for index, effect in enumerate(row["effects"]):
+                rows.append(_difference_row(f"w{index:02}" if index else "the run's own", look, effect))
+            new = row["new_low"], row["new_high"]
+            cells = {"interval": interval(*new, sign=True)}
+            rows.append(_difference_row("mean", look, _read_difference(row), cells, outer=new))
     note = (
         "Difference from the baseline under the same instruction; w01 and so on: the config's `across`. Lines: "
         f"{LEVEL} intervals, not adjusted. Diamonds: the mean of these instructions on new problems; the line "
         "behind, and its numbers: new instructions of this kind too."
     )
     figure, axes = draw_rows(rows, columns={"points": 0.1, "interval": 0.5}, right=1.3, note=note)
-    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    axes.set_xlabel("Difference in accuracy (points)")
+    _mark_zero(axes, "Difference in accuracy (points)")
     return figure
 
 
@@ -138,52 +136,68 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     rows, looks = [], style.looks(table["filler"])
     for filler in table["filler"].unique():
         mine = table[table["filler"] == filler]
-        rows.append(Row(f"{style.label(filler)} (n = {mine['n'].iloc[0]})"))
+        rows.append(FigureRow(f"{style.short_label(filler)} (n = {mine['n'].iloc[0]})"))
         for row in mine.to_dict("records"):
-            cells = {"points": signed(row["difference"]), "interval": interval(row["low"], row["high"], sign=True)}
-            cells["adj. p"] = p_value(row["p_adjusted"])
+            cells = {"adj. p": p_value(row["p_adjusted"])}
             name = row["condition"] + ("" if row["valid_attention"] else " (!)")
             filled = row["p_adjusted"] < ALPHA
-            rows.append(Row(name, cells, looks[filler], [row["difference"]], row["low"], row["high"], filled))
+            rows.append(_difference_row(name, looks[filler], _read_difference(row), cells, filled=filled))
     note = (
         "Accuracy less that of the position gap. (!): scale or bias alone, whose attention weights do not add up to 1. "
         f"This is not valid attention. Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < {ALPHA}."
     )
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33}
     figure, axes = draw_rows(rows, columns=columns, right=1.9, note=note)
-    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-    axes.set_xlabel("Difference in accuracy from the position gap (points)")
+    _mark_zero(axes, "Difference in accuracy from the position gap (points)")
     return figure
 
 
-def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]) -> Iterator[Row]:
+def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]) -> Iterator[FigureRow]:
     """The rows of one model and layout."""
     (base,) = table[table["role"] == "baseline"].to_dict("records")
-    yield Row(f"{name} (n = {base['n']}, k = {base['k']})")
+    yield FigureRow(f"{name} (n = {base['n']}, k = {base['k']})")
     for row in table[table["aa_difference"].notna()].to_dict("records"):
         cells = {"points": signed(row["aa_difference"])}
         if not pandas.isna(row["aa_samples"]):
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
-        name = f"{style.label(row['condition'])} (A/A)"
-        yield Row(name, cells, looks[row["condition"]], [row["aa_difference"]], filled=False)
+        name = f"{style.short_label(row['condition'])} (A/A)"
+        yield FigureRow(name, cells, looks[row["condition"]], [row["aa_difference"]], filled=False)
     for row in table[table["role"] != "baseline"].to_dict("records"):
-        yield _difference(row, looks, filled=row["verdict"] in PASSED)
+        yield _contrast(row, looks, filled=row["verdict"] in PASSED)
 
 
-def _difference(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **more: Any) -> Row:
+def _contrast(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **marks: Any) -> FigureRow:
     """The row of one contrast."""
-    cells = {
-        "points": signed(row["difference"]),
-        "interval": interval(row["low"], row["high"], sign=True),
-        "adj. p": p_value(row["p_adjusted"]),
-        "verdict": row["role"] if pandas.isna(row["verdict"]) else row["verdict"],
-    }
     name = row["condition"]
-    return Row(style.label(name), cells, looks[name], [row["difference"]], row["low"], row["high"], **more)
+    verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
+    cells = {"adj. p": p_value(row["p_adjusted"]), "verdict": verdict}
+    return _difference_row(style.short_label(name), looks[name], _read_difference(row), cells, **marks)
+
+
+def _read_difference(row: Mapping[Any, Any]) -> tuple[float, float, float]:
+    return row["difference"], row["low"], row["high"]
+
+
+def _difference_row(
+    name: str,
+    look: style.Look,
+    ends: tuple[float, float, float],
+    cells: Mapping[str, str] = {},
+    **marks: Any,
+) -> FigureRow:
+    """The row of a difference with the ends of its interval, in points."""
+    value, low, high = ends
+    numbers = {"points": signed(value), "interval": interval(low, high, sign=True)}
+    return FigureRow(name, {**numbers, **cells}, look, [value], low, high, **marks)
+
+
+def _mark_zero(axes: Axes, label: str) -> None:
+    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
+    axes.set_xlabel(label)
 
 
 def draw_rows(
-    rows: Sequence[Row], *, columns: Mapping[str, float], right: float, note: str, title: str = ""
+    rows: Sequence[FigureRow], *, columns: Mapping[str, float], right: float, note: str, title: str = ""
 ) -> tuple[Figure, Axes]:
     """A figure with one row below the other, and its axes.
 
@@ -199,7 +213,7 @@ def draw_rows(
     with style.drawing(height, note, managed=False) as figure:
         across = (ROW_NAMES / INCHES, 1 - (ROW_NAMES + right) / INCHES)
         axes = figure.add_axes((across[0], below / height, across[1], ROW_HEIGHT * len(rows) / height))
-        for y, row in enumerate([Row(title, dict(zip(columns, columns, strict=True))), *rows], start=-1):
+        for y, row in enumerate([FigureRow(title, dict(zip(columns, columns, strict=True))), *rows], start=-1):
             _draw_row(axes, y, row, columns)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_yticks([])
@@ -207,7 +221,7 @@ def draw_rows(
     return figure, axes
 
 
-def _draw_row(axes: Axes, y: int, row: Row, columns: Mapping[str, float]) -> None:
+def _draw_row(axes: Axes, y: int, row: FigureRow, columns: Mapping[str, float]) -> None:
     """The name to the left of the axes, the marks, and the cells to the right."""
 
     def put(inches: float, text: str, *, edge: int = 1, ha: str = "left") -> None:

@@ -48,7 +48,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     doses = find_sweeps(conditions)
     several = len({(filler.placement, filler.words) for filler in doses}) > 1
     looks, settings = style.looks(doses), style.split_settings(table)
-    baseline = style.label(table["baseline"].iloc[0])
+    baseline = style.short_label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
     note = f"Points less {baseline}; lines: {LEVEL} intervals, not adjusted; filled: adjusted p < 0.05."
     note += " Lengths are moved apart a little where lines would cover each other."
@@ -62,7 +62,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
                 words = (filler.filler, filler.placement, filler.words) if several else (filler.filler,)
-                legend = style.label(", ".join(_spell(word) for word in words if word))
+                legend = style.short_label(", ".join(_spell(word) for word in words if word))
                 _draw_filler(panel, mine, looks[str(filler)], legend)
             panel.set_xlabel("Tokens of filler")
         for panel in axes[::3]:
@@ -134,7 +134,7 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
                     color=look.colour,
                     linestyle=look.dashes,
                     linewidth=1.3,
-                    label=style.label(condition),
+                    label=style.short_label(condition),
                 )
                 axes.plot(medians[-1], 50, look.marker, markersize=5, color=look.colour, markeredgecolor="white")
             axes.set_title(f"{name}\nmedian {' / '.join(f'{median:,}' for median in medians)}")

@@ -17,8 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.constants import FONT, INCHES, LETTER, NAME_LETTERS
-from harness.display.wording import label as whole_label
-from harness.display.wording import visible
+from harness.display.wording import label, visible
 from harness.runs.journal import clear_messages
 
 
@@ -67,9 +66,9 @@ def looks(conditions: Iterable[Any]) -> dict[str, Look]:
     return {name: LOOKS.get(name) or given[name] for name in names}
 
 
-def label(condition: str) -> str:
+def short_label(condition: str) -> str:
     """What people call a condition, without its middle if that is long."""
-    name = visible(whole_label(condition), keep="")
+    name = visible(label(condition), keep="")
     if len(name) <= NAME_LETTERS:
         return name
     return f"{name[: (NAME_LETTERS - 1) // 2]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - NAME_LETTERS // 2 :]}"

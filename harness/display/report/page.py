@@ -24,11 +24,11 @@ from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard, task_name
 from harness.analysis.other_prompts import merge_instructions
 from harness.constants import CARD_ROWS
-from harness.display import comparison_tables as shown
-from harness.display.comparison_tables import remark_noise, remark_ungraded, shown_rows
+from harness.display.comparison_tables import remark_noise, remark_ungraded, rows_of_conditions, show_comparison
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
 from harness.display.report.samples import pack_samples, read_samples
+from harness.display.side_tables import show_side_tables
 from harness.display.table import Row, Table
 from harness.display.wording import define_flips, difference, label, p_value, plural, points, verdict, visible
 from harness.errors import ConfigError, RunError, list_first
@@ -89,13 +89,14 @@ def _parts(
     runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile], board: Leaderboard
 ) -> dict[str, Any]:
     """All that the template shows."""
-    rows = shown.shown_rows(board, board.comparison)
+    rows = rows_of_conditions(board, board.comparison)
     looks = style.looks(row["condition"] for row in rows if row["baseline"] == board.baseline)
     conditions = [
         {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()
     ]
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
     several = any(row["role"] != "baseline" for row in rows)
+    forest = draw_forest(board.comparison, pooled=board.side_tables["pooled"]) if several else None
     receipts = [
         (receipt_line(about).removeprefix("receipt: "), one.receipt)
         for about, one in zip(board.receipt, runs, strict=True)
@@ -104,8 +105,8 @@ def _parts(
     return {
         "title": " + ".join(Path(one.name).resolve().name for one in runs),
         "card": make_card(board),
-        "forest": _embed(draw_forest(board.comparison, pooled=board.pooled), FOREST) if several else None,
-        "results": shown.show_comparison(board),
+        "forest": forest and _embed(forest, FOREST),
+        "results": show_comparison(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
         "others": _other_tables(board, runs),
         "attention": [
@@ -139,22 +140,20 @@ def _fill(parts: Mapping[str, Any]) -> str:
 
 
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
-    """Mediators, all graders, what else the runs were made for, and the comparison by level and by subject."""
-    found = [shown.show_mediators(board), shown.show_audit(board)]
-    names = ("pooled", "wordings", "texts", "sweeps", "causes")
-    found += filter(None, (getattr(shown, f"show_{name}")(board) for name in names))
+    """All side tables, and the comparison by level and by subject."""
+    tables = [*show_side_tables(board).values()]
     frame = merge_instructions(join(runs), board.reference_conditions)  # as the verdicts are
     frame = frame[~frame["condition"].isin(board.reference_conditions)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
             ordered = frame.sort_values(column, kind="stable", ignore_index=True)
             margin = float(board.comparison["margin"].iloc[0])
-            table = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
+            comparison = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
             split = replace(
-                board, comparison=table, by=(column,), contrasts=None, primary=None, reference_conditions={}
+                board, comparison=comparison, by=(column,), contrasts=None, primary=None, reference_conditions={}
             )
-            found.append(replace(shown.show_comparison(split), title=f"By {column}"))
-    return found
+            tables.append(replace(show_comparison(split), title=f"By {column}"))
+    return tables
 
 
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
@@ -169,7 +168,7 @@ def _embed(figure: Figure, alternative: str) -> dict[str, str]:
 
 def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile]) -> None:
     """Raise RunError if curves are of another model or of prompts that no run has."""
-    known = {row["prompt"].sha256 for row in samples}
+    known = {row["prompt"].prompt_sha256 for row in samples}
     models = [str(one.about["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs]
     for one in attention:
         if one.model not in models:
@@ -183,7 +182,7 @@ def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequ
 
 def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
-    rows = shown_rows(board, board.comparison)
+    rows = rows_of_conditions(board, board.comparison)
     tested = [row for row in rows if row["role"] != "baseline"]
     first = [row for row in tested if row["primary"]] or tested
     models = list(dict.fromkeys(str(row["model"]) for row in rows))

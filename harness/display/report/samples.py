@@ -14,16 +14,15 @@ from typing import Any
 
 from harness.analysis.leaderboard import records
 from harness.constants import REPORT_BLOCK, REPORT_SNIPPET
+from harness.display.table import Row
 from harness.display.wording import define_flips, flips
-from harness.grading import COLUMNS as GRADERS
-from harness.runs.prompts_of_run import prompt_id
+from harness.grading import GRADERS
 from harness.runs.read import Run
-
-Row = Mapping[str, Any]
+from harness.runs.records import prompt_id
 
 
 def read_samples(runs: Sequence[Run]) -> list[Row]:
-    """One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `RunPrompt`.
+    """One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `AnsweredPrompt`.
 
     Each draw of examples makes another prompt, so that its samples stand under an id of their own.
 
@@ -85,7 +84,7 @@ def _describe(places: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     """What the list of problems shows of one, and what it is filtered by: right samples of all, first run only."""
     row = next(iter(places.values()))[0]
     doc = row["prompt"].doc
-    text = str(doc.get("problem", doc.get("question", row["prompt"].text)))
+    text = str(doc.get("problem", doc.get("question", row["prompt"].prompt)))
     right = {place: [one["correct"] for one in rows if one["replicate"] == 0] for place, rows in places.items()}
     return {
         "id": row["problem_id"],

@@ -67,9 +67,10 @@ def refuse_interventions(config: RunConfig) -> None:
     if config.model.backend != "vllm":
         what = f"{names[0]} has an intervention" if names else "attention is recorded"
         raise ConfigError(f"{what}, which needs backend vllm; it is {config.model.backend}.")
-    if names and config.model_arguments().get("dtype") in (None, "auto"):
+    arguments = config.model.arguments
+    if names and arguments.get("dtype") in (None, "auto"):
         raise ConfigError("Interventions are checked in the type that vLLM computes in: name model.arguments.dtype.")
-    _refuse_arguments(config.model_arguments(), opened_layers(config))
+    _refuse_arguments(arguments, opened_layers(config))
 
 
 def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> None:
@@ -165,7 +166,7 @@ def ask_reference(
 
 def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
     """The first prompts of every arm, the baseline's first."""
-    config, arguments = plan.config, plan.config.model_arguments()
+    config, arguments = plan.config, plan.model_arguments
     first_draw = min(arm.draw for arm in plan.arms.values() if arm.prompts)
     names = {
         task: arm.condition.name
