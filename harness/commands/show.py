@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.commands.options import Baseline, LayoutName, Level, Metric, Subject
-from harness.constants import SHOWN_LETTERS, STUDIED, Choice
+from harness.constants import STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
     from harness.runs.read import Run
+
+SHOWN_LETTERS = 1200
+"""About this many characters of a completion are shown, unless all are asked for."""
 
 
 def show(

@@ -10,9 +10,13 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.constants import ALPHA, FONT, INCHES, PASSED, ROW_HEIGHT, ROW_NAMES
+from harness.constants import ALPHA, PASSED
 from harness.display.figures import style
+from harness.display.figures.style import FONT, INCHES
 from harness.display.wording import LEVEL, interval, number, p_value, points, signed, visible
+
+ROW_HEIGHT, ROW_NAMES = 0.19, 1.2
+"""Of a figure of rows, in inches: the height of a row, and the room for names."""
 
 
 class FigureRow(NamedTuple):
