@@ -24,8 +24,9 @@ def run(
     max_gen_toks: Annotated[int | None, typer.Option(metavar="N", help="The most tokens of a completion.")] = None,
     repeats: Annotated[int | None, typer.Option(metavar="N", help="Ask each problem N times.")] = None,
     apply_chat_template: Annotated[
-        bool | None, typer.Option(help="Use the layout chat, or raw; default: chat where there is a template.")
+        bool | None, typer.Option(help="Set the layout to chat, or to raw; default: the config's.")
     ] = None,
+    num_fewshot: Annotated[int | None, typer.Option(metavar="N", help="Show N examples before the question.")] = None,
     record_attention: Annotated[
         str | None, typer.Option(metavar="1-3|all", help="Keep attention of these layers as traces.")
     ] = None,
@@ -56,6 +57,7 @@ def run(
         "max_gen_toks": max_gen_toks,
         "repeats": repeats,
         "record_attention": record_attention,
+        "fewshot.num_fewshot": num_fewshot,
     }
     changed["dataset"] = dataset if dataset in (None, "math500") else {"path": dataset}
     changed["conditions"] = conditions and conditions.replace(" ", "").split(",")

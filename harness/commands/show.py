@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.commands.options import Baseline, LayoutName, Level, Metric, Subject
-from harness.constants import SHOWN_LETTERS, STUDIED, Choice
+from harness.constants import STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
     from harness.runs.read import Run
+
+SHOWN_LETTERS = 1200
+"""About this many characters of a completion are shown, unless all are asked for."""
 
 
 def show(
@@ -58,6 +61,7 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
     every = criterion.model_copy(update={"flip": None})  # that none changed is a result
+    problems = select(source, every)  # refuses a subject without problems, so before the first line
     frame = run.samples[run.samples["layout"] == source.layout]
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))
@@ -66,4 +70,4 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
         f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['problems']} problems"
     )
     typer.echo(describe_changes(row, criterion, count_outcomes(source, every)))
-    print_changes(console, select(source, every), criterion, limit=limit)
+    print_changes(console, problems, criterion, limit=limit)

@@ -82,7 +82,10 @@ def test_a_model_runs_without_a_config_of_its_own(capsys, monkeypatch, tmp_path)
     base = ("run", "--model", str(tmp_path / "a model"), *ask)
     bare = here(capsys, monkeypatch, *base)
     assert bare.returncode == 0 and "mless raw 55" in " ".join(bare.stdout.split())
-    refused(here(capsys, monkeypatch, *base, "--set", "layouts=[chat]"), "and the layout `chat` needs one")
+    forced = here(capsys, monkeypatch, *base[:2], TOY_MODEL, *ask, "--no-apply-chat-template", "--num-fewshot", "2")
+    assert forced.returncode == 0 and "mless raw 55" in " ".join(forced.stdout.split()), forced.stderr
+    assert "\nQ: " in forced.stdout
+    refused(here(capsys, monkeypatch, *base, "--apply-chat-template"), "and the layout `chat` needs one")
     refused(here(capsys, monkeypatch, "run"), "Expected a run config or --model ORG/NAME, got neither")
     refused(here(capsys, monkeypatch, "run", "x.yaml", "--model", TOY_MODEL), "got both. Give one of the two.")
     refused(here(capsys, monkeypatch, "run", "--model", "./nowhere", *ask), "Model folder ./nowhere does not exist")
@@ -102,8 +105,11 @@ def test_a_run_and_its_problems_are_shown(capsys, monkeypatch):
     mine = next(
         one for one in Run.load(GREEDY_RUN).prompts if (one.problem_id, one.condition) == (problem.problem_id, "mless")
     )
-    assert " ".join(mine.text.split()) in shown and " ".join(mine.completions[0].split()) in shown
-    assert f"-> completion: {mine.verdicts[0]}, answer {mine.answers[0]}" in shown and f"answer {mine.target}" in shown
+    assert " ".join(mine.prompt.split()) in shown and " ".join(mine.completions[0].split()) in shown
+    assert (
+        f"-> completion: {mine.verdicts[0]}, answer {mine.answers[0]}" in shown
+        and f"answer {mine.doc['answer']}" in shown
+    )
     refused(here(capsys, monkeypatch, "show", run, "nope"), "has no nope: expected one of ")
     other = here(capsys, monkeypatch, "show", run, problem.problem_id, "--condition", "x")
     refused(other, "expected one of wo (raw), mless (raw)")

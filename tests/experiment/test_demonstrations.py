@@ -8,9 +8,8 @@ import pandas
 import pytest
 from msgspec.structs import replace
 
-from attention_probe.prompts.token_roles import FILLER, SEPARATOR, tokenize
+from attention_probe.prompts.token_roles import ABSENT, FILLER, SEPARATOR, tokenize
 from harness import load_run
-from harness.constants import ABSENT
 from harness.display.dry_run import describe_plan
 from harness.display.report.samples import read_samples
 from harness.errors import HarnessError
@@ -104,7 +103,10 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
-        ({"num_fewshot": 200, "draws": 3}, "1000 problems in their pool and one to ask, got 500 problems in 500 clusters"),
+        (
+            {"num_fewshot": 200, "draws": 3},
+            "1000 problems in their pool and one to ask, got 500 problems in 500",
+        ),
         ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
         ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),
     ],
