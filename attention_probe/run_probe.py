@@ -18,7 +18,7 @@ from attention_probe.measure.measure_prompts import Record, measure_group
 from attention_probe.model.load_first_layers import LoadedModel, load_model
 from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, tokenize, without_gap
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
-from harness import smollm2
+from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
 from harness.constants import BASELINE, STUDIED, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_near
@@ -100,7 +100,7 @@ class ProbeSettings:
         """The tokenizer."""
         if self.model is None:
             raise ConfigError("Nothing says which model is probed. Name the model with --model.")
-        return load_tokenizer(smollm2.resolve_model(self.model))
+        return load_tokenizer(smollm2_model.resolve_model(self.model))
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The layers asked, to compute in this type."""
@@ -282,7 +282,7 @@ def make_header(
     if layout == Layout.AS_PUBLISHED or not checked:
         options["common_to"] = list(settings.conditions)
     return TraceHeader(
-        model=smollm2.name_model(str(settings.model)),
+        model=smollm2_model.name_model(str(settings.model)),
         fingerprint=fingerprint,
         layers=tuple(sorted(set(settings.layers))),
         head_count=int(config.num_attention_heads),
@@ -316,7 +316,7 @@ def make_receipt(
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings),
-        "tokenizer": smollm2.name_model(tokenizer.name_or_path),
+        "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
         "source": source,
         "selection": selection,
         "self_check": checks,

@@ -15,7 +15,7 @@ from attention_probe.measure.head_decomposition import key_regions, mass_measure
 from attention_probe.prompts.token_roles import TokenizedPrompt, align_prompts, common_tokens
 from attention_probe.run_probe import ProbeSettings, make_header, make_receipt, make_trace
 from attention_probe.traces import AttentionTraces
-from harness import smollm2
+from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion
 from harness.engines.attention_sums import Floats, means
 from harness.experiment.plan import Plan, Request
@@ -61,7 +61,7 @@ class RunRecorder:
         name, revision, layers = str(arguments["pretrained"]), arguments.get("revision"), config.recorded_layers
         shape = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
         numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
-        settings = ProbeSettings(model=smollm2.name_model(name), layers=numbers, conditions=names, dtype=dtype)
+        settings = ProbeSettings(model=smollm2_model.name_model(name), layers=numbers, conditions=names, dtype=dtype)
         fingerprint = as_json(model_fingerprint(name, revision))
         header = make_header(shape, fingerprint, settings, layout=str(config.layouts[0]))
         receipt = make_receipt(

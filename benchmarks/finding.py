@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.runs import say
 from harness.runs.answered_prompts import AnsweredPrompt
 from harness.runs.read_runs import Run
-from harness.smollm2 import fetch_smollm2
+from harness.smollm2_model import fetch_smollm2
 
 QUERIES, BATCH, RESAMPLES = 40, 16, 400
 SMALL_STEP = 60

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from harness import smollm2
+from harness import smollm2_model
 from harness.engines.devices import describe_gpu_processes
 from harness.errors import HarnessError, explain_hub_error
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, open_dataset
@@ -98,7 +98,7 @@ def _device() -> Check:
 
 
 def _tokenizer(name: str) -> Check:
-    return Check(f"{Path(name).name}: {len(load_tokenizer(smollm2.resolve_model(name)))} tokens")
+    return Check(f"{Path(name).name}: {len(load_tokenizer(smollm2_model.resolve_model(name)))} tokens")
 
 
 def _data() -> Check:

@@ -15,7 +15,7 @@ from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
 from harness.display.format_values import label
 from harness.errors import ConfigError
-from harness.smollm2 import label_model
+from harness.smollm2_model import label_model
 from harness.yaml_settings import Strict, explain, read_values
 
 Shown = Literal[View, "difference"]

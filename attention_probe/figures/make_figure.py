@@ -23,7 +23,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import select
 from harness.display.figures.figure_style import write_figure
 from harness.errors import ConfigError
-from harness.smollm2 import label_model
+from harness.smollm2_model import label_model
 
 Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
 """Gives the traces of a model's layers, counted from 0, with what is to be recorded; measures what is missing."""

@@ -18,7 +18,7 @@ def fetch(
     from harness.experiment.problems import open_dataset
     from harness.experiment.run_config import load_config
     from harness.experiment.tokenizer import fetch_repository
-    from harness.smollm2 import SMOLLM2, SMOLLM2_LABEL, fetch_smollm2
+    from harness.smollm2_model import SMOLLM2, SMOLLM2_LABEL, fetch_smollm2
 
     if str(config) == SMOLLM2 and not overrides:
         typer.echo(f"{SMOLLM2_LABEL}:\n{fetch_smollm2()}")

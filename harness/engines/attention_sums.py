@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import smollm2
+from harness import smollm2_model
 from harness.engines.interventions.check_arms import refuse_to_open
 from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.generation_settings import Sampling
@@ -49,7 +49,7 @@ def attention(
     """
     from harness.experiment.tokenizer import encode, load_tokenizer
 
-    name = smollm2.resolve_model(model)
+    name = smollm2_model.resolve_model(model)
     tokenizer = load_tokenizer(name)
     ids = [list(encode(one, tokenizer)[0]) if isinstance(one, str) else list(map(int, one)) for one in prompts]
     requests = [recorded_prompt(one, [[1] * len(one)] * 2, name=str(place)) for place, one in enumerate(ids)]

