@@ -27,7 +27,7 @@ import yaml
 from benchmarks.report import Figures, Row, row
 from benchmarks.runs import SHAPES, read_json, run_benchmark, run_logged, say, write_json
 from harness.errors import EngineError
-from harness.models import resolve_model
+from harness.smollm2 import resolve_model
 
 Side = Mapping[str, Any]
 """The figures of one side, as `engine_session` writes them."""

@@ -275,7 +275,7 @@ def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2's folder: in the user's cache, fetched once."""
-    from harness.models import fetch_smollm2
+    from harness.smollm2 import fetch_smollm2
 
     return fetch_smollm2()
 

@@ -23,8 +23,8 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curves import chosen_problems, has_one_filler
-from attention_probe.measure.definitions import GUARANTEED, ONLY_OF_A_FILLER
+from attention_probe.analysis.average_curves import chosen_problems, has_one_filler
+from attention_probe.measure.measure_definitions import GUARANTEED, ONLY_OF_A_FILLER
 from attention_probe.traces import AttentionTraces
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
@@ -51,7 +51,7 @@ def rank_heads(
 
     Args:
         traces: Where from.
-        measure: A name of `definitions.MEASURES` that was recorded.
+        measure: A name of `measure_definitions.MEASURES` that was recorded.
         baseline: The condition that is subtracted, usually another filler; or several, whose mean is.
         condition: The condition that it is subtracted from, or several. With several on either side the string is the
             unit, else the prompt.
@@ -115,7 +115,7 @@ def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas
     """One condition against one, paired by prompt: a row for each head, without a p-value, and a note.
 
     The prompts of a cluster are one unit: their sum over the mean size of a cluster. So the mean over clusters is that
-    over prompts, as in `harness.analysis.tests.by_cluster`.
+    over prompts, as in `harness.analysis.paired_tests.by_cluster`.
     """
     grouped = pandas.DataFrame(differences).groupby(clusters)
     table = grouped.sum(min_count=1)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 
-from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.pooled import CrossedDifference, estimate_over_draws
-from harness.analysis.tests import Integers, PairedDifference, holm
+from harness.analysis.count_correct import Outcomes, by_setting
+from harness.analysis.paired_tests import Integers, PairedDifference, holm
+from harness.analysis.pool_models import CrossedDifference, estimate_over_draws
 from harness.experiment.conditions import Condition
 
 FEWEST_LENGTHS = 3
@@ -44,7 +44,7 @@ def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition]
     """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
 
     Args:
-        counted: As `outcomes.count_outcomes` gives them, not split any further.
+        counted: As `count_correct.count_outcomes` gives them, not split any further.
         conditions: The config's, by name.
         baseline: What the lengths are compared with.
     """
@@ -133,7 +133,7 @@ def estimate_trend(
     Args:
         changes: [length, draw, problem] Right samples less the baseline's, the lengths in order.
         samples: [draw, problem] Samples under either.
-        clusters: As of `tests.by_cluster`.
+        clusters: As of `paired_tests.by_cluster`.
     """
     mean = estimate_over_draws(changes.sum(axis=0), samples * len(changes), clusters)
     return mean, estimate_over_draws(changes[-1] - changes[0], samples, clusters)

@@ -45,10 +45,10 @@ def run(
     from harness.display.dry_run import describe_plan, show_prompts
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError
-    from harness.execution.run import describe_folder, execute, settle
-    from harness.experiment.config import config_of_model, load_config
+    from harness.execution.execute_plan import describe_folder, execute, settle
     from harness.experiment.plan import make_plan
-    from harness.runs.folder import refuse_foreign
+    from harness.experiment.run_config import config_of_model, load_config
+    from harness.runs.run_folder import refuse_foreign
 
     if (config is None) == (model is None):
         got = "both" if config else "neither"
@@ -81,7 +81,7 @@ def run(
 
 def show_run(folder: Path) -> None:
     """Print a run's table, where its figure and files are, and what to do next."""
-    from harness.display.table_pages import TableOptions, make_table
+    from harness.display.table_page import TableOptions, make_table
     from harness.errors import ComparisonError
 
     try:

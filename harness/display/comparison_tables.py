@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.leaderboard import Leaderboard, records
-from harness.analysis.pooled import FEWEST_DRAWS
-from harness.analysis.tests import fewest_problems
+from harness.analysis.paired_tests import fewest_problems
+from harness.analysis.pool_models import FEWEST_DRAWS
+from harness.analysis.result_tables import Leaderboard, records
 from harness.constants import ALPHA
-from harness.display import columns as declared
-from harness.display.columns import word
-from harness.display.table import Column, Row, Table
-from harness.display.wording import (
+from harness.display import comparison_columns as declared
+from harness.display.comparison_columns import word
+from harness.display.format_table import Column, Row, Table
+from harness.display.format_values import (
     LEVEL,
     define_flips,
     describe_repeat,

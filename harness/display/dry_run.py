@@ -11,20 +11,20 @@ from typing import Any
 
 from harness.analysis.power import minimal_detectable_effect
 from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS, POWER
-from harness.display.table import Column, Table, fold, render
-from harness.display.wording import visible
+from harness.display.format_table import Column, Table, fold, render
+from harness.display.format_values import visible
 from harness.engines.devices import computes_bf16, describe_processor
-from harness.engines.interventions.checks import ARM_PROMPTS
-from harness.engines.vllm import device_type
+from harness.engines.interventions.check_arms import ARM_PROMPTS
+from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.conditions import contrast_name
-from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, group_name
+from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
 from harness.experiment.tokenizer import template_switches
 from harness.grading import describe_gold
 from harness.resources import count_cores
-from harness.runs.folder import RECEIPT
+from harness.runs.run_folder import RECEIPT
 
 START_SECONDS = 60.0
 """An engine's start on a CPU, in the forecast of a run: mostly imports, and compiling."""

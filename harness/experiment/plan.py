@@ -17,11 +17,11 @@ from typing import Any
 
 from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import OTHER_INSTRUCTION
-from harness.experiment.config import RunConfig
-from harness.experiment.demonstrations import Draw, FewshotConfig
+from harness.experiment.fewshot_examples import Draw, FewshotConfig
+from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, hash_prompts
-from harness.experiment.sampling import Sampling, sample_seed
+from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode, template_switches
 

@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from harness.errors import RunError
+from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, hash_setting
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Prompt as RequestedPrompt
 from harness.experiment.prompt import document_prompt, make_document
-from harness.experiment.sampling import Sampling
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
-from harness.grading.compare import GRADER_VERSION
+from harness.grading.same_answer import GRADER_VERSION
 
 RUN_FORMAT = 1
 """Goes up when a run folder is written in another way. No reader knows a second one."""

@@ -1,7 +1,7 @@
 import pytest
 
-from harness.analysis.causes import CAUSE_COLUMNS, causes_table
-from harness.display.figures.dots import draw_causes
+from harness.analysis.filler_parts import CAUSE_COLUMNS, causes_table
+from harness.display.figures.interval_rows import draw_causes
 from harness.experiment.expand_conditions import expand_causes
 from tests.analysis.test_other_prompts import conditions_of, settings_of
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from harness.analysis import compare, estimate_difference, holm, score_interval
-from harness.analysis.comparison import COMPARISON_COLUMNS, judge
-from harness.analysis.tests import verdict
+from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS, judge
+from harness.analysis.paired_tests import verdict
 from harness.errors import ComparisonError
 from tests.make import CONTROL
 

@@ -3,11 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import compare
-from harness.analysis.controls import MEDIATOR_COLUMNS, mediator_table
-from harness.analysis.leaderboard import make_leaderboard
+from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
+from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
-from harness.display.report.page import make_card
-from harness.runs.read import Run
+from harness.display.report.report_page import make_card
+from harness.runs.read_runs import Run
 from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run
 
 

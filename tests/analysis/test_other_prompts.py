@@ -5,18 +5,23 @@ import numpy as np
 import pytest
 
 from harness import load_run
-from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.other_prompts import INSTRUCTION_COLUMNS, TEXT_COLUMNS, instructions_table, text_table
-from harness.analysis.outcomes import by_setting, count_outcomes
-from harness.analysis.pooled import crossed_error, pool_changes
+from harness.analysis.count_correct import by_setting, count_outcomes
+from harness.analysis.other_texts_and_instructions import (
+    INSTRUCTION_COLUMNS,
+    TEXT_COLUMNS,
+    instructions_table,
+    text_table,
+)
+from harness.analysis.pool_models import crossed_error, pool_changes
+from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.display.comparison_tables import show_comparison
-from harness.display.figures.dots import draw_instructions
-from harness.display.show import describe_run
+from harness.display.figures.interval_rows import draw_instructions
+from harness.display.show_problems import describe_run
 from harness.display.side_tables import show_side_tables
 from harness.errors import ComparisonError, ConfigError
-from harness.experiment.config import RunConfig
 from harness.experiment.expand_conditions import read_conditions
-from harness.runs.read import Run
+from harness.experiment.run_config import RunConfig
+from harness.runs.read_runs import Run
 from tests.make import CONTROL, evaluation, right, write_run
 
 MODEL = {"model_args": {"pretrained": "x"}}
@@ -215,7 +220,7 @@ def test_a_name_that_is_a_control_in_one_run_alone_is_refused():
     ],
 )
 def test_what_names_no_instructions_is_refused(across, said, tmp_path):
-    from harness.experiment.config import load_config
+    from harness.experiment.run_config import load_config
 
     path = tmp_path / "run.yaml"
     path.write_text("name: x\nmodel: {model_args: {pretrained: x}}\nconditions: [wo, mless]\n")

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
 from harness.analysis import estimate_difference
-from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.outcomes import count_outcomes
-from harness.analysis.pooled import POOLED_COLUMNS, crossed_error, estimate_over_draws, pool_changes
+from harness.analysis.count_correct import count_outcomes
+from harness.analysis.pool_models import POOLED_COLUMNS, crossed_error, estimate_over_draws, pool_changes
+from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.analysis.sweeps import SWEEP_COLUMNS, estimate_trend, group_lengths, sweep_table
 from harness.display.side_tables import show_side_tables
 from harness.experiment.expand_conditions import read_conditions

@@ -9,10 +9,10 @@ from harness.analysis.choose_problems import FLIPS, Criterion, count_outcomes, s
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset
-from harness.runs.folder import read_prompts
-from harness.runs.prompts_of_run import Problem, build_source
-from harness.runs.read import Run, read_source
-from harness.runs.receipts import receipt_line
+from harness.runs.answered_prompts import Problem, build_source
+from harness.runs.read_runs import Run, read_source
+from harness.runs.run_folder import read_prompts
+from harness.runs.versions_and_hashes import receipt_line
 from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt, log_line, source_of, write_log, write_run
 
 CONDITIONS = ("wo", "mless", "mful", "random")

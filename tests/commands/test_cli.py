@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from harness import resources
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
 from tests.experiment.test_refusals import MINIMAL
 from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, make_trace, write_traces
 
@@ -136,7 +136,7 @@ def test_a_terminal_hears_within_two_seconds_that_something_is_done():
 NOISY = """
 import os, subprocess, sys, warnings
 from pathlib import Path
-from harness.execution.generate import library_log
+from harness.execution.generate_samples import library_log
 with library_log(Path(sys.argv[1])):
     os.write(2, b"from a library ")
     subprocess.run(["sh", "-c", "echo from a process >&2"])

@@ -13,10 +13,10 @@ from harness import load_run
 from harness.analysis import compare
 from harness.commands.plot import plot
 from harness.constants import Kind
-from harness.display.figures.dots import draw_accuracies, draw_forest
+from harness.display.figures.figure_style import LOOKS, looks, save_figure
+from harness.display.figures.interval_rows import draw_accuracies, draw_forest
 from harness.display.figures.lines import draw_completion_lengths, length_shares
-from harness.display.figures.style import LOOKS, looks, save_figure
-from harness.display.wording import MINUS
+from harness.display.format_values import MINUS
 from tests.commands.test_cli import here, refused
 from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation
 

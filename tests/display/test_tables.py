@@ -9,17 +9,17 @@ import numpy as np
 import pandas
 import pytest
 
-from harness.analysis.comparison import COMPARISON_COLUMNS
-from harness.analysis.controls import MEDIATOR_COLUMNS, audit_table
-from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
-from harness.analysis.outcomes import accuracy_table
+from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
+from harness.analysis.count_correct import accuracy_table
+from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
+from harness.analysis.result_tables import as_csv, as_json, make_leaderboard
 from harness.display.comparison_tables import show_comparison, show_leaderboard
+from harness.display.format_table import Column, Table, render
+from harness.display.format_values import MINUS, NONE, p_value, signed
 from harness.display.side_tables import show_side_tables
-from harness.display.table import Column, Table, render
-from harness.display.wording import MINUS, NONE, p_value, signed
 from harness.errors import ComparisonError, ConfigError
-from harness.runs.read import Run
-from harness.runs.receipts import receipt_line
+from harness.runs.read_runs import Run
+from harness.runs.versions_and_hashes import receipt_line
 from tests.make import CONTROL, GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, table_page, write_run
 
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}

@@ -8,12 +8,12 @@ import torch
 from harness import resources
 from harness.engines import devices
 from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
-from harness.engines.vllm import engine_arguments
+from harness.engines.vllm_engine import engine_arguments
 from harness.errors import ConfigError, EngineError
-from harness.execution import run
-from harness.experiment.config import load_config
+from harness.execution import execute_plan
+from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
-from harness.experiment.sampling import Sampling
+from harness.experiment.run_config import load_config
 from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
@@ -122,10 +122,10 @@ def test_few_cores_are_all_used_unless_the_user_says_otherwise(cores, own, kept,
 
 def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps_its_own(tmp_path, monkeypatch):
     def settled(dtype, *, folder=tmp_path / "new", bf16=False, device="cpu"):
-        monkeypatch.setattr(run, "computes_bf16", lambda: bf16)
-        monkeypatch.setattr(run, "device_type", lambda: device)
+        monkeypatch.setattr(execute_plan, "computes_bf16", lambda: bf16)
+        monkeypatch.setattr(execute_plan, "device_type", lambda: device)
         changes = [f"model.model_args.dtype={dtype}", "layouts=[]"]
-        return run.settle(load_config(TOY_CONFIG, changes), folder)
+        return execute_plan.settle(load_config(TOY_CONFIG, changes), folder)
 
     for named, chosen in (("null", "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
         assert settled(named).identity()["model"]["model_args"]["dtype"] == chosen

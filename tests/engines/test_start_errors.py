@@ -199,7 +199,7 @@ def test_what_children_write_is_passed_on_and_kept(capfd):
 
 SCRIPT = """
 import json, sys
-from harness.engines.vllm import VLLMEngine
+from harness.engines.vllm_engine import VLLMEngine
 
 {guard}
     arguments = dict(pretrained={model!r}, dtype="float32", max_model_len=1024, enforce_eager=True)

@@ -9,14 +9,14 @@ from harness.analysis.sweeps import group_lengths
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.errors import ConfigError, PromptMismatchError
-from harness.execution.run import execute
+from harness.execution.execute_plan import execute
 from harness.experiment.conditions import SENTENCES, Condition, as_condition, named_conditions
-from harness.experiment.config import RunConfig
 from harness.experiment.expand_conditions import ANSWER_AT_ONCE, CELLS, read_conditions
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, Layout
+from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import build_checked_prompts
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
 from tests.make import TOY_DATA, TOY_MODEL

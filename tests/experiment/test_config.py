@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.vllm import fit_to_cpu, read_outputs, sampling_parameters
+from harness.engines.vllm_engine import fit_to_cpu, read_outputs, sampling_parameters
 from harness.errors import ConfigError, ModelError
 from harness.experiment.conditions import contrast_name
-from harness.experiment.config import load_config
-from harness.experiment.sampling import ExplicitSampling, resolve_sampling, sample_seed
+from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed
+from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
 from tests.experiment.test_refusals import MINIMAL, write

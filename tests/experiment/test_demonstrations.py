@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from attention_probe.prompts.token_roles import ABSENT, FILLER, SEPARATOR, tokenize
 from harness import load_run
 from harness.display.dry_run import describe_plan
-from harness.display.report.samples import read_samples
+from harness.display.report.report_samples import read_samples
 from harness.errors import HarnessError
 from harness.experiment.conditions import Condition, Placement
-from harness.experiment.config import load_config
-from harness.experiment.demonstrations import Draw, FewshotConfig
+from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, build_prompt, document_prompt, make_document
-from harness.runs.folder import changes, read_identity
-from harness.runs.read import Run, read_source
+from harness.experiment.run_config import load_config
+from harness.runs.read_runs import Run, read_source
 from harness.runs.records import stored_prompts
+from harness.runs.run_folder import changes, read_identity
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes

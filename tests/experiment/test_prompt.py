@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
-from harness.engines.vllm import engine_arguments
+from harness.engines.vllm_engine import engine_arguments
 from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import Condition, Placement, as_condition
-from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import (
     AS_PUBLISHED_INSTRUCTION,
@@ -18,6 +17,7 @@ from harness.experiment.prompt import (
     Layout,
     build_prompt,
 )
+from harness.experiment.run_config import load_config
 from harness.experiment.tokenizer import encode
 from tests.make import TOY_CONFIG
 

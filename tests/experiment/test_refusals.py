@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from harness.errors import ConfigError, DataError
-from harness.experiment.config import load_config
 from harness.experiment.problems import DatasetConfig, load_jsonl, open_dataset
+from harness.experiment.run_config import load_config
 from tests.experiment.test_problems import GOOD, write_lines
 from tests.make import TOY_MODEL, read_data
 

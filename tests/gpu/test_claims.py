@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness import load_run, resources
-from harness.engines.vllm import VLLMEngine
-from harness.experiment.config import RunConfig
+from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.plan import make_plan, make_requests
+from harness.experiment.run_config import RunConfig
 from tests.conftest import PATIENCE, gpu_share, gpu_share_options, report
 from tests.engines.test_engine import read_lm_eval_samples
 from tests.make import EXAMPLE, ROOT, TOY_CONFIG, TOY_MODEL

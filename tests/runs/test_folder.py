@@ -21,16 +21,18 @@ from msgspec.structs import replace
 
 from harness import load_run, resources
 from harness.errors import JournalError, RunError
-from harness.execution.generate import session_facts
-from harness.execution.regrade import regrade
-from harness.execution.run import _generation_config, engine_identity, execute, finish, run_identity
-from harness.experiment.config import load_config
+from harness.execution.execute_plan import _generation_config, engine_identity, execute, finish, run_identity
+from harness.execution.generate_samples import session_facts
+from harness.execution.grade_again import regrade
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
+from harness.experiment.run_config import load_config
 from harness.grading import GRADED, GRADERS
-from harness.grading.compare import GRADER_VERSION
-from harness.runs import journal, receipts
-from harness.runs.folder import (
+from harness.grading.same_answer import GRADER_VERSION
+from harness.runs import journal, versions_and_hashes
+from harness.runs.journal import expand, hash_stored, write_atomic, write_whole
+from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
+from harness.runs.run_folder import (
     JOURNAL,
     PROMPTS,
     RECEIPT,
@@ -42,8 +44,6 @@ from harness.runs.folder import (
     read_prompts,
     read_samples,
 )
-from harness.runs.journal import expand, hash_stored, write_atomic, write_whole
-from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page
 
@@ -228,10 +228,10 @@ def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
 
 
 def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
-    monkeypatch.setattr(receipts, "_hub_commit", None)  # a look-up would fail
-    assert receipts.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
+    monkeypatch.setattr(versions_and_hashes, "_hub_commit", None)  # a look-up would fail
+    assert versions_and_hashes.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
     (tmp_path / "config.json").write_text("{}")
-    assert receipts.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
+    assert versions_and_hashes.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
     assert engine_identity("local-completions", {}).device == "server"
 
 
@@ -400,7 +400,7 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
     """lm-eval itself would only warn, and leave a log that is cut in the middle of a line."""
     (own_run / "run.json").unlink()
     code = (
-        "import resource, sys; from pathlib import Path; from harness.execution.run import finish\n"
+        "import resource, sys; from pathlib import Path; from harness.execution.execute_plan import finish\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1)); finish(Path(sys.argv[1]))"
     )
     largest = max(path.stat().st_size for path in own_run.glob("samples_*.jsonl"))
@@ -485,7 +485,8 @@ def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):
 
 
 def test_a_run_is_finished_outside_git_without_a_word(demo_run, tmp_path):
-    code = "import sys; from pathlib import Path; from harness.execution.run import finish; finish(Path(sys.argv[1]))"
+    code = "import sys; from pathlib import Path; from harness.execution import execute_plan"
+    code += "; execute_plan.finish(Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     command = [sys.executable, "-c", code, str(demo_run)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import JournalError, RunError
-from harness.execution.regrade import regrade
+from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
-from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
-from harness.runs.frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
 from harness.runs.journal import expand
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
 from harness.runs.records import Score
+from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
+from harness.runs.samples_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
 from tests.make import GREEDY_RUN, right, small_run, write_run
 
 
