@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import Any
 
 PLACES = {
-    "attention": "engines.attention",
-    "RunConfig": "experiment.config",
-    "load_config": "experiment.config",
+    "attention": "engines.attention_sums",
+    "RunConfig": "experiment.run_config",
+    "load_config": "experiment.run_config",
     "grade": "grading",
-    "load_run": "runs.frame",
-    "Run": "runs.read",
-    "compare": "analysis.comparison",
+    "load_run": "runs.samples_frame",
+    "Run": "runs.read_runs",
+    "compare": "analysis.compare_with_baseline",
     "run": "execution.run_in_subprocess",
 }
 """The public names, each with its module, which is imported when the name is first used: `mless --help` needs none."""
