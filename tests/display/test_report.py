@@ -197,7 +197,7 @@ def test_the_card_answers_the_question(demo_text, effect):
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
     assert said.startswith(f"mless report: greedy_run {question} equivalent within 1 point w/ Mless: +0.2 points [")
     assert "3 comparisons registered beforehand: 2 equivalent within 1 point, 1 inconclusive." in said
-    assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-26" in said
+    assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-27" in said
     assert "<strong" not in demo_text
     page = effect[1].read_text()
     assert '<span class="chip better">better</span> w/ Mless: +' in page

@@ -18,7 +18,7 @@ from tests.make import TOY_CONFIG, read_data
 def prompt(text="What is 2 + 2?", **fields):
     document = {"id": "p", "answer": "4", "solution": ""}
     return Prompt(
-        task="t",
+        task="made",
         condition="wo",
         layout="raw",
         prompt=text,

@@ -107,7 +107,7 @@ def test_our_tasks_have_one_version(tmp_path):
     (file,) = tmp_path.glob("results_*")
     results = json.loads(file.read_text())
     file.write_text(json.dumps({**results, "versions": {**results["versions"], "demo_mless": 1.0}}))
-    with pytest.raises(ComparisonError, match=r"task_version: (5.0 -> 1.0|1.0 -> 5.0)"):
+    with pytest.raises(ComparisonError, match=r"task_version: (6.0 -> 1.0|1.0 -> 6.0)"):
         Run.load(tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
         ({"model": {"model_args": {"dtype": "bfloat16"}}}, 'model_args.dtype: "float32" -> "bfloat16"'),
         ({"seed": 2}, "seed: 1234 -> 2"),
         ({"limit": 500}, "limit: null -> 500"),
-        ({"task_version": 1.0}, "task_version: 5.0 -> 1.0"),
+        ({"task_version": 1.0}, "task_version: 6.0 -> 1.0"),
         ({"grader_version": 1}, "grader_version: 6 -> 1"),
         ({"prompt_version": 9}, "prompt_version: 1 -> 9"),
     ):
