@@ -266,9 +266,9 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         with open_stored(path / PROMPTS) as stream:
             prompts = [msgspec.json.decode(line, type=Prompt) for line in stream]
-        prompts = _limit(prompts, as_json(begun))  # a kill may have left those of a larger limit
         for prompt in prompts:
             msgspec.convert(prompt.doc, Document)
+        prompts = _limit(prompts, as_json(begun))  # a kill may have left those of a larger limit
         are_known = all(hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in prompts)
         if are_known and hash_prompts(prompts) == begun.prompts_sha256:
             return prompts

@@ -103,7 +103,10 @@ def test_a_run_and_its_problems_are_shown(capsys, monkeypatch):
         one for one in Run.load(GREEDY_RUN).prompts if (one.problem_id, one.condition) == (problem.problem_id, "mless")
     )
     assert " ".join(mine.prompt.split()) in shown and " ".join(mine.completions[0].split()) in shown
-    assert f"-> completion: {mine.verdicts[0]}, answer {mine.answers[0]}" in shown and f"answer {mine.target}" in shown
+    assert (
+        f"-> completion: {mine.verdicts[0]}, answer {mine.answers[0]}" in shown
+        and f"answer {mine.doc['answer']}" in shown
+    )
     refused(here(capsys, monkeypatch, "show", run, "nope"), "has no nope: expected one of ")
     other = here(capsys, monkeypatch, "show", run, problem.problem_id, "--condition", "x")
     refused(other, "expected one of wo (raw), mless (raw)")
