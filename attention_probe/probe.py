@@ -15,12 +15,12 @@ import torch
 
 from attention_probe.measure.measure_prompts import Record, measure_group
 from attention_probe.model.load_first_layers import LoadedModel, load_model
-from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize, without_gap
+from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, tokenize, without_gap
 from attention_probe.self_check import self_check
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import models
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
-from harness.constants import BASELINE, GAP, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, STUDIED, Dtype
+from harness.constants import BASELINE, STUDIED, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_first
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
@@ -30,6 +30,11 @@ from harness.runs.records import as_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+GROUP_TOKENS = 1024
+"""Tokens in one forward pass, padding included: on a CPU more only take memory, and fall out of the caches."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""From glibc's malloc.h."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

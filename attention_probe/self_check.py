@@ -17,7 +17,9 @@ from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.capture import capture, softmax_layers
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import TokenizedPrompt
-from harness.constants import CHECKED_TOKENS
+
+CHECKED_TOKENS = 2048
+"""The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
 
 
 def self_check(

@@ -21,8 +21,8 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.runs import say, write_json
-from harness.constants import QUERY_SETS
 from harness.engines.interventions.checks import opened_layers, refuse_to_open
+from harness.engines.interventions.worker import QUERY_SETS
 from harness.engines.vllm import VLLMEngine, engine_arguments, sampling_parameters
 from harness.errors import EngineError
 from harness.experiment.config import load_config

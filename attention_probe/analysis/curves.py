@@ -23,9 +23,14 @@ from numpy.typing import NDArray
 from attention_probe.measure.definitions import SHARE
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
-from harness.constants import BAND, BAND_DRAWS, DEFAULT_SEED, Definition, View
+from harness.constants import DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
+
+BAND_DRAWS = 2000
+"""Bootstrap draws of a curve's band."""
+BAND = 0.95
+"""Level of a curve's band."""
 
 _FIRST_TOKEN_SINKS = ("llama", "gemma")
 """Families whose first token takes most of the attention; the study leaves it out."""

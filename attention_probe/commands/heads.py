@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from harness.constants import HEADS_BASELINE, STUDIED
+from harness.constants import STUDIED
+
+HEADS_BASELINE = "random"
+"""What `mless heads` subtracts unless told: another filler, since softmax guarantees a change from no filler."""
 
 
 def heads(

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from attention_probe.analysis.curves import bootstrap_band, chosen_problems
 from attention_probe.figures.attention_curves import draw_groups, stamp
 from attention_probe.figures.config import FigureConfig, ModelConfig
-from attention_probe.measure.activations import ACTIVATION_UNITS, CLASSES
+from attention_probe.measure.activations import ACTIVATION_BINS, ACTIVATION_UNITS, CLASSES, COVERED
 from attention_probe.traces import AttentionTraces
-from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, STUDIED
+from harness.constants import BASELINE, STUDIED
 from harness.display.figures import style
 from harness.display.wording import LEVEL
 from harness.experiment.conditions import contrast_name

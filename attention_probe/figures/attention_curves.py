@@ -24,12 +24,15 @@ from attention_probe.figures.config import BarsConfig, FigureConfig, Limits, Pan
 from attention_probe.traces import AttentionTraces
 from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference
-from harness.constants import FONT, INCHES, LETTER, PANELS_ACROSS
 from harness.display.figures import style
 from harness.display.figures.lines import draw_curve
+from harness.display.figures.style import FONT, INCHES, LETTER
 from harness.display.wording import label, visible
 from harness.experiment.conditions import contrast_name
 from harness.runs.frame import load_run
+
+PANELS_ACROSS = 3
+"""Panels in a line of a figure of attention curves."""
 
 BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""

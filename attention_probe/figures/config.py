@@ -8,14 +8,18 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StrictInt, ValidationError, model_validator
 
+from attention_probe.measure.activations import NEAR_ZERO_FACTORS
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.choose_problems import CHANGED, CHANGES
-from harness.constants import BASELINE, NEAR_ZERO_FACTORS, STUDIED, Definition, Shown
+from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.style import Look, looks
 from harness.display.wording import label
 from harness.errors import ConfigError
 from harness.models import label_model
 from harness.yaml_settings import Strict, explain, read_values
+
+Shown = Literal[View, "difference"]
+"""Also the paired difference of two conditions, token by token, in the aligned view."""
 
 STUDY_COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
 """The study's colours, in hues that the colour-blind tell apart (Okabe and Ito)."""

@@ -36,12 +36,19 @@ import numpy as np
 import yaml
 from jaxtyping import Float, Int8, Int32
 
-from harness.constants import ACTIVATION_BINS, COVERED, NEAR_ZERO_FACTORS, NORMAL_CONSISTENCY
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
+NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
+"""The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
+NORMAL_CONSISTENCY = 1.4826
+"""Makes the median absolute deviation of normal values their standard deviation."""
+ACTIVATION_BINS = 100
+"""Equal bins of the histogram of |a|, up to its COVERED quantile: the largest of millions of values is an outlier."""
+COVERED = 0.99
 
 
 CLASSES = ("digits", "operators", "conjunctions", "other")

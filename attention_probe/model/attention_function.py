@@ -27,11 +27,13 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from attention_probe.model.attention_statistics import Capture, Reduction
-from harness.constants import BLOCK_BYTES
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""How large a block of weights may get before it takes fewer queries."""
 
 ATTENTION = "mless_capture"
 """Our name in both registries."""

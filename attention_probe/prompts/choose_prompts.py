@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError, model_validator
 
+from attention_probe.prompts.token_roles import GAP
 from harness.analysis.choose_problems import Criterion
-from harness.constants import BASELINE, GAP
+from harness.constants import BASELINE
 from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import AnyDataset, open_dataset

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.constants import ABSENT, BASELINE, GAP
+from harness.constants import BASELINE
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment import token_checks
 from harness.experiment.token_checks import BuiltPrompt
@@ -26,6 +26,12 @@ from harness.runs.prompts_of_run import AnsweredPrompt, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+ABSENT = -1
+"""In `original_pos` of a token: the baseline has no such token."""
+GAP = "+gap"
+"""How a position gap is written: the prompt without its filler, and with the filler's room left open. A config cannot
+name a condition so, as names have no plus sign."""
 
 ROLES = token_checks.TOKEN_ROLES
 SEPARATOR, FILLER, COMPLETION = map(ROLES.index, ("separator", "filler", "completion"))

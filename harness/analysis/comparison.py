@@ -12,9 +12,12 @@ import pandas
 from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outcomes, measure_accuracy, refuse_unpaired
 from harness.analysis.pooled import estimate_over_draws
 from harness.analysis.tests import count_flips, fewest_problems, holm, verdict
-from harness.constants import ALPHA, BASELINE, FEWEST_GRADED, MARGIN, PASSED
+from harness.constants import ALPHA, BASELINE, MARGIN, PASSED
 from harness.errors import ComparisonError
 from harness.experiment.conditions import POSITIVE_CONTROL, contrast_name, read_contrast
+
+FEWEST_GRADED = 0.5
+"""Where a smaller share of a condition's samples has a graded answer, an effect that is not seen says nothing."""
 
 COMPARISON_COLUMNS = {
     "model": "the model's label",

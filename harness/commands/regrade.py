@@ -9,7 +9,6 @@ import typer
 
 from harness.commands.options import Metric
 from harness.commands.run import show_run
-from harness.constants import REGRADED_SHOWN
 
 if TYPE_CHECKING:
     import pandas
@@ -38,6 +37,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     """How many are right, by the log's own metric too, and the first on which the two differ."""
     from harness.analysis.leaderboard import records
     from harness.display.table import Column, Table, render
+    from harness.execution.regrade import REGRADED_SHOWN
 
     summary = f"{len(grades)} samples: right by mless {grades['ours'].mean():.1%}"
     counts = ", ".join(f"{verdict} {count}" for verdict, count in grades["verdict"].value_counts().items())

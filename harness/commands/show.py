@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.commands.options import Baseline, LayoutName, Level, Metric, Subject
-from harness.constants import SHOWN_LETTERS, STUDIED, Choice
+from harness.constants import STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
     from harness.runs.read import Run
+
+SHOWN_LETTERS = 1200
+"""About this many characters of a completion are shown, unless all are asked for."""
 
 
 def show(
@@ -58,7 +61,7 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
     every = criterion.model_copy(update={"flip": None})  # that none changed is a result
-    problems = select(source, every)
+    problems = select(source, every)  # refuses a subject without problems, so before the first line
     frame = run.samples[run.samples["layout"] == source.layout]
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))

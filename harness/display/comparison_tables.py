@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.analysis.leaderboard import Leaderboard, records
 from harness.analysis.pooled import FEWEST_DRAWS
 from harness.analysis.tests import fewest_problems
-from harness.constants import ALPHA, SHOWN_POINTS, TOLD_UNGRADED
+from harness.constants import ALPHA
 from harness.display import columns as declared
 from harness.display.columns import word
 from harness.display.table import Column, Row, Table
@@ -28,6 +28,11 @@ from harness.experiment.conditions import read_contrast
 
 if TYPE_CHECKING:
     import pandas
+
+TOLD_UNGRADED = 0.05
+"""From this share of ungraded samples on, a line says why they are."""
+SHOWN_POINTS = 0.05
+"""Fewer points or percent are 0.0 where they are shown."""
 
 _SHARED = {"model": "", "layout": "", "words": "", "models": "model", "n": "problem", "k": "sample"}
 """Columns that a title names in place of a column if all rows agree, with the noun of those that count something."""

@@ -18,8 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.constants import GRADED_SHARE, LOG_SECONDS, TABLE_WIDTH
+from harness.display.table import TABLE_WIDTH
 from harness.engines.start_errors import load_step
+
+GRADED_SHARE = 0.9
+"""Progress shows the share right once so many of the finished samples are graded."""
+LOG_SECONDS = 30.0
+"""Between two lines of progress in a log."""
 
 ALL = "all"
 """Name of the last row, which counts all tasks together."""

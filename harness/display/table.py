@@ -15,8 +15,13 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.constants import NOTE_LINES, PASSED, TABLE_WIDTH, Format
+from harness.constants import PASSED, Format
 from harness.display.wording import MINUS, NONE, visible
+
+TABLE_WIDTH = 80
+"""A terminal's usual width: tables and notes are fitted to it."""
+NOTE_LINES = 4
+"""Below a table that explains no more than must be known to read it; one more says how to have all."""
 
 Row = Mapping[str, Any]
 

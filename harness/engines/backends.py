@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.constants import LM_EVAL_BATCH, LM_EVAL_BATCH_SIZE
 from harness.engines import served
 from harness.engines.engine_pool import EnginePool, check_engines, open_engines
 from harness.engines.interventions.checks import refuse_interventions
@@ -25,6 +24,11 @@ from harness.experiment.sampling import sample_seed
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
+
+LM_EVAL_BATCH = 64
+"""Requests that a model of lm-eval's gets at once, and so how many an interruption can cost."""
+LM_EVAL_BATCH_SIZE = 8
+"""lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a CPU."""
 
 
 def check_backend(config: RunConfig, engines: str | None = None) -> int | str:

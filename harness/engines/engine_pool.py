@@ -17,15 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.constants import (
-    ENGINE_TURN_SECONDS,
-    FRUITLESS_STARTS,
-    LOAD_SECONDS,
-    QUEUE_PER_SEQUENCE,
-    STALL_FACTOR,
-)
-from harness.engines.lifetime import CONTINUE, undisturbed
-from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long
+from harness.engines.lifetime import CONTINUE, ENGINE_TURN_SECONDS, STALL_FACTOR, undisturbed
+from harness.engines.vllm import QUEUE_PER_SEQUENCE, Finished, VLLMEngine, refuse_too_long
 from harness.errors import (
     ConfigError,
     EngineError,
@@ -37,6 +30,12 @@ from harness.experiment.plan import Request
 
 if TYPE_CHECKING:
     from harness.engines.ray_carrier import RayCarrier
+
+LOAD_SECONDS = 7200
+"""Seconds after which one of several engines is given up if it has not loaded its model. 70 billion
+parameters may take half of it to load and compile."""
+FRUITLESS_STARTS = 3
+"""After so many starts in a row without a sample no engine is started any more."""
 
 AUTO = "auto"
 DATA_PARALLEL = "data_parallel_size"

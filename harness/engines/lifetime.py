@@ -28,14 +28,19 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from harness.constants import (
-    DEAD_START_SECONDS,
-    ENGINE_TURN_SECONDS,
-    INTERRUPTED_TURNS,
-    QUOTED_CHARACTERS,
-    STALL_FACTOR,
-)
-from harness.errors import EngineError
+from harness.errors import QUOTED_CHARACTERS, EngineError
+
+ENGINE_TURN_SECONDS = 1.0
+"""While an answer is awaited, this often the processes are looked at and the run shows that it lives."""
+DEAD_START_SECONDS = 5
+"""Seconds that we wait for vLLM's own error after a process of a start has died."""
+INTERRUPTED_TURNS = 60
+"""Turns after which an interrupted start is abandoned: vLLM reads the model's files before it starts
+processes that can be ended."""
+STALL_FACTOR = 2
+"""An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s).
+Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in which
+kernels are compiled."""
 
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 """Names the run's process as `process_identity` does. It is unset where vLLM is used without mless."""

@@ -19,12 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.constants import EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS, QUOTED_CHARACTERS
 from harness.engines.lifetime import CONTINUE, stopped
 from harness.engines.vllm import Finished, VLLMEngine
-from harness.errors import EngineError, HarnessError
+from harness.errors import QUOTED_CHARACTERS, EngineError, HarnessError
 from harness.experiment.plan import Request
 from harness.resources import count_cores
+
+EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS = 0.1, 2.0
+"""A call of a distant engine ends after the first with a completion, so that messages are few, and after the second
+without, so that new requests come in."""
 
 
 @contextmanager

@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from harness import constants
-from harness.engines.lifetime import CONTINUE
+from harness.engines.lifetime import CONTINUE, ENGINE_TURN_SECONDS
 from harness.engines.vllm import FINISHED, Finished
-from harness.errors import ConfigError, EngineError, ModelError, list_near
+from harness.errors import QUOTED_CHARACTERS, ConfigError, EngineError, ModelError, list_near
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
@@ -25,6 +24,17 @@ from harness.experiment.tokenizer import template_switches
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
+
+SERVED_WINDOW = 256
+"""Requests in flight at a server, unless `num_concurrent` says otherwise. What it cannot run at once waits there."""
+SERVED_RETRIES = 3
+"""So often a request is sent again to a busy or broken server, unless `max_retries` says otherwise."""
+SERVED_TIMEOUT = 3600.0
+"""Seconds that an answer may take, unless `timeout` says otherwise. Under a full window a request waits its turn."""
+SERVED_BUSY = (429, 500, 502, 503, 504)
+"""Status codes of a server that may answer the same request later."""
+SERVED_CONNECT_SECONDS = 30.0
+"""A connection may take this long."""
 
 PATHS = {"local-completions": "/completions", "local-chat-completions": "/chat/completions"}
 """lm-eval's names of the two APIs, and where each is below the server's address."""
@@ -75,9 +85,9 @@ class ServedModel:
         for known in sorted(PATHS.values(), key=len, reverse=True):  # `/completions` ends both
             base = base.removesuffix(known)
         self._base, self._url, self._model = base, base + path, str(arguments["model"])
-        self._window = int(arguments.get("num_concurrent") or constants.SERVED_WINDOW)
-        self._retries = int(arguments.get("max_retries", constants.SERVED_RETRIES))
-        self._timeout = float(arguments.get("timeout") or constants.SERVED_TIMEOUT)
+        self._window = int(arguments.get("num_concurrent") or SERVED_WINDOW)
+        self._retries = int(arguments.get("max_retries", SERVED_RETRIES))
+        self._timeout = float(arguments.get("timeout") or SERVED_TIMEOUT)
         key = os.environ.get("OPENAI_API_KEY")
         self._headers = arguments.get("header") or ({"Authorization": f"Bearer {key}"} if key else {})
         switches = template_switches(arguments)
@@ -104,7 +114,7 @@ class ServedModel:
                 if not running:
                     return
                 done, _ = self._runner.run(
-                    asyncio.wait(running, timeout=constants.ENGINE_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    asyncio.wait(running, timeout=ENGINE_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 )
                 finished = [(running.pop(task), task) for task in done]
                 yield [(request, task.result()) for request, task in finished if task.exception() is None]
@@ -126,7 +136,7 @@ class ServedModel:
     async def _connect(self) -> ClientSession:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-        timeout = ClientTimeout(total=self._timeout, sock_connect=constants.SERVED_CONNECT_SECONDS)
+        timeout = ClientTimeout(total=self._timeout, sock_connect=SERVED_CONNECT_SECONDS)
         return ClientSession(connector=TCPConnector(limit=self._window), timeout=timeout, headers=self._headers)
 
     async def _describe(self) -> dict[str, Any] | None:
@@ -152,7 +162,7 @@ class ServedModel:
             status, body = await self._read("POST", self._url, json=self._payload(request))
             if status == 200 and (finished := _read_completion(body)):
                 return finished
-            if status and status not in constants.SERVED_BUSY:
+            if status and status not in SERVED_BUSY:
                 break
         raise EngineError(
             f"The server at {self._base} gives no completion of problem {request.problem_id} of {request.task}: "
@@ -214,4 +224,4 @@ def _words(body: Any) -> str:
     """What a server says, in its own words, on one line."""
     inner = body.get("error", body) if isinstance(body, dict) else body
     message = inner.get("message", inner) if isinstance(inner, dict) else inner
-    return " ".join(str(message).split())[: constants.QUOTED_CHARACTERS].rstrip(". ")
+    return " ".join(str(message).split())[:QUOTED_CHARACTERS].rstrip(". ")

@@ -24,10 +24,12 @@ from typing import Any
 
 import yaml
 
-from harness.constants import KEPT_ERROR_BYTES, QUOTED_CHARACTERS
 from harness.engines.devices import describe_gpu_processes
 from harness.engines.lifetime import CONTINUE
-from harness.errors import ModelError, StartEndedError, explain_hub_error
+from harness.errors import QUOTED_CHARACTERS, ModelError, StartEndedError, explain_hub_error
+
+KEPT_ERROR_BYTES = 2**18
+"""Of what an engine's processes print, the end that is searched for the cause of their death."""
 
 _MARK = b"\0"
 """We write this byte to the pipe to learn when all before it has been read."""

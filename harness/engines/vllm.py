@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import constants
 from harness.engines import lifetime
 from harness.engines.devices import RESERVED, gpu_driver, use_all_cores
 from harness.engines.interventions import checks
@@ -34,6 +33,27 @@ from harness.engines.start_errors import (
 from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request
 from harness.experiment.tokenizer import decode_completion, fetch_repository
+
+QUEUE_PER_SEQUENCE = 2
+"""Requests in an engine, running or waiting, for each that it can run at once. So it never waits for us."""
+COUNTED_TOKENS = 64
+"""An engine tells how far a completion is whenever it has so many more tokens."""
+STEPS_SECONDS = 0.1
+"""Seconds for which an engine takes steps that finish nothing, before the run looks at its graders and
+its progress again. On a GPU a step takes about a tenth of this."""
+CLOSE_SECONDS = {False: 2.0, True: 10.0}
+"""An engine may take this long to end by itself, the second on several GPUs, whose workers must leave each other; then
+it is killed. Nothing in it is wanted any more."""
+READY_SECONDS = 60
+"""Seconds that vLLM waits for the last message of a start, which the engine sends before it reports that
+it has started."""
+CPU_KV_CACHE_BYTES = 2**30
+"""Size of the KV cache on a CPU. vLLM would reserve nearly all memory; 1 GiB is ample for a small model."""
+CPU_BLOCK_SIZE = 32
+"""Tokens in a block of the KV cache on a CPU, the unit in which prompts share a prefix. Instruction and filler together
+are shorter than vLLM's 128, so that nothing would ever be shared; smaller ones must be multiples of 32."""
+CPU_BATCHED_TOKENS = 8192
+"""At least so many tokens fit into one step on a CPU, where prompts are prefilled whole."""
 
 FINISHED = ("stop", "length", "repetition")
 """The finish reasons of a completion. `abort` and `error` end a request without one."""
@@ -138,7 +158,7 @@ class VLLMEngine:
             raise ConfigError(f"model.arguments has {unknown[0]!r}, which this vLLM does not know. Near it: {near}.")
         if current_platform.is_cpu():
             fit_to_cpu(given, sampled=sampled)
-        given.setdefault("stream_interval", constants.COUNTED_TOKENS)
+        given.setdefault("stream_interval", COUNTED_TOKENS)
         given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
         given.setdefault("worker_extension_cls", lifetime.WORKER_EXTENSION)
         fetch_weights(given)
@@ -187,7 +207,7 @@ class VLLMEngine:
         waiting = deque(enumerate(requests))
         running: dict[str, Request] = {}
         while waiting or running:
-            while waiting and len(running) < constants.QUEUE_PER_SEQUENCE * self.max_num_seqs:
+            while waiting and len(running) < QUEUE_PER_SEQUENCE * self.max_num_seqs:
                 number, request = waiting.popleft()
                 refuse_too_long(request, self.max_model_len)
                 self.submit(str(number), request)
@@ -230,7 +250,7 @@ class VLLMEngine:
 
         Most steps finish nothing. To hand each of them over to the caller's thread would cost two switches of threads.
         """
-        until = time.monotonic() + constants.STEPS_SECONDS
+        until = time.monotonic() + STEPS_SECONDS
         finished: list[Any] = []
         while not finished and time.monotonic() < until:
             finished = [output for output in self._engine.step() if self._add_output(output)]
@@ -312,7 +332,7 @@ class VLLMEngine:
         with lifetime.undisturbed():
             self._calls.close()
             several = self._engine.vllm_config.parallel_config.world_size > 1
-            self._engine.engine_core.shutdown(timeout=constants.CLOSE_SECONDS[several])
+            self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS[several])
             self._errors.close()
             _alive.remove(self)
             self._put_environment_back()
@@ -370,12 +390,12 @@ def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
     """
     use_all_cores()
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        given.setdefault("kv_cache_memory_bytes", constants.CPU_KV_CACHE_BYTES)
-    given.setdefault("block_size", constants.CPU_BLOCK_SIZE)
+        given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    given.setdefault("block_size", CPU_BLOCK_SIZE)
     if not given.setdefault("enable_chunked_prefill", False):
         length = int(given.get("max_model_len") or 0)
         if length:  # without chunks the longest prompt must fit into one step
-            most = max(int(given.get("max_num_batched_tokens") or 0), length, constants.CPU_BATCHED_TOKENS)
+            most = max(int(given.get("max_num_batched_tokens") or 0), length, CPU_BATCHED_TOKENS)
             given["max_num_batched_tokens"] = most
     elif sampled:
         raise ConfigError(
@@ -402,7 +422,7 @@ def _prepare_environment() -> None:
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
     os.environ.setdefault(SPAWN_VARIABLE, "spawn")
     # While the model loads, vLLM itself notices a dead process. This limit is of the last message only.
-    os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(constants.READY_SECONDS))
+    os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(READY_SECONDS))
     # nvidia-smi and CUDA then mean the same card by a number.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     # Its errors belong beside those of Python; standard output is for results.

@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas
 
-from harness.constants import GRADER_VERSION, REGRADED_SHOWN
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_first
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer
 from harness.grading import GradeJob, GraderPool
+from harness.grading.compare import GRADER_VERSION
 from harness.runs.folder import (
     SCORES,
     compress_finished,
@@ -32,6 +32,9 @@ from harness.runs.journal import Journal, clear_messages, expand, read_header, r
 from harness.runs.lm_eval_files import find_logs
 from harness.runs.lm_eval_logs import read_log
 from harness.runs.records import Score, as_json
+
+REGRADED_SHOWN = 20
+"""Samples with a changed verdict that `mless regrade` names; all are counted."""
 
 
 def regrade(path: Path) -> str:

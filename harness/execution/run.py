@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.constants import PROMPT_VERSION, RUN_FORMAT
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.checks import (
     opened_layers,
@@ -42,7 +41,10 @@ from harness.runs.folder import (
 )
 from harness.runs.frame import read_frame
 from harness.runs.journal import clear_messages, hash_stored, write_whole
-from harness.runs.records import Arm, DatasetFacts, Engine, Identity, as_json, stored_prompts
+from harness.runs.records import RUN_FORMAT, Arm, DatasetFacts, Engine, Identity, as_json, stored_prompts
+
+PROMPT_VERSION = 1
+"""Goes up when a problem, condition and layout give another prompt than before; older samples then count no more."""
 
 FIGURE = "accuracy"
 

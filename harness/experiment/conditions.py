@@ -23,11 +23,16 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, StrictInt, ValidationError, model_validator
 
-from harness.constants import BASELINE, DEFAULT_SEED, MOST_TOKENS, STUDIED, STUDY_COUNT
+from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.fillers import count_words, cut_sentence, cut_text, draw_words, estimate_tokens
 from harness.experiment.interventions import Intervention
 from harness.yaml_settings import Strict, explain
+
+STUDY_COUNT = 55
+"""Filler tokens in the study's main setting: that of the authors' code. The paper sweeps 0 to 70."""
+MOST_TOKENS = 100_000
+"""More tokens, numbers or repetitions fit in no model's context, and would take hours to build."""
 
 _HERE = Path(__file__).parent
 SENTENCES: tuple[str, ...] = tuple(yaml.safe_load((_HERE / "sentences.yaml").read_text(encoding="utf-8")))

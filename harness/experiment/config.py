@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from harness import models, resources
-from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, SMOLLM2_LABEL, STUDIED
+from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
     Condition,
@@ -32,6 +32,7 @@ from harness.experiment.interventions import Layers
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
+from harness.models import SMOLLM2_LABEL
 from harness.yaml_settings import Strict, explain, find_secrets, read_values
 
 

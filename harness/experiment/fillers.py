@@ -8,8 +8,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from harness.constants import RANDOM_DRAWS
 from harness.errors import ConfigError
+
+RANDOM_DRAWS = 100
+"""Draws of random tokens before a tokenizer is said to have none of that count."""
 
 PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 """What a sentence is filled up with where no cut of it has its count of tokens."""

@@ -254,7 +254,7 @@ def hash_setting(
     """Hash of what all samples of a run share.
 
     Args:
-        prompt_version: `constants.PROMPT_VERSION` of the prompts.
+        prompt_version: `PROMPT_VERSION` of the prompts.
         model: The model's fingerprint. A folder is known by what is in it, so that it may have another name.
         arguments: The model arguments that can change a sample: see `config.fixed_arguments`.
         engine: The engine's name, its version and the type of device.

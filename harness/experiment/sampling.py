@@ -9,9 +9,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from harness.constants import GENERATE_TOP_K, MAX_GEN_TOKS
+from harness.constants import MAX_GEN_TOKS
 from harness.errors import ModelError
 from harness.yaml_settings import Strict
+
+GENERATE_TOP_K = 50
+"""What transformers' `generate` takes where a sampling model names no top_k."""
 
 Source = Literal["greedy", "model_default", "explicit"]
 

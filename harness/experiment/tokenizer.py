@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from harness import models
-from harness.constants import PINNED_DATE, SEPARATOR
+from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition
 from harness.experiment.prompt import Prompt, Role
@@ -26,6 +26,9 @@ from harness.experiment.prompt import Prompt, Role
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
+
+PINNED_DATE = (2024, 7, 26)
+"""The date that chat templates print instead of today's: that which Llama 3.1's own template falls back to."""
 
 _PINNED = date(*PINNED_DATE)
 _CODES = [f"%{flag}{code}" for flag in ("", *"-_0^#") for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"]

@@ -15,9 +15,8 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, pairwise, product
 
-from harness.constants import DEEPEST, LONGEST_ANSWER, MOST_RELATIONS, MOST_SIGNS
-from harness.grading.extract import TOO_LONG, Grade, Verdict, read
-from harness.grading.formula import TooLarge
+from harness.grading.extract import LONGEST_ANSWER, TOO_LONG, Grade, Verdict, read
+from harness.grading.formula import DEEPEST, TooLarge
 from harness.grading.notation import ROW_END, brackets, parts, plain, readings
 from harness.grading.relations import (
     Relation,
@@ -33,6 +32,13 @@ from harness.grading.relations import (
 )
 from harness.grading.units_and_words import AND, OR, agree, number_word, readable_words, without_unit
 from harness.grading.values import approximate, begin_comparison, has_value, same_values
+
+GRADER_VERSION = 6
+"""Goes up whenever a verdict can change."""
+MOST_RELATIONS = 20
+"""Terms of a chain such as `a=b=c`: each is compared with the last."""
+MOST_SIGNS = 4
+"""Signs with two values in one answer of a list: each doubles the values to compare."""
 
 _BASED = re.compile(
     r"[({]?([A-F]*\d[0-9A-F]*|[A-F]{2,})[)}]?_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"

@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.constants import LONGEST_ANSWER
+LONGEST_ANSWER = 2000
+"""Characters of an answer that are still read; the longest gold of MATH-500 has 53. lm-eval's normalisation, which is
+quadratic in them, gets no more either."""
+
 
 Verdict = Literal["correct", "incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
 GRADED = ("correct", "incorrect")

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from harness.constants import DEEPEST
+DEEPEST = 40
+"""Brackets within brackets that are read."""
+
 
 Value = Any
 """A Fraction, or mpmath's mpf or mpc once it was rounded."""

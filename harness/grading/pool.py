@@ -32,20 +32,26 @@ from pathlib import Path
 from typing import Any, Self
 
 import harness
-from harness.constants import (
-    GRADER_DEADLINE_S,
-    GRADER_MEMORY_BYTES,
-    GRADER_NICENESS,
-    GRADER_START_S,
-    GRADER_STARTS,
-    GRADES_KEPT,
-    MOST_GRADERS,
-)
 from harness.errors import GraderError
 from harness.grading.compare import compare
 from harness.grading.extract import Grade, GradeJob, Verdict, read
 from harness.grading.other_graders import STEPS, Audit, AuditJob, prepare, run_step
 from harness.resources import count_cores
+
+GRADER_DEADLINE_S = 3.0
+"""For one comparison, or one step of an audit: a hundred times what the slowest honest answer takes."""
+GRADER_MEMORY_BYTES = 2**30
+"""Address space of one worker: with lm-eval's graders loaded it needs a sixth of that."""
+MOST_GRADERS = 8
+"""Workers unless told. More would not help: no run waits for its grading."""
+GRADER_START_S = 120.0
+"""That a worker may take to load what it needs."""
+GRADER_STARTS = 3
+"""Workers in a row that may fail to start."""
+GRADER_NICENESS = 5
+"""Below the engine, which may need the same cores, but not so far that deadlines in wall time mean nothing."""
+GRADES_KEPT = 2**16
+"""Results that are kept for equal answers; the oldest goes first."""
 
 _COMPARE = "compare"
 _BOOT = (

@@ -14,20 +14,28 @@ from functools import lru_cache
 
 import mpmath  # type: ignore[import-untyped]
 
-from harness.constants import (
-    AGREEMENT,
-    BUDGET,
-    COMPARISON_BUDGET,
-    EXACT_BITS,
-    LARGEST_LETTER,
-    LETTER_PRIME,
-    MOST_BITS,
-    MOST_RESULT_BITS,
-    POINTS,
-    PRECISION_BITS,
-    SMALLEST_LETTER,
-)
 from harness.grading.formula import TooLarge, Unreadable, Value, read
+
+PRECISION_BITS = 1000
+"""Of every step of a formula."""
+EXACT_BITS = 2**16
+"""Of the numerator and denominator of a value that is not rounded."""
+MOST_BITS = 10_000
+"""Of a rounded value, before and after its point."""
+MOST_RESULT_BITS = 800
+"""Of a value that is compared. Of larger ones no digits would be left to compare."""
+AGREEMENT = 2.0**-83
+"""Values agree that differ by less than this part of them: 25 digits."""
+POINTS = 12
+"""At which formulas with letters are compared."""
+SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
+"""Letters have values between these, of both signs, over a prime that is no part of any period."""
+COMPARISON_BUDGET = 40_000
+"""Of all pairs of formulas in one comparison: about a second, where a list has many long entries. One is spent for each
+function, and for each 16 characters that are computed at a point."""
+BUDGET = 6_000
+"""Functions of one pair of formulas, at all points. A factorial or binomial counts as 20, a step with long
+fractions as 32."""
 
 _NOISE = mpmath.mpf(2) ** (200 - PRECISION_BITS)
 """What rounding leaves of 0 is no larger."""

@@ -12,7 +12,6 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from harness.constants import FRAME_BATCH, LOOP_COUNT, LOOP_LENGTH
 from harness.errors import RunError
 from harness.experiment.expand_conditions import read_conditions
 from harness.grading import GRADERS, Verdict
@@ -22,6 +21,11 @@ from harness.runs.records import SAMPLE_COLUMNS, Prompt, Sample, Score
 
 if TYPE_CHECKING:
     import pandas
+
+FRAME_BATCH = 200
+"""Records that are held at once while their texts are measured: few enough to stay in the processor's cache."""
+LOOP_LENGTH, LOOP_COUNT = 100, 4
+"""A completion loops if its last so many characters occur so many times in it."""
 
 Columns = dict[str, tuple[Any, Callable[[Any], Any]]]
 """Of each column its type, and what it says of a record. None is not a number."""

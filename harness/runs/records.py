@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from harness.constants import GRADER_VERSION, RUN_FORMAT
 from harness.errors import RunError
 from harness.experiment.plan import Plan, Request, hash_setting
 from harness.experiment.problems import Problem
@@ -21,6 +20,10 @@ from harness.experiment.prompt import document_prompt, make_document
 from harness.experiment.sampling import Sampling
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
+from harness.grading.compare import GRADER_VERSION
+
+RUN_FORMAT = 1
+"""Goes up when a run folder is written in another way. No reader knows a second one."""
 
 Form = TypeVar("Form")
 
@@ -265,7 +268,7 @@ class Identity(Struct, kw_only=True):
         config: What of the run config can change a sample; see `RunConfig.identity`.
         limit: Only the dataset's first so many problems are asked; None for all.
         dataset: All its problems.
-        prompt_version: `constants.PROMPT_VERSION` of the prompts.
+        prompt_version: `PROMPT_VERSION` of the prompts.
         prompts_sha256: Hash of all prompts.
         contrasts: The comparisons that were named before the run.
         primary: The one that the run is about.

@@ -9,13 +9,12 @@ from typer.testing import CliRunner
 
 from attention_probe.figures.activations import draw_activations, read_activations
 from attention_probe.figures.config import load_figure_config
-from attention_probe.measure.activations import CLASSES
+from attention_probe.measure.activations import ACTIVATION_BINS, CLASSES
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.choose_problems import Criterion
-from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
 from harness.runs.read import read_source
 from tests.display.test_figures import covered, cut_off, words

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attention_probe.measure.activations import (
+    ACTIVATION_BINS,
     ACTIVATION_UNITS,
     CLASSES,
     Reference,
@@ -16,7 +17,6 @@ from attention_probe.measure.activations import (
     gini,
     measure_activations,
 )
-from harness.constants import ACTIVATION_BINS
 from harness.errors import ModelError
 from tests.make import TOY_MODEL, TOY_PROBLEMS
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from attention_probe.probe import ProbeSettings
-from attention_probe.prompts.token_roles import FILLER, ROLES, SEPARATOR, common_tokens, tokenize
-from harness.constants import ABSENT
+from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
 from harness.constants import SEPARATOR as GAP
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions

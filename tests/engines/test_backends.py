@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from harness import resources
-from harness.constants import LM_EVAL_BATCH
 from harness.engines import devices
-from harness.engines.backends import LmEvalBackend, check_backend
+from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
 from harness.engines.vllm import engine_arguments
 from harness.errors import ConfigError, EngineError
 from harness.execution import run

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.constants import FRUITLESS_STARTS
 from harness.engines import engine_pool, ray_carrier
-from harness.engines.engine_pool import EnginePool, check_engines, open_engines
+from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool, check_engines, open_engines
 from harness.engines.vllm import Finished
 from harness.errors import (
     ConfigError,

@@ -21,8 +21,8 @@ import psutil
 import pytest
 import torch
 
-from harness.constants import READY_SECONDS
 from harness.engines.start_errors import load_step
+from harness.engines.vllm import READY_SECONDS
 from harness.runs.journal import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
 from tests.make import TOY_CONFIG

@@ -29,7 +29,7 @@ from harness.engines.lifetime import INTERVENTIONS
 from harness.engines.vllm import VLLMEngine
 from harness.errors import ConfigError, EngineError
 from harness.experiment.config import RunConfig
-from harness.experiment.interventions import CELLS
+from harness.experiment.expand_conditions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
 from tests.make import TOY_DATA, TOY_MODEL, read_data

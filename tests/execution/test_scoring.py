@@ -9,15 +9,24 @@ from harness.errors import RunError
 from harness.execution.scoring import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
-from harness.runs.records import Sample
+from harness.runs.records import Prompt, Sample
 from tests.conftest import PATIENCE
 from tests.engines.test_backends import request
-from tests.make import TOY_CONFIG, answered_prompt, read_data
+from tests.make import TOY_CONFIG, read_data
 
 
-def prompt(**fields):
+def prompt(text="What is 2 + 2?", **fields):
     document = {"id": "p", "answer": "4", "solution": ""}
-    return answered_prompt("wo", text=fields.pop("prompt", "What is 2 + 2?"), doc=document, **fields)
+    return Prompt(
+        task="t",
+        condition="wo",
+        layout="raw",
+        prompt=text,
+        prompt_sha256="",
+        prompt_token_sha256=None,
+        doc=document,
+        **fields,
+    )
 
 
 def sample(completion, reason="stop"):
@@ -34,7 +43,7 @@ def test_grading_knows_what_the_prompt_began(begun, completion, reason, verdict)
 
 
 def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
-    row = prompt(prompt=r"What is 2 + 2? It is \boxed{", **PREFIX)
+    row = prompt(r"What is 2 + 2? It is \boxed{", **PREFIX)
     with Journal(tmp_path / "scores.jsonl", {}) as scores, Scorer(scores, [row]) as scorer:
         scorer.submit(sample("4}."))
         (score,) = scorer.finish()

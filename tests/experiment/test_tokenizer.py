@@ -4,12 +4,12 @@ from datetime import date
 
 import pytest
 
-from harness.constants import PINNED_DATE
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import measure
 from harness.experiment.tokenizer import (
+    PINNED_DATE,
     ModelTokenizer,
     apply_chat_template,
     encode,

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.constants import LETTER_PRIME, POINTS
 from harness.experiment.problems import open_dataset
 from harness.grading.compare import compare, describe_gold, grade
-from harness.grading.values import letter_value
+from harness.grading.values import LETTER_PRIME, POINTS, letter_value
 from tests.make import read_data
 
 RULES = read_data("labelled_answers")

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -192,7 +193,9 @@ def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_log
     arguments += ["--tasks", "gsm8k_wo,gsm8k_mless", "--include_path", str(tmp_path / "gsm8k"), "--num_fewshot", "1"]
     arguments += ["--gen_kwargs", "max_gen_toks=16", "--log_samples", "--output_path", str(tmp_path / "results")]
     command = [sys.executable, "-c", WITHOUT_MLESS, "run", *arguments, *["--apply_chat_template"] * chat]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    # of several threads most time is waiting on a busy machine
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
     filler = settings(tmp_path / "gsm8k" / "gsm8k_mless.yaml")["filler"]
     asked = {}

@@ -20,7 +20,6 @@ from lm_eval.utils import hash_string
 from msgspec.structs import replace
 
 from harness import load_run, resources
-from harness.constants import GRADER_VERSION
 from harness.errors import JournalError, RunError
 from harness.execution.generate import session_facts
 from harness.execution.regrade import regrade
@@ -29,6 +28,7 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
 from harness.grading import GRADED, GRADERS
+from harness.grading.compare import GRADER_VERSION
 from harness.runs import journal, receipts
 from harness.runs.folder import (
     JOURNAL,

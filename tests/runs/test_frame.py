@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.constants import LOOP_COUNT, LOOP_LENGTH
 from harness.errors import JournalError, RunError
 from harness.execution.regrade import regrade
 from harness.grading import GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
-from harness.runs.frame import load_run, loops, read_frame
+from harness.runs.frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
 from harness.runs.journal import expand
 from harness.runs.read import Run
 from harness.runs.records import Score

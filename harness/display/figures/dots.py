@@ -10,9 +10,13 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.constants import ALPHA, FONT, INCHES, PASSED, ROW_HEIGHT, ROW_NAMES
+from harness.constants import ALPHA, PASSED
 from harness.display.figures import style
+from harness.display.figures.style import FONT, INCHES
 from harness.display.wording import LEVEL, interval, number, p_value, points, signed, visible
+
+ROW_HEIGHT, ROW_NAMES = 0.19, 1.2
+"""Of a figure of rows, in inches: the height of a row, and the room for names."""
 
 
 class FigureRow(NamedTuple):
@@ -22,17 +26,17 @@ class FigureRow(NamedTuple):
         name: To the left of the axes.
         cells: To the right of the axes, by column.
         look: Colour and marker.
-        values: A mark for each.
+        value: Where the mark is.
         low: Where the interval begins; NaN for none.
         high: Where it ends.
-        filled: Whether the marks are filled; else they are white.
+        filled: Whether the mark is filled; else it is white.
         outer: Of a pooled effect, which is a diamond from low to high: the ends of the line behind it.
     """
 
     name: str
     cells: Mapping[str, str] = {}
     look: style.Look | None = None
-    values: Sequence[float] = ()
+    value: float = np.nan
     low: float = np.nan
     high: float = np.nan
     filled: bool = True
@@ -57,7 +61,7 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
             low, value, high = row["accuracy_low"], row["accuracy"], row["accuracy_high"]
             cells = {"%": number(value), "interval": interval(low, high)}
             rows.append(
-                FigureRow(style.short_label(row["condition"]), cells, looks[row["condition"]], [value], low, high)
+                FigureRow(style.short_label(row["condition"]), cells, looks[row["condition"]], value, low, high)
             )
     note = (
         f"Lines: {LEVEL} score intervals, each of one accuracy by itself. Whether two conditions differ is a paired "
@@ -161,7 +165,7 @@ def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]
         if not pandas.isna(row["aa_samples"]):
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
         name = f"{style.short_label(row['condition'])} (A/A)"
-        yield FigureRow(name, cells, looks[row["condition"]], [row["aa_difference"]], filled=False)
+        yield FigureRow(name, cells, looks[row["condition"]], row["aa_difference"], filled=False)
     for row in table[table["role"] != "baseline"].to_dict("records"):
         yield _contrast(row, looks, filled=row["verdict"] in PASSED)
 
@@ -188,7 +192,7 @@ def _difference_row(
     """The row of a difference with the ends of its interval, in points."""
     value, low, high = ends
     numbers = {"points": signed(value), "interval": interval(low, high, sign=True)}
-    return FigureRow(name, {**numbers, **cells}, look, [value], low, high, **marks)
+    return FigureRow(name, {**numbers, **cells}, look, value, low, high, **marks)
 
 
 def _mark_zero(axes: Axes, label: str) -> None:
@@ -245,10 +249,9 @@ def _draw_row(axes: Axes, y: int, row: FigureRow, columns: Mapping[str, float]) 
     put(-0.06, row.name, edge=0, ha="right")
     colour = row.look.colour
     if row.outer is not None:
-        (value,), low, high = row.values, row.low, row.high
         axes.plot(row.outer, [y, y], color=style.INK, linewidth=0.8, solid_capstyle="butt")
         axes.fill(
-            [low, value, high, value],
+            [row.low, row.value, row.high, row.value],
             [y, y - 0.32, y, y + 0.32],
             facecolor=colour,
             edgecolor=style.INK,
@@ -260,8 +263,8 @@ def _draw_row(axes: Axes, y: int, row: FigureRow, columns: Mapping[str, float]) 
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")
     inner = colour if row.filled else "white"
     axes.plot(
-        row.values,
-        np.full(len(row.values), y),
+        [row.value],
+        [y],
         row.look.marker,
         color=colour,
         markerfacecolor=inner,

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.analysis.sweeps import find_sweeps
-from harness.constants import FONT, PASSED
+from harness.constants import PASSED
 from harness.display.figures import style
+from harness.display.figures.style import FONT
 from harness.display.wording import LEVEL, name_character, visible
 from harness.experiment.conditions import Condition
 

@@ -16,9 +16,15 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.constants import FONT, INCHES, LETTER, NAME_LETTERS
 from harness.display.wording import label, visible
 from harness.runs.journal import clear_messages
+
+INCHES, FONT = 7.0, 7.5
+"""The width of a figure, for a page of text, and the size of its letters in points."""
+NAME_LETTERS = 17
+"""The most letters that a figure shows of a condition's name."""
+LETTER = 0.54
+"""Width of an average letter, in font sizes."""
 
 
 class Look(NamedTuple):

@@ -23,7 +23,6 @@ from matplotlib.figure import Figure
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard, task_name
 from harness.analysis.other_prompts import merge_instructions
-from harness.constants import CARD_ROWS
 from harness.display.comparison_tables import remark_noise, remark_ungraded, rows_of_conditions, show_comparison
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
@@ -37,6 +36,9 @@ from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
 from harness.runs.receipts import receipt_line, software
 from harness.runs.same_settings import join
+
+CARD_ROWS = 4
+"""Comparisons that the report's card names one by one."""
 
 PALETTE = tuple(look.colour for look in style.looks([*style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""

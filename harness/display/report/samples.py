@@ -13,12 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.leaderboard import records
-from harness.constants import REPORT_BLOCK, REPORT_SNIPPET
 from harness.display.table import Row
 from harness.display.wording import define_flips, flips
 from harness.grading import GRADERS
 from harness.runs.read import Run
 from harness.runs.records import prompt_id
+
+REPORT_BLOCK = 10
+"""Problems in one block of the report, which a browser unpacks in some milliseconds."""
+REPORT_SNIPPET = 90
+"""Characters of a problem's text that the report's list shows."""
 
 
 def read_samples(runs: Sequence[Run]) -> list[Row]:

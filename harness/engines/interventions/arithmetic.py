@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.constants import OUTWARD_QUANTILE
+OUTWARD_QUANTILE = 0.995
+"""How far activations are moved outward at most: the p1 of the study's ARM for Qwen2.5-Math-1.5B and Qwen2.5-7B."""
+
 
 Arm = Mapping[str, Any]
 """The intervention on a request, as `experiment.interventions.resolve` gives it."""

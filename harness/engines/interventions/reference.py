@@ -19,13 +19,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import eager_mask
 
-from harness.constants import ARM_TOKENS
 from harness.engines.interventions.arithmetic import (
     add_gap,
     attend,
     change_activations,
     tabulate_fillers,
 )
+from harness.engines.interventions.checks import ARM_TOKENS
 
 NAME = "mless_interventions"
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from harness.constants import QUERY_SETS, WEIGHTS_AT_ONCE
 from harness.engines.interventions.arithmetic import (
     Arm,
     Fillers,
@@ -35,6 +34,11 @@ from harness.engines.interventions.arithmetic import (
 )
 from harness.engines.interventions.checks import OPERATION
 from harness.engines.lifetime import INTERVENTIONS, PLUGIN, RECORD
+
+QUERY_SETS = 3
+"""Sets of queries over which recorded attention is summed: all, those common to all conditions, the problem's."""
+WEIGHTS_AT_ONCE = 2**22
+"""Attention weights that are in memory at once while attention is recorded, six times as float32: 100 MB."""
 
 
 class Recording:
