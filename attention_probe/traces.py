@@ -20,7 +20,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from attention_probe.measure.definitions import ARRAYS, MEASURES
+from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
 from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import count_from_one
 from harness.runs.journal import changed_settings, clear_messages, differences, write_atomic, write_whole
@@ -177,7 +177,7 @@ class AttentionTraces:
             JournalError: the folder is damaged or something else, another process adds to it, it cannot be written, or
                 it was begun with another model, other layers, another definition or selection.
         """
-        from harness.runs.folder import lock, refuse_foreign  # reading does not need what they import
+        from harness.runs.run_folder import lock, refuse_foreign  # reading does not need what they import
 
         with clear_messages(path):
             refuse_foreign(path, HEADER)  # before a lock is put into it

@@ -43,7 +43,7 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
     """The probe's capture, with everything that a probe always records."""
     from transformers import AutoModel
 
-    from attention_probe.measure.decomposition import REGIONS
+    from attention_probe.measure.head_decomposition import REGIONS
     from attention_probe.model.capture import capture
     from attention_probe.model.load_first_layers import LoadedModel
 

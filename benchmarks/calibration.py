@@ -29,8 +29,8 @@ from benchmarks import calibration_page, draws_calibration, report
 from benchmarks.pooled_calibration import EXPERIMENTS as STUDIES
 from benchmarks.pooled_calibration import section, simulate_study, studies
 from benchmarks.runs import ROOT, say
+from harness.analysis.paired_tests import estimate_difference, fewest_problems, holm, sign_flip_test
 from harness.analysis.power import minimal_detectable_effect
-from harness.analysis.tests import estimate_difference, fewest_problems, holm, sign_flip_test
 
 Floats = npt.NDArray[np.float64]
 Population = Literal["undecided", "beta", "skewed", "shared seeds", "blocks"]

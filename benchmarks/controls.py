@@ -24,12 +24,12 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.runs import ROOT, say
-from harness.analysis.leaderboard import make_leaderboard, records
-from harness.execution.regrade import regrade
+from harness.analysis.result_tables import make_leaderboard, records
+from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
-from harness.runs.folder import JOURNAL, read_identity, read_prompts, read_scores
 from harness.runs.journal import expand
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
+from harness.runs.run_folder import JOURNAL, read_identity, read_prompts, read_scores
 
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7
@@ -176,7 +176,7 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
     mediators = board.side_tables["mediators"].set_index("condition")
     audit = board.side_tables["audit"].set_index("condition").loc[CONDITION]
     change = mediators.loc[CONDITION]
-    moved = {"format": row["difference"] - row["answer_difference"], "answer": row["answer_difference"]}
+    moved = {"format": row["difference"] - row["answered_difference"], "answer": row["answered_difference"]}
     parts = tuple(name for name, points in moved.items() if abs(points) >= 2)
     states = tuple(
         name

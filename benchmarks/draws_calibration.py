@@ -13,8 +13,8 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from benchmarks.calibration_page import table
-from harness.analysis.pooled import FEWEST_DRAWS, CrossedDifference, estimate_crossed, estimate_over_draws
-from harness.analysis.tests import PairedDifference
+from harness.analysis.paired_tests import PairedDifference
+from harness.analysis.pool_models import FEWEST_DRAWS, CrossedDifference, estimate_crossed, estimate_over_draws
 
 Floats = npt.NDArray[np.float64]
 Effects = Literal["alike", "skewed", "one in five"]

@@ -27,7 +27,7 @@ import yaml
 from benchmarks.report import Figures, Row, row
 from benchmarks.runs import SHAPES, read_json, run_benchmark, run_logged, say, write_json
 from harness.errors import EngineError
-from harness.models import resolve_model
+from harness.smollm2 import resolve_model
 
 Side = Mapping[str, Any]
 """The figures of one side, as `engine_session` writes them."""
@@ -85,7 +85,7 @@ def run_settings(model: Path, tokens: int, *, is_gpu: bool) -> dict[str, Any]:
     """The run config of all sides."""
     settings: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
     settings["max_gen_toks"] = tokens
-    arguments = settings["model"]["arguments"]
+    arguments = settings["model"]["model_args"]
     arguments["pretrained"] = str(model)
     if is_gpu:
         arguments |= {"dtype": "bfloat16", "enforce_eager": False}

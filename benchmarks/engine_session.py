@@ -21,12 +21,12 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.runs import say, write_json
-from harness.engines.interventions.checks import opened_layers, refuse_to_open
-from harness.engines.interventions.worker import QUERY_SETS
-from harness.engines.vllm import VLLMEngine, engine_arguments, sampling_parameters
+from harness.engines.interventions.check_arms import opened_layers, refuse_to_open
+from harness.engines.interventions.vllm_worker import QUERY_SETS
+from harness.engines.vllm_engine import VLLMEngine, engine_arguments, sampling_parameters
 from harness.errors import EngineError
-from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests
+from harness.experiment.run_config import load_config
 
 ARMS = {
     "mless-masked": "slashes hidden from Layer 1",

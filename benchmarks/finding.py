@@ -20,9 +20,9 @@ from scipy.stats import rankdata, spearmanr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.runs import say
-from harness.models import fetch_smollm2
-from harness.runs.prompts_of_run import AnsweredPrompt
-from harness.runs.read import Run
+from harness.runs.answered_prompts import AnsweredPrompt
+from harness.runs.read_runs import Run
+from harness.smollm2 import fetch_smollm2
 
 QUERIES, BATCH, RESAMPLES = 40, 16, 400
 SMALL_STEP = 60

@@ -122,7 +122,7 @@ def count_errors(most: int | None) -> list[Row]:
     from lm_eval.tasks.hendrycks_math.utils import is_equiv
 
     from harness.grading import AuditJob, GraderPool
-    from harness.grading.compare import compare
+    from harness.grading.same_answer import compare
 
     labels = [(rule.get(key, ()), key) for rule in yaml.safe_load(LABELS.read_text("utf-8")) for key in KINDS]
     pairs = [(answer, gold, key != "different") for found, key in labels for answer, gold in found][:most]

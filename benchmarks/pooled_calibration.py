@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.calibration_page import table
-from harness.analysis.pooled import pool_changes
+from harness.analysis.pool_models import pool_changes
 
 DISCORDANCE, SHARED, N = 0.10, 0.6, 300
 EXPERIMENTS = {"full": 2_000, "small": 5}

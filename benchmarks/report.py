@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from harness.runs import receipts
+from harness.runs import versions_and_hashes
 
 Row = dict[str, Any]
 Figures = dict[str, Any]
@@ -34,7 +34,7 @@ def row(measure: str, measured: str, *, target: str = "", ratio: float | None = 
 
 def facts(command: str) -> dict[str, str]:
     """The machine, the versions, and when and how something was measured."""
-    versions = receipts.versions()
+    versions = versions_and_hashes.versions()
     gpu = {"GPU": found} if (found := _gpu()) else {}
     return {
         "CPU": _cpu(),
@@ -43,7 +43,7 @@ def facts(command: str) -> dict[str, str]:
         **gpu,
         "Python": platform.python_version(),
         **{name: str(versions[name]) for name in PACKAGES if versions[name]},
-        "git revision": receipts.git_revision() or "not a checkout",
+        "git revision": versions_and_hashes.git_revision() or "not a checkout",
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "command": command,
     }

@@ -22,17 +22,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.figures.config import PromptsConfig
+from attention_probe.figures.figure_config import PromptsConfig
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.choose_prompts import open_source
 from attention_probe.prompts.token_roles import ROLES
+from attention_probe.run_probe import ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import say, work_folder
 from harness.analysis.choose_problems import select
 from harness.constants import Definition, View
 from harness.errors import HarnessError
-from harness.runs import receipts
+from harness.runs import versions_and_hashes
 
 Floats = NDArray[np.float64]
 FILLED = ("mless", "mful", "random")
@@ -190,7 +190,7 @@ def main() -> None:
         measured = load(work_folder(small) / "seed-claims", prompts=prompts)
     except HarnessError as error:
         raise SystemExit(f"error: {error}") from None
-    revision = f"git revision {receipts.git_revision() or 'unknown: not a checkout'}"
+    revision = f"git revision {versions_and_hashes.git_revision() or 'unknown: not a checkout'}"
     print("\n\n".join([revision, *page(measured)]))
 
 

@@ -39,7 +39,7 @@ MODEL_ARGUMENTS = (
     "pretrained=tests/data/toy/model,dtype=bfloat16,max_model_len=4096,enforce_eager=True,"
     "kv_cache_memory_bytes=1073741824,enable_chunked_prefill=False,max_num_batched_tokens=8192"
 )
-OURS = [f"conditions={json.dumps(CONDITIONS)}", "model.arguments.dtype=bfloat16"]
+OURS = [f"conditions={json.dumps(CONDITIONS)}", "model.model_args.dtype=bfloat16"]
 BEST = "the best call"
 MEASURES = (
     ("generation", "generation_seconds", TARGET_GENERATION),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.special import expit
 
 from benchmarks.runs import ROOT, say
-from harness.analysis.tests import holm, sign_flip_test
+from harness.analysis.paired_tests import holm, sign_flip_test
 
 Integers = npt.NDArray[np.int64]
 POPULATIONS = ("coins", "logits", "skewed")

@@ -24,8 +24,8 @@ from pathlib import Path
 from benchmarks.report import Figures, row, section
 from benchmarks.runs import ROOT, say, work_folder, write_json
 from harness import load_run
-from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES
 from harness.runs.journal import open_stored
+from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES
 
 SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each
 MODELS = 20

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from harness.display.wording import visible
+from harness.display.format_values import visible
 from harness.errors import HarnessError, RunInterrupted
 
 GARBAGE_OBJECTS = 100_000

@@ -42,7 +42,7 @@ FEWEST_MODELS = 4
 """Fewer models say nothing about new ones."""
 FEWEST_TEXTS = 8
 """Fewer other texts say little of new ones of their kind."""
-FEWEST_WORDINGS = FEWEST_MODELS
+FEWEST_INSTRUCTIONS = FEWEST_MODELS
 """Fewer instructions say nothing about new ones, by the same arithmetic."""
 
 # Words out of fixed sets, which command lines list and check
@@ -75,5 +75,5 @@ class Kind(StrEnum):
     FOREST = "forest"
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
-    WORDINGS = "wordings"
+    INSTRUCTIONS = "instructions"
     CAUSES = "causes"

@@ -66,9 +66,12 @@ class GraderError(HarnessError):
     """The grader pool cannot start its workers, or give them a job."""
 
 
-def list_near(got: str, names: Iterable[str], most: int = 6) -> str:
-    """The names most like what was given, and how many more there are; all in their own order where they are few."""
-    every = list(names)
+def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
+    """What a message suggests for a name that does not exist: the names most like it, and how many more there are.
+
+    Where there are few, they are all listed, in their own order.
+    """
+    every = [str(name) for name in names]
     if len(every) <= most:
         return ", ".join(every)
     return list_first(difflib.get_close_matches(got, every, n=len(every), cutoff=0), most)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from harness import resources
-from harness.errors import ConfigError
+from harness.errors import ConfigError, list_near
 
 _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
 """What pydantic puts into a key's path where it tries several schemas."""
@@ -30,6 +31,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_UNKNOWN_KEY = "unknown_key"
+"""The type of the error."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """What PyYAML raises of a text that is no YAML: it lets errors of its own code through."""
 
@@ -37,7 +40,19 @@ _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionE
 class Strict(BaseModel):
     """Base of every part of a config: unknown keys are refused, and values cannot be changed later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_key(cls, values: Any) -> Any:
+        """In place of pydantic's `extra="forbid"`, which does not say which keys there are."""
+        keys = values if isinstance(values, Mapping) else ()
+        if unknown := [str(key) for key in keys if key not in cls.model_fields]:
+            public = [name for name, field in cls.model_fields.items() if not field.exclude]
+            raise PydanticCustomError(
+                _UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": list_near(unknown[0], public)}
+            )
+        return values
 
 
 def parse_option(option: str, text: str) -> Any:
@@ -96,15 +111,19 @@ def explain(error: ValidationError, where: str) -> str:
         where: The file or thing that does not fit.
     """
 
-    def dotted(part: Any) -> str:
-        keys = map(str, part["loc"])
+    def locate(details: Any) -> tuple[Any, ...]:
+        unknown = (details["ctx"]["key"],) if details["type"] == _UNKNOWN_KEY else ()
+        return (*details["loc"], *unknown)
+
+    def dotted(details: Any) -> str:
+        keys = map(str, locate(details))
         return ".".join(key for key in keys if not _SCHEMA.search(key))
 
     every = error.errors()
-    worst = max(every, key=lambda one: (len(one["loc"]), one["type"] == "extra_forbidden"))
+    worst = max(every, key=lambda details: (len(locate(details)), details["type"] == _UNKNOWN_KEY))
     key = dotted(worst)
-    if worst["type"] == "extra_forbidden":
-        return f"{where}: unknown key {key!r}."
+    if worst["type"] == _UNKNOWN_KEY:
+        return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
     said = dict.fromkeys(one["msg"].removeprefix("Value error, ") for one in every if dotted(one) == key)
     message = ": ".join(filter(None, [where, key, "; or ".join(said)])).rstrip(".")
     return f"{message}." if worst["type"] in ("value_error", "missing") else f"{message}, got {worst['input']!r:.200}."

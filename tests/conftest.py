@@ -106,7 +106,7 @@ def report(measurement: str) -> None:
 
 def gpu_share_options() -> list[str]:
     """The same arguments as options of `mless run`."""
-    settings = [f"model.arguments.{name}={value}" for name, value in gpu_share().items()]
+    settings = [f"model.model_args.{name}={value}" for name, value in gpu_share().items()]
     return [word for setting in settings for word in ("--set", setting)]
 
 
@@ -275,7 +275,7 @@ def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2's folder: in the user's cache, fetched once."""
-    from harness.models import fetch_smollm2
+    from harness.smollm2 import fetch_smollm2
 
     return fetch_smollm2()
 

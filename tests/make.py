@@ -19,22 +19,22 @@ import numpy as np
 import pandas
 import yaml
 
-from attention_probe.analysis.curves import average_curves, chosen_problems
+from attention_probe.analysis.average_curves import average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
-from harness.display.table_pages import TableOptions, make_table
-from harness.execution.generate import session_facts
-from harness.execution.run import _generation_config, execute, run_identity
-from harness.experiment.config import load_config
+from harness.display.table_page import TableOptions, make_table
+from harness.execution.execute_plan import _generation_config, execute, run_identity
+from harness.execution.generate_samples import session_facts
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import hash_prompts, hash_text
+from harness.experiment.run_config import load_config
 from harness.grading import GRADERS
-from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
+from harness.runs.answered_prompts import AnsweredPrompt, Source
 from harness.runs.journal import expand, hash_stored
-from harness.runs.prompts_of_run import AnsweredPrompt, Source
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
 from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
+from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 
 
 def passing_folder() -> Path:
@@ -103,7 +103,7 @@ def small_run(folder: Path, problems: int = 25) -> Path:
 
 CONFIG = {
     "name": "made",
-    "model": {"label": "made", "arguments": {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 4096}},
+    "model": {"label": "made", "model_args": {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 4096}},
     "dataset": TOY_DATA,
     "conditions": ["wo", "mless"],
     "layouts": ["raw"],

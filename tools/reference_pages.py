@@ -13,28 +13,28 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from attention_probe.figures import config as figures
+from attention_probe.figures import figure_config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.analysis import comparison, reference
+from harness.analysis import compare_with_baseline, published_numbers
 from harness.display.side_tables import SIDE_TABLES
-from harness.experiment import config as runs
-from harness.experiment import interventions, problems
+from harness.experiment import intervention_settings, problems
+from harness.experiment import run_config as runs
 from harness.experiment.conditions import Condition
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
     "Run configs": {
         "": runs.RunConfig,
-        "model": runs.ModelConfig,
-        "dataset, as a mapping": problems.DatasetConfig,
-        "dataset, made": problems.MadeConfig,
+        "`model`": runs.ModelConfig,
+        "`dataset`, as a mapping": problems.DatasetConfig,
+        "`dataset`, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": Condition,
-        "an intervention of the kind filler": interventions.FillerIntervention,
-        "of the kind redistribute": interventions.RedistributeIntervention,
-        "of the kind function": interventions.FunctionIntervention,
-        "demonstrations": runs.Demonstrations,
-        "across": runs.AcrossConfig,
-        "sampling, as a mapping": runs.ExplicitSampling,
+        "an intervention of the kind filler": intervention_settings.FillerIntervention,
+        "of the kind redistribute": intervention_settings.RedistributeIntervention,
+        "of the kind function": intervention_settings.FunctionIntervention,
+        "`fewshot`": runs.FewshotConfig,
+        "`across`": runs.AcrossConfig,
+        "`gen_kwargs`, as a mapping": runs.ExplicitSampling,
     },
     "Figure configs": {
         "": figures.FigureConfig,
@@ -49,15 +49,15 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
 INTRODUCTION = """# Configs
 
 Written by `python -m tools.reference_pages` from the schema. Defaults stand in brackets. On the command line,
-`--set model.arguments.dtype=bfloat16` changes a key.
+`--set model.model_args.dtype=bfloat16` changes a key.
 """
 
 TABLES: dict[str, dict[str, str]] = {
-    "The comparison (`rows`; `harness.analysis.compare`)": comparison.COMPARISON_COLUMNS,
+    "The comparison (`rows`; `harness.analysis.compare`)": compare_with_baseline.COMPARISON_COLUMNS,
     **{
         f"{side.heading} (`{side.key}`)".replace("{shared}", ""): side.meanings for side in SIDE_TABLES if side.meanings
     },
-    "Published numbers (`reference.rows`)": reference.REFERENCE_COLUMNS,
+    "Published numbers (`reference.rows`)": published_numbers.REFERENCE_COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 

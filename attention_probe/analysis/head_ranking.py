@@ -23,8 +23,8 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curves import chosen_problems, has_one_filler
-from attention_probe.measure.definitions import GUARANTEED, ONLY_OF_A_FILLER
+from attention_probe.analysis.average_curves import chosen_problems, has_one_filler
+from attention_probe.measure.measure_definitions import GUARANTEED, ONLY_OF_A_FILLER
 from attention_probe.traces import AttentionTraces
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
@@ -51,13 +51,13 @@ def rank_heads(
 
     Args:
         traces: Where from.
-        measure: A name of `definitions.MEASURES` that was recorded.
+        measure: A name of `measure_definitions.MEASURES` that was recorded.
         baseline: The condition that is subtracted, usually another filler; or several, whose mean is.
         condition: The condition that it is subtracted from, or several. With several on either side the string is the
             unit, else the prompt.
 
     Returns:
-        One row per head, the most different first: rank, layer and head (from 1), n (units), the mean difference, its
+        One row per head, the most different first: rank, layer and head (from 1), units, the mean difference, its
         standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two sides has no filler and the
         measure is one of GUARANTEED, in Layer 1 or, of what only a filler has, in every layer. The contrast is no
         finding then: t and p_adjusted are missing, and heads come last, by the size of the mean difference.
@@ -115,14 +115,14 @@ def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas
     """One condition against one, paired by prompt: a row for each head, without a p-value, and a note.
 
     The prompts of a cluster are one unit: their sum over the mean size of a cluster. So the mean over clusters is that
-    over prompts, as in `harness.analysis.tests.by_cluster`.
+    over prompts, as in `harness.analysis.paired_tests.by_cluster`.
     """
     grouped = pandas.DataFrame(differences).groupby(clusters)
     table = grouped.sum(min_count=1)
     table *= table.count() / grouped.count().sum()
     difference, error = table.mean(), table.sem()
     numbers = {
-        "n": table.count(),
+        "units": table.count(),
         "mean_difference": difference,
         "standard_error": error,
         "t": _ratio(difference.to_numpy(), error.to_numpy(), table.abs().max().to_numpy()),
@@ -139,7 +139,7 @@ def _by_string(without: Floats, with_it: Floats) -> tuple[pandas.DataFrame, str]
     without, with_it = (np.nanmean(side, axis=1) for side in (without, with_it))
     test = permute_labels(without, with_it)
     numbers = {
-        "n": len(with_it) + len(without),
+        "units": len(with_it) + len(without),
         "mean_difference": with_it.mean(axis=0) - without.mean(axis=0),
         "standard_error": _pooled_error(without, with_it),
         "t": test.t,

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from attention_probe.analysis.curves import chosen_problems, shared_problems
+from attention_probe.analysis.average_curves import chosen_problems, shared_problems
 from attention_probe.traces import AttentionTraces
-from harness.display.table import Column, Table, render
-from harness.models import label_model
+from harness.display.format_table import Column, Table, render
+from harness.smollm2 import label_model
 
 MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other")
 

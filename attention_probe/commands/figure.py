@@ -23,8 +23,8 @@ def figure(
 
     What a config shows and is not measured yet is measured first.
     """
-    from attention_probe.figures.config import load_figure_config
-    from attention_probe.figures.from_traces import draw_traces
+    from attention_probe.figures.figure_config import load_figure_config
+    from attention_probe.figures.trace_figures import draw_traces
     from harness.display.progress import progress_bar
     from harness.layers_and_heads import parse_numbers
 

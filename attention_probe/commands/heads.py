@@ -34,9 +34,9 @@ def heads(
 
     from attention_probe.analysis.head_ranking import HEADS_ALPHA, rank_heads
     from attention_probe.traces import AttentionTraces
-    from harness.analysis.leaderboard import records
-    from harness.display.table import Column, Table, render
-    from harness.display.wording import number
+    from harness.analysis.result_tables import records
+    from harness.display.format_table import Column, Table, render
+    from harness.display.format_values import number
     from harness.layers_and_heads import split_words
 
     old, new = split_words(baseline), split_words(condition)

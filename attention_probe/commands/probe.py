@@ -21,8 +21,8 @@ from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
-    from attention_probe.probe import ProbeSettings
     from attention_probe.prompts.choose_prompts import PromptsConfig
+    from attention_probe.run_probe import ProbeSettings
 
 
 def probe(
@@ -64,8 +64,8 @@ def probe(
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
     from attention_probe.measure.measure_prompts import Record
-    from attention_probe.probe import ProbeSettings
     from attention_probe.prompts.choose_prompts import prompts_config
+    from attention_probe.run_probe import ProbeSettings
     from harness.layers_and_heads import parse_numbers, split_words
 
     prompts = prompts_config(
@@ -98,8 +98,8 @@ def probe(
 def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> None:
     """Record what is missing in the folder, and print a summary of all that is in it."""
     from attention_probe.analysis.print_traces import describe_checks, summary
-    from attention_probe.probe import run_probe
     from attention_probe.prompts.choose_prompts import open_source
+    from attention_probe.run_probe import run_probe
     from attention_probe.traces import AttentionTraces
     from harness.display.progress import progress_bar
 

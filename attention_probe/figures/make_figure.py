@@ -12,18 +12,18 @@ from typing import Any
 import pandas
 from matplotlib.figure import Figure
 
-from attention_probe.figures.activations import draw_activations, read_activations
-from attention_probe.figures.attention_curves import draw_figure, figure_table, read_bars, read_curves
-from attention_probe.figures.config import FigureConfig
-from attention_probe.figures.from_traces import figure_receipt
+from attention_probe.figures.activation_figures import draw_activations, read_activations
+from attention_probe.figures.curve_figures import draw_figure, figure_table, read_bars, read_curves
+from attention_probe.figures.figure_config import FigureConfig
+from attention_probe.figures.trace_figures import figure_receipt
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
+from attention_probe.run_probe import ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import select
-from harness.display.figures.style import write_figure
+from harness.display.figures.figure_style import write_figure
 from harness.errors import ConfigError
-from harness.models import label_model
+from harness.smollm2 import label_model
 
 Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
 """Gives the traces of a model's layers, counted from 0, with what is to be recorded; measures what is missing."""

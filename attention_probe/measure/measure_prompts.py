@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_probe.measure.activations import Reference, measure_activations
-from attention_probe.measure.decomposition import REGIONS, decompose, key_regions, mass_measures
+from attention_probe.measure.head_decomposition import REGIONS, decompose, key_regions, mass_measures
+from attention_probe.measure.measure_activations import Reference, measure_activations
 from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import cached_file
 
 from attention_probe.model.attention_function import quiet
-from harness import models
+from harness import smollm2
 from harness.errors import ConfigError, HarnessError, ModelError, explain_hub_error, list_first
 from harness.experiment.tokenizer import refuse_missing_folder
 from harness.layers_and_heads import count_from_one
@@ -104,7 +104,7 @@ def load_model(
         torch.empty(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has no class for it
         raise ConfigError(f"--device {device} cannot be used: {str(error).strip().splitlines()[0][:200]}") from None
-    name = models.resolve_model(name)
+    name = smollm2.resolve_model(name)
     refuse_missing_folder(name)
     is_folder = Path(name).expanduser().is_dir()
     name = str(Path(name).expanduser()) if is_folder else name

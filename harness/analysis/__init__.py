@@ -4,12 +4,12 @@
 shares of the problems (0.02 is 2 points); tables are in percent and points. Needs numpy, scipy and pandas only.
 """
 
-from harness.analysis.comparison import compare
-from harness.analysis.leaderboard import make_leaderboard
-from harness.analysis.outcomes import accuracy_table, clustered_error
-from harness.analysis.pooled import pool_changes
+from harness.analysis.compare_with_baseline import compare
+from harness.analysis.count_correct import accuracy_table, clustered_error
+from harness.analysis.paired_tests import estimate_difference, holm, score_interval
+from harness.analysis.pool_models import pool_changes
 from harness.analysis.power import detection_power, minimal_detectable_effect
-from harness.analysis.tests import estimate_difference, holm, score_interval
+from harness.analysis.result_tables import make_leaderboard
 
 __all__ = [
     "accuracy_table",

@@ -15,8 +15,8 @@ from typing import Any, Self, get_args
 from pydantic import Field, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip
-from harness.errors import ConfigError, list_first
-from harness.runs.prompts_of_run import AnsweredPrompt, Problem, Source
+from harness.errors import ConfigError, list_near
+from harness.runs.answered_prompts import AnsweredPrompt, Problem, Source
 from harness.yaml_settings import Strict
 
 FLIPS: tuple[Flip, ...] = get_args(Flip)
@@ -142,8 +142,8 @@ def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
     for name, values in required.items():
         known = {getattr(problem, name) for problem in source.problems}
         if unknown := [value for value in values if value not in known]:
-            there = list_first(sorted(map(str, known)), 8)
-            raise ConfigError(f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {there}.")
+            near = list_near(str(unknown[0]), sorted(map(str, known)))
+            raise ConfigError(f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {near}.")
     return [
         problem
         for problem in source.problems
@@ -159,9 +159,8 @@ def require_verdicts(source: Source, criterion: Criterion) -> None:
     """
     for name, default in ((criterion.baseline, BASELINE), (criterion.condition, STUDIED)):
         if name not in source.conditions and (criterion.flip or name != default):
-            raise ConfigError(
-                f"{source.name}: the condition {name!r} is not one of {list_first(source.conditions, 6)}."
-            )
+            near = list_near(name, source.conditions)
+            raise ConfigError(f"{source.name} has no condition {name!r}: expected one of {near}.")
     if criterion.flip and source.metric is None:
         raise ConfigError(f"{source.name} holds no verdicts, so {criterion.flip} cannot be told.")
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 
-from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.pooled import CrossedDifference, estimate_over_draws
-from harness.analysis.tests import Integers, PairedDifference, holm
+from harness.analysis.count_correct import Outcomes, by_setting
+from harness.analysis.paired_tests import Integers, PairedDifference, holm
+from harness.analysis.pool_models import CrossedDifference, estimate_over_draws
 from harness.experiment.conditions import Condition
 
 FEWEST_LENGTHS = 3
@@ -26,7 +26,7 @@ SWEEP_COLUMNS = {
     "placement": "where it stands",
     "words": "what else the prompt has and the baseline's lacks",
     "lengths": "its numbers of tokens",
-    "n": "problems",
+    "problems": "number of problems",
     "difference": "mean over all lengths of the difference from the baseline, points",
     "low": "lower end of its 95 % interval, points",
     "high": "upper end",
@@ -44,7 +44,7 @@ def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition]
     """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
 
     Args:
-        counted: As `outcomes.count_outcomes` gives them, not split any further.
+        counted: As `count_correct.count_outcomes` gives them, not split any further.
         conditions: The config's, by name.
         baseline: What the lengths are compared with.
     """
@@ -64,7 +64,7 @@ def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition]
                 "placement": group.placement,
                 "words": group.words,
                 "lengths": " ".join(map(str, there)),
-                "n": len(old.clusters),
+                "problems": len(old.clusters),
                 "p": min(1.0, 2 * min(mean.p, extremes.p)),
                 "best": there[int(changes.sum(axis=(1, 2)).argmax())],
             }
@@ -133,7 +133,7 @@ def estimate_trend(
     Args:
         changes: [length, draw, problem] Right samples less the baseline's, the lengths in order.
         samples: [draw, problem] Samples under either.
-        clusters: As of `tests.by_cluster`.
+        clusters: As of `paired_tests.by_cluster`.
     """
     mean = estimate_over_draws(changes.sum(axis=0), samples * len(changes), clusters)
     return mean, estimate_over_draws(changes[-1] - changes[0], samples, clusters)

@@ -30,8 +30,8 @@ def compare(
 
     Of a run that names no condition its baseline is taken.
     """
-    from harness.analysis.pair import Side, check_not_worse, compare_pair
-    from harness.display.table_pages import show_board
+    from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
+    from harness.display.table_page import show_board
 
     named = ",".join([metric or "", filter_]) if filter_ else metric
     board = compare_pair(Side.read(old, named), Side.read(new, named))

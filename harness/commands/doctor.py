@@ -11,8 +11,8 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be loaded.")] = None,
 ) -> None:
     """Check the installation, and name the fix for each check that fails."""
-    from harness.display.table import Column, Table, render
-    from harness.doctor import check_installation
+    from harness.check_installation import check_installation
+    from harness.display.format_table import Column, Table, render
 
     checks = check_installation(model)
     columns = [Column(name, name, str, numeric=False) for name in ("result", "subject", "found")]

@@ -15,10 +15,10 @@ def fetch(
     overrides: Overrides = None,
 ) -> None:
     """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1; or the model `smollm2`."""
-    from harness.experiment.config import load_config
     from harness.experiment.problems import open_dataset
+    from harness.experiment.run_config import load_config
     from harness.experiment.tokenizer import fetch_repository
-    from harness.models import SMOLLM2, SMOLLM2_LABEL, fetch_smollm2
+    from harness.smollm2 import SMOLLM2, SMOLLM2_LABEL, fetch_smollm2
 
     if str(config) == SMOLLM2 and not overrides:
         typer.echo(f"{SMOLLM2_LABEL}:\n{fetch_smollm2()}")

@@ -24,10 +24,10 @@ def plot(
     A sweep's figure (`--kind dose`) shows the difference against the filler's length. It needs a run of one filler in
     several lengths.
     """
-    from harness.analysis.leaderboard import make_leaderboard
-    from harness.display.figures.kinds import draw_figures
-    from harness.display.figures.style import write_figure
-    from harness.runs.read import Run, locate
+    from harness.analysis.result_tables import make_leaderboard
+    from harness.display.figures.figure_kinds import draw_figures
+    from harness.display.figures.figure_style import write_figure
+    from harness.runs.read_runs import Run, locate
 
     loaded = [Run.load(run, metric=metric) for run in locate(runs)]
     board = make_leaderboard(loaded, baseline=baseline, margin=margin)

@@ -21,10 +21,10 @@ def regrade(
     gold: Annotated[str, typer.Option(help="Column of gold answers in it.")] = "gold",
 ) -> None:
     """Grade and audit a finished run again; or grade the last boxes of any log or table beside its own verdicts."""
-    from harness.execution.regrade import regrade as regrade_run
-    from harness.execution.regrade import regrade_logs
-    from harness.runs.folder import JOURNAL
+    from harness.execution.grade_again import regrade as regrade_run
+    from harness.execution.grade_again import regrade_logs
     from harness.runs.journal import is_stored
+    from harness.runs.run_folder import JOURNAL
 
     if run.exists() and not is_stored(run / JOURNAL):
         typer.echo(describe_grades(regrade_logs(run, metric=metric, completion=completion, gold=gold)))
@@ -35,9 +35,9 @@ def regrade(
 
 def describe_grades(grades: pandas.DataFrame) -> str:
     """How many are right, by the log's own metric too, and the first on which the two differ."""
-    from harness.analysis.leaderboard import records
-    from harness.display.table import Column, Table, render
-    from harness.execution.regrade import REGRADED_SHOWN
+    from harness.analysis.result_tables import records
+    from harness.display.format_table import Column, Table, render
+    from harness.execution.grade_again import REGRADED_SHOWN
 
     summary = f"{len(grades)} samples: right by mless {grades['ours'].mean():.1%}"
     counts = ", ".join(f"{verdict} {count}" for verdict, count in grades["verdict"].value_counts().items())

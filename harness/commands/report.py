@@ -26,12 +26,12 @@ def report(
     definition: Annotated[Definition, typer.Option(help="Queries that the attention curves average over.")] = "common",
 ) -> None:
     """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
-    from harness.display.report.page import write_report
-    from harness.runs.folder import RECORDED
-    from harness.runs.read import locate
+    from harness.display.report.report_page import write_report
+    from harness.runs.read_runs import locate
+    from harness.runs.run_folder import RECORDED
 
     # the probe's, which this package must not import, only name
-    read_attention = import_module("attention_probe.figures.from_traces").read_attention
+    read_attention = import_module("attention_probe.figures.trace_figures").read_attention
     chosen = head and list(dict.fromkeys(head))
     found = locate(runs)
     own = [run / RECORDED for run in found if isinstance(run, Path)]

@@ -21,11 +21,14 @@ def run(
     overrides: Overrides = None,
     dataset: Annotated[str | None, typer.Option(metavar="math500|FILE", help="Problems: a JSONL file.")] = None,
     conditions: Annotated[str | None, typer.Option(metavar="wo,mless", help="Only these of the study's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="The most tokens of a completion.")] = None,
-    samples: Annotated[int | None, typer.Option(metavar="N", help="Ask each prompt N times.")] = None,
-    record: Annotated[
-        str | None,
-        typer.Option("--record-attention", metavar="1-3|all", help="Keep attention of these layers as traces."),
+    max_gen_toks: Annotated[int | None, typer.Option(metavar="N", help="The most tokens of a completion.")] = None,
+    repeats: Annotated[int | None, typer.Option(metavar="N", help="Ask each problem N times.")] = None,
+    apply_chat_template: Annotated[
+        bool | None, typer.Option(help="Set the layout to chat, or to raw; default: the config's.")
+    ] = None,
+    num_fewshot: Annotated[int | None, typer.Option(metavar="N", help="Show N examples before the question.")] = None,
+    record_attention: Annotated[
+        str | None, typer.Option(metavar="1-3|all", help="Keep attention of these layers as traces.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     output: Annotated[
@@ -42,18 +45,24 @@ def run(
     from harness.display.dry_run import describe_plan, show_prompts
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError
-    from harness.execution.run import describe_folder, execute, settle
-    from harness.experiment.config import config_of_model, load_config
+    from harness.execution.execute_plan import describe_folder, execute, settle
     from harness.experiment.plan import make_plan
-    from harness.runs.folder import refuse_foreign
+    from harness.experiment.run_config import config_of_model, load_config
+    from harness.runs.run_folder import refuse_foreign
 
     if (config is None) == (model is None):
         got = "both" if config else "neither"
         raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
-    changed: dict[str, object] = {"max_gen_toks": max_tokens, "samples_per_problem": samples}
+    changed: dict[str, object] = {
+        "max_gen_toks": max_gen_toks,
+        "repeats": repeats,
+        "record_attention": record_attention,
+        "fewshot.num_fewshot": num_fewshot,
+    }
     changed["dataset"] = dataset if dataset in (None, "math500") else {"path": dataset}
     changed["conditions"] = conditions and conditions.replace(" ", "").split(",")
-    changed["record"] = record and {"attention": record}
+    if apply_chat_template is not None:
+        changed["layouts"] = ["chat"] if apply_chat_template else ["raw"]
     own = [f"{key}={json.dumps(value)}" for key, value in changed.items() if value is not None] + (overrides or [])
     settings = config_of_model(str(model), own) if config is None else load_config(config, own)
     wanted = check_backend(settings, engines)
@@ -72,7 +81,7 @@ def run(
 
 def show_run(folder: Path) -> None:
     """Print a run's table, where its figure and files are, and what to do next."""
-    from harness.display.table_pages import TableOptions, make_table
+    from harness.display.table_page import TableOptions, make_table
     from harness.errors import ComparisonError
 
     try:

@@ -11,7 +11,7 @@ from harness.constants import STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
-    from harness.runs.read import Run
+    from harness.runs.read_runs import Run
 
 SHOWN_LETTERS = 1200
 """About this many characters of a completion are shown, unless all are asked for."""
@@ -36,8 +36,8 @@ def show(
     from rich.console import Console
 
     from harness.analysis.choose_problems import Criterion
-    from harness.display.show import describe_run, print_problem
-    from harness.runs.read import Run, locate_one
+    from harness.display.show_problems import describe_run, print_problem
+    from harness.runs.read_runs import Run, locate_one
 
     read = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
@@ -53,10 +53,10 @@ def show(
 
 def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None) -> None:
     from harness.analysis.choose_problems import count_outcomes, require_verdicts, select
-    from harness.analysis.comparison import compare
-    from harness.analysis.leaderboard import records
-    from harness.display.show import describe_changes, print_changes
-    from harness.runs.read import source_of
+    from harness.analysis.compare_with_baseline import compare
+    from harness.analysis.result_tables import records
+    from harness.display.show_problems import describe_changes, print_changes
+    from harness.runs.read_runs import source_of
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
@@ -66,6 +66,8 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))
     (row,) = (row for row in rows if row["condition"] == criterion.condition)
-    typer.echo(f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['n']} problems")
+    typer.echo(
+        f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['problems']} problems"
+    )
     typer.echo(describe_changes(row, criterion, count_outcomes(source, every)))
     print_changes(console, problems, criterion, limit=limit)

@@ -29,7 +29,7 @@ def table(
     explain: Explain = False,
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
-    from harness.display.table_pages import TableOptions, make_table
+    from harness.display.table_page import TableOptions, make_table
 
     requested = {"mediators": mediators, "audit": audit}
     options = TableOptions(

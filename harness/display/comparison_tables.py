@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.leaderboard import Leaderboard, records
-from harness.analysis.pooled import FEWEST_DRAWS
-from harness.analysis.tests import fewest_problems
+from harness.analysis.paired_tests import fewest_problems
+from harness.analysis.pool_models import FEWEST_DRAWS
+from harness.analysis.result_tables import Leaderboard, records
 from harness.constants import ALPHA
-from harness.display import columns as declared
-from harness.display.columns import word
-from harness.display.table import Column, Row, Table
-from harness.display.wording import (
+from harness.display import comparison_columns as declared
+from harness.display.comparison_columns import word
+from harness.display.format_table import Column, Row, Table
+from harness.display.format_values import (
     LEVEL,
     define_flips,
     describe_repeat,
@@ -34,7 +34,7 @@ TOLD_UNGRADED = 0.05
 SHOWN_POINTS = 0.05
 """Fewer points or percent are 0.0 where they are shown."""
 
-_SHARED = {"model": "", "layout": "", "words": "", "models": "model", "n": "problem", "k": "sample"}
+_SHARED = {"model": "", "layout": "", "words": "", "models": "model", "problems": "problem", "repeats": "sample"}
 """Columns that a title names in place of a column if all rows agree, with the noun of those that count something."""
 
 
@@ -42,7 +42,9 @@ def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
     title, words = describe_table(board)
-    format_moved = any(abs((row["answer_difference"] or 0) - (row["difference"] or 0)) >= SHOWN_POINTS for row in rows)
+    format_moved = any(
+        abs((row["answered_difference"] or 0) - (row["difference"] or 0)) >= SHOWN_POINTS for row in rows
+    )
     columns = [declared.ACCURACY, declared.DIFFERENCE, declared.P, declared.VERDICT]
     columns.append(declared.ANSWERS if format_moved else declared.FLIPS)  # both are wider than a terminal
     facts, remarks = _explain(board, rows)
@@ -83,7 +85,7 @@ def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]
 def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
     """The title, which names what all rows have in common, and the columns of words for what they do not."""
     clusters = 0 if board.by else board.clusters
-    names = ("model", "layout", *board.by, "condition", "n", "k")
+    names = ("model", "layout", *board.by, "condition", "problems", "repeats")
     title, differing = describe_shared_values(records(board.comparison), names, clusters)
     return title or "Differences from the baseline", [*map(word, differing)]
 
@@ -100,9 +102,9 @@ def describe_shared_values(rows: Sequence[Row], names: Sequence[str], clusters: 
             differing.append(name)
         for value in values if name not in differing else ():
             text = f"{value} {plural(_SHARED[name], value)}" if _SHARED[name] else str(value)
-            if name == "n" and clusters:
+            if name == "problems" and clusters:
                 text += f" in {clusters} clusters"
-            texts.append(f"{text} each" if name == "k" else text)
+            texts.append(f"{text} each" if name == "repeats" else text)
     return ", ".join(texts), differing
 
 
@@ -125,7 +127,7 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
     if board.contrasts is None:
         family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
     instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
-    has_examples = any((run.get("settings") or {}).get("demonstrations") for run in board.receipt)
+    has_examples = any((run.get("settings") or {}).get("fewshot") for run in board.receipt)
     fewest_draws = min(row["draws"] for row in compared)
     examples = ""
     if fewest_draws >= FEWEST_DRAWS:
@@ -139,7 +141,7 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
         "family": family,
         "margin": compared[0]["margin"],
         "fewest": f"{fewest_problems(compared[0]['margin'] / 100)} {'clusters' if board.clusters else 'problems'}",
-        "flips": define_flips(max(row["k"] for row in compared)),
+        "flips": define_flips(max(row["repeats"] for row in compared)),
         **({} if judged else {declared.P.key: False, declared.VERDICT.key: False}),
     }
     # what changes how verdicts must be read comes first

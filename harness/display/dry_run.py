@@ -10,21 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, FEWEST_TEXTS, FEWEST_WORDINGS, POWER
-from harness.display.table import Column, Table, fold, render
-from harness.display.wording import visible
+from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS, POWER
+from harness.display.format_table import Column, Table, fold, render
+from harness.display.format_values import visible
 from harness.engines.devices import computes_bf16, describe_processor
-from harness.engines.interventions.checks import ARM_PROMPTS
-from harness.engines.vllm import device_type
+from harness.engines.interventions.check_arms import ARM_PROMPTS
+from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.conditions import contrast_name
-from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, group_name
+from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
 from harness.experiment.tokenizer import template_switches
 from harness.grading import describe_gold
 from harness.resources import count_cores
-from harness.runs.folder import RECEIPT
+from harness.runs.run_folder import RECEIPT
 
 START_SECONDS = 60.0
 """An engine's start on a CPU, in the forecast of a run: mostly imports, and compiling."""
@@ -35,8 +35,8 @@ most of each prompt was cached."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
 PLANNED_SPREAD = 0.02
-"""By how much a dry run takes the effect to scatter between them. In docs/figures/wordings.csv, of a small model, it
-scatters several times as far."""
+"""By how much a dry run takes the effect to scatter between them. In docs/figures/instructions.csv, of a small model,
+it scatters several times as far."""
 
 PROMPT_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
@@ -91,7 +91,7 @@ def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
 def _lines(plan: Plan) -> Iterator[str]:
     config, asked = plan.config, plan.dataset.problems
     yield f"model     {config.model.display_name} through {config.model.backend}"
-    for name, value in template_switches(config.model.arguments).items():
+    for name, value in template_switches(config.model.model_args).items():
         yield f"template  {name}: {json.dumps(value)}"
     yield f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems, {plan.dataset.source}"
     named = ((one, describe_gold(one.answer)) for one in plan.dataset.problems)
@@ -106,25 +106,25 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.before_raw or 'no BOS token'}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     groups = Counter(group_name(one.kind, one.name) for one in config.all_conditions if one.kind)
-    extra = [f"{name} {config.replicates} times" for name in config.repeated[:2] if config.replicates > 1]
+    extra = [f"{name} {config.replicates} times" for name in config.replicated[:2] if config.replicates > 1]
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     if changed := [one.name for one in config.conditions if one.intervention]:
         yield f"inside    {len(changed)} conditions change the model; {ARM_PROMPTS} prompts of each check it"
-    if config.record:
-        layers = config.record.attention
+    if config.record_attention:
+        layers = config.record_attention
         told = "all layers" if layers == "all" else f"Layers {list_first([*map(str, layers)], 9)}"
         yield f"records   attention in {told}, of the first sample of each prompt"
     known = [
-        length * config.samples_each * plan.replicates(arm) for arm in plan.arms.values() for length in arm.lengths
+        length * config.repeats_per_draw * plan.replicates(arm) for arm in plan.arms.values() for length in arm.lengths
     ]
     if known:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
     else:
-        yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
+        yield "tokens    unknown: name a tokenizer (--set model.model_args.tokenizer=NAME)"
     yield from describe_power(config, len({problem.counts_with for problem in asked}))
     if config.model.backend == "vllm" and device_type() == "cpu":
-        yield f"cpu       {describe_processor(config.model.arguments)}"
+        yield f"cpu       {describe_processor(config.model.model_args)}"
     yield f"time      {describe_time(config, plan.size, sum(known))}"
 
 
@@ -159,7 +159,7 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     tested = [pair for pair in config.tested if set(pair) <= names]
     primary = config.primary_contrast
     tests = (1 if primary else len(tested)) * max(1, len(config.layouts))
-    planned: dict[str, Any] = {"n": problems, "k": config.samples_per_problem, "discordance": PLANNED_DISCORDANCE}
+    planned: dict[str, Any] = {"n": problems, "k": config.repeats, "discordance": PLANNED_DISCORDANCE}
     disagree = f"samples with and without a filler disagree on {100 * PLANNED_DISCORDANCE:.0f} % of the problems"
     power = f"{100 * POWER:.0f} % power"
     if tests:
@@ -170,7 +170,7 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
     texts = max(kinds.values(), default=0)
     instructions = 1 + len(config.across.instructions) if config.across else 0
-    for noun, count, fewest in (("texts", texts, FEWEST_TEXTS), ("instructions", instructions, FEWEST_WORDINGS)):
+    for noun, count, fewest in (("texts", texts, FEWEST_TEXTS), ("instructions", instructions, FEWEST_INSTRUCTIONS)):
         if count >= fewest:
             smallest = _in_points(minimal_detectable_effect(**planned, prompts=count, spread=PLANNED_SPREAD))
             scatter = f"the effect scatters between {noun} by {100 * PLANNED_SPREAD:g} points"
@@ -225,7 +225,9 @@ def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:
             receipt = json.loads(path.read_text(encoding="utf-8"))
             model, timing, speed = receipt["config"]["model"], receipt["timing"], receipt["timing"]["tokens_per_second"]
             engines = [session["engine"] for session in receipt["sessions"] if session.get("engine")] or [{}]
-            same = _asked(model["backend"], model["arguments"]) == _asked(config.model.backend, config.model.arguments)
+            same = _asked(model["backend"], model["model_args"]) == _asked(
+                config.model.backend, config.model.model_args
+            )
             if same and engines[-1].get("engines", 1) == 1:  # how many the next run will have is not known here
                 devices = engines[-1].get("device_names") or ()
                 seconds = requests * timing["tokens"] / timing["samples"] / speed + timing["load_seconds"]

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.display.table import TABLE_WIDTH
+from harness.display.format_table import TABLE_WIDTH
 from harness.engines.start_errors import load_step
 
 GRADED_SHARE = 0.9

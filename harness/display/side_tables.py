@@ -10,12 +10,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis import causes, controls, other_prompts, pooled, reference, sweeps
-from harness.analysis.leaderboard import Leaderboard, records
-from harness.display.columns import MEDIATORS, word
+from harness.analysis import (
+    filler_parts,
+    mediators_and_audit,
+    other_texts_and_instructions,
+    pool_models,
+    published_numbers,
+    sweeps,
+)
+from harness.analysis.result_tables import Leaderboard, records
+from harness.display.comparison_columns import MEDIATORS, word
 from harness.display.comparison_tables import describe_shared_values, rows_of_conditions
-from harness.display.table import Column, Row, Table
-from harness.display.wording import (
+from harness.display.format_table import Column, Row, Table
+from harness.display.format_values import (
     LEVEL,
     NONE,
     accuracy,
@@ -83,8 +90,8 @@ SIDE_TABLES = (
     SideTable(
         key="pooled",
         heading="All models together{shared}, in points",
-        meanings=pooled.POOLED_COLUMNS,
-        words=("layout", "condition", "models", "n"),
+        meanings=pool_models.POOLED_COLUMNS,
+        words=("layout", "condition", "models", "problems"),
         columns=(
             Column("difference low high", f"these models [{LEVEL}]", difference),
             Column("p", "p", p_value),
@@ -93,11 +100,11 @@ SIDE_TABLES = (
         remarks=("Exploratory: neither adjusted nor judged.",),
     ),
     SideTable(
-        key="wordings",
+        key="instructions",
         heading="Over all instructions, points",
-        meanings=other_prompts.WORDING_COLUMNS,
+        meanings=other_texts_and_instructions.INSTRUCTION_COLUMNS,
         columns=(
-            Column("wordings", "instructions", count),
+            Column("instructions", "instructions", count),
             Column("least most", "from, to", partial(interval, sign=True)),
             Column("better worse", "better, worse in", "{}, {}".format),
             Column("difference new_low new_high", f"mean [{LEVEL}]", difference),
@@ -111,7 +118,7 @@ SIDE_TABLES = (
     SideTable(
         key="texts",
         heading="Against other texts of as many tokens at its place, points",
-        meanings=other_prompts.TEXT_COLUMNS,
+        meanings=other_texts_and_instructions.TEXT_COLUMNS,
         columns=(
             Column("texts kind", "against", "{} {}".format),
             Column("least most", "their accuracies", interval),
@@ -138,8 +145,8 @@ SIDE_TABLES = (
     SideTable(
         key="causes",
         heading="Parts of a filler{shared}, points",
-        meanings=causes.CAUSE_COLUMNS,
-        words=("model", "layout", "filler", "condition", "n"),
+        meanings=filler_parts.CAUSE_COLUMNS,
+        words=("model", "layout", "filler", "condition", "problems"),
         columns=(
             Column("layers", "layers", _show_layers),
             Column("valid_attention", "weights add up to 1", _show_validity),
@@ -154,7 +161,7 @@ SIDE_TABLES = (
     SideTable(
         key="mediators",
         heading="What else changed: percent of the samples",
-        meanings=controls.MEDIATOR_COLUMNS,
+        meanings=mediators_and_audit.MEDIATOR_COLUMNS,
         columns=MEDIATORS,
         on_request=True,
     ),
@@ -178,7 +185,7 @@ SIDE_TABLES = (
 REFERENCE = SideTable(
     key="reference",
     heading="Reference: {source}{shared}",
-    meanings=reference.REFERENCE_COLUMNS,
+    meanings=published_numbers.REFERENCE_COLUMNS,
     columns=(
         Column("accuracy accuracy_low accuracy_high", f"ours % [{LEVEL}]", _show_own_accuracy),
         Column("authors_rule", "authors'", number),
@@ -211,7 +218,9 @@ def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
             yield replace(column, legend=side.meanings.get(name, ""))
 
 
-def show_reference(table: pandas.DataFrame, published: reference.Reference, differences: Sequence[str]) -> Table:
+def show_reference(
+    table: pandas.DataFrame, published: published_numbers.Reference, differences: Sequence[str]
+) -> Table:
     """Published numbers next to ours."""
     samples = f"{published.setup.samples} {plural('sample', published.setup.samples)}"
     reading_error = "" if published.exact else f", read off a figure to within {published.uncertainty:g} points"

@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.engines import served
+from harness.engines import served_model
 from harness.engines.engine_pool import EnginePool, check_engines, open_engines
-from harness.engines.interventions.checks import refuse_interventions
-from harness.engines.lifetime import stopped
+from harness.engines.engine_processes import stopped
+from harness.engines.interventions.check_arms import refuse_interventions
 from harness.engines.start_errors import explain_start_error
-from harness.engines.vllm import Finished, VLLMEngine, engine_arguments
+from harness.engines.vllm_engine import Finished, VLLMEngine, engine_arguments
 from harness.errors import ConfigError, ModelError, list_near
-from harness.experiment.config import RunConfig
+from harness.experiment.generation_settings import sample_seed
 from harness.experiment.plan import Request
-from harness.experiment.sampling import sample_seed
+from harness.experiment.run_config import RunConfig
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -51,25 +51,25 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
         raise ConfigError(
             f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own."
         )
-    elif backend in served.PATHS:
-        served.check_served(config)
+    elif backend in served_model.PATHS:
+        served_model.check_served(config)
     else:
         import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
         from lm_eval.api.registry import model_registry
 
-        names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
+        names = sorted({"vllm", *served_model.PATHS, *model_registry.keys()})
         if backend not in names:
-            raise ConfigError(f"There is no model.backend {backend!r}. Expected vllm, or: {list_near(backend, names)}.")
+            raise ConfigError(f"There is no model.backend {backend!r}: expected one of {list_near(backend, names)}.")
     return wanted
 
 
 def open_backend(
     backend: str, arguments: Mapping[str, Any], *, sampled: bool, engines: str | None, most: int, log: Path
-) -> AbstractContextManager[VLLMEngine | EnginePool | served.ServedModel | LmEvalBackend]:
+) -> AbstractContextManager[VLLMEngine | EnginePool | served_model.ServedModel | LmEvalBackend]:
     """Load the model; it is shut down at the end of the context.
 
     Args:
-        backend: `vllm` for our engine, one of `served.PATHS` for a server, else the name of a model of lm-eval's.
+        backend: `vllm` for our engine, one of `served_model.PATHS` for a server, else the name of a model of lm-eval's.
         arguments: lm-eval's model arguments.
         sampled: Whether any request will be sampled.
         engines: A number, `auto`, or None for what the arguments say; for `vllm` alone.
@@ -83,8 +83,8 @@ def open_backend(
     if backend == "vllm":
         wanted = check_engines(engines, arguments)
         return closing(open_engines(arguments, wanted, sampled=sampled, most=most, log=log))
-    if backend in served.PATHS:
-        return closing(served.ServedModel(backend, arguments))
+    if backend in served_model.PATHS:
+        return closing(served_model.ServedModel(backend, arguments))
     try:
         from lm_eval.api.registry import get_model
 

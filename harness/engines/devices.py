@@ -80,5 +80,5 @@ def describe_processor(arguments: Mapping[str, Any]) -> str:
     has = "has" if computes_bf16() else "has no"
     cores = count_cores()
     kept = os.environ.get(RESERVED, "0" if cores <= FEW_CORES else "one")
-    chosen = f"{dtype} (model.arguments.dtype; the processor {has} bf16 instructions)"
+    chosen = f"{dtype} (model.model_args.dtype; the processor {has} bf16 instructions)"
     return f"{chosen}; vLLM keeps {kept} of {cores} cores back ({RESERVED})"

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.engines.lifetime import CONTINUE, ENGINE_TURN_SECONDS, STALL_FACTOR, undisturbed
-from harness.engines.vllm import QUEUE_PER_SEQUENCE, Finished, VLLMEngine, refuse_too_long
+from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, STALL_FACTOR, undisturbed
+from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE, Finished, VLLMEngine, refuse_too_long
 from harness.errors import (
     ConfigError,
     EngineError,

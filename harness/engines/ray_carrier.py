@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.engines.lifetime import CONTINUE, stopped
-from harness.engines.vllm import Finished, VLLMEngine
+from harness.engines.engine_processes import CONTINUE, stopped
+from harness.engines.vllm_engine import Finished, VLLMEngine
 from harness.errors import QUOTED_CHARACTERS, EngineError, HarnessError
 from harness.experiment.plan import Request
 from harness.resources import count_cores

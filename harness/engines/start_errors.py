@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from harness.engines.devices import describe_gpu_processes
-from harness.engines.lifetime import CONTINUE
+from harness.engines.engine_processes import CONTINUE
 from harness.errors import QUOTED_CHARACTERS, ModelError, StartEndedError, explain_hub_error
 
 KEPT_ERROR_BYTES = 2**18

@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from harness.errors import RunError, RunInterrupted
-from harness.experiment.config import RunConfig, load_config
-from harness.runs.read import Run
+from harness.experiment.run_config import RunConfig, load_config
+from harness.runs.read_runs import Run
 
 
 def run(

@@ -26,7 +26,7 @@ from pydantic import Field, StrictInt, ValidationError, model_validator
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.fillers import count_words, cut_sentence, cut_text, draw_words, estimate_tokens
-from harness.experiment.interventions import Intervention
+from harness.experiment.intervention_settings import Intervention
 from harness.yaml_settings import Strict, explain
 
 STUDY_COUNT = 55

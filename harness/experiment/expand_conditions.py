@@ -110,8 +110,8 @@ def expand_causes(entries: Iterable[Any]) -> list[Any]:
             raise ConfigError(f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}.")
         is_first_layer = layers == (1,)
         span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
-        for cell, (elsewhere, scale, bias) in CELLS.items():
-            if not (elsewhere or cell == "gap" or is_first_layer):
+        for cell, (other_layers, scale, bias) in CELLS.items():
+            if not (other_layers or cell == "gap" or is_first_layer):
                 continue
             # no layer sees the filler in the gap, so that it is one condition whatever the layers
             key = (source, cell, () if cell == "gap" else tuple(layers))
@@ -119,7 +119,7 @@ def expand_causes(entries: Iterable[Any]) -> list[Any]:
                 continue
             cells.add(key)
             name = f"{source}-{cell}" if cell == "gap" or is_first_layer else f"{source}-{span}-{cell}"
-            switches = {"elsewhere": elsewhere, "scale": scale, "bias": bias}
+            switches = {"other_layers": other_layers, "scale": scale, "bias": bias}
             intervention = {"kind": "filler", "layers": list(layers), **switches}
             expanded.append({**sources[source], "name": find_free_name(name, taken), "intervention": intervention})
     return expanded

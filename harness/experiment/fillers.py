@@ -72,7 +72,7 @@ def draw_words(words: Sequence[str], count: int, count_tokens: Callable[[str], i
             drawn.pop()
     raise ConfigError(
         f"Random tokens are drawn from the words of the model's vocabulary, and no draw of these has {count} tokens. "
-        "Name the model's tokenizer (--set model.arguments.tokenizer=NAME), or leave random_ids out."
+        "Name the model's tokenizer (--set model.model_args.tokenizer=NAME), or leave random_ids out."
     )
 
 

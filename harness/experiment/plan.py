@@ -17,11 +17,11 @@ from typing import Any
 
 from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import OTHER_INSTRUCTION
-from harness.experiment.config import RunConfig
-from harness.experiment.demonstrations import Demonstrations, Draw
+from harness.experiment.fewshot_examples import Draw, FewshotConfig
+from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, hash_prompts
-from harness.experiment.sampling import Sampling, sample_seed
+from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode, template_switches
 
@@ -51,11 +51,11 @@ class Plan:
     def size(self) -> int:
         """Completions to generate."""
         prompts = sum(self.replicates(arm) * len(arm.prompts) for arm in self.arms.values())
-        return prompts * self.config.samples_each
+        return prompts * self.config.repeats_per_draw
 
     def replicates(self, arm: ConditionPrompts) -> int:
         """How often a condition is run."""
-        return self.config.replicates if arm.condition.name in self.config.repeated else 1
+        return self.config.replicates if arm.condition.name in self.config.replicated else 1
 
     @property
     def lines(self) -> dict[str, str]:
@@ -94,9 +94,9 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
     """
     whole = open_dataset(config.dataset)
-    shown = config.demonstrations
+    shown = config.fewshot
     # without examples too an answer's line is begun by the prompt: else a model's line break would be the whole answer
-    begun = Draw(number=0, examples=(), frame=Demonstrations().frame) if config.answer == "line" else None
+    begun = Draw(number=0, examples=(), frame=FewshotConfig().frame) if config.answer == "line" else None
     asked: Sequence[Problem] = whole.problems
     draws: Sequence[Draw | None] = [begun]
     if shown:
@@ -111,9 +111,9 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     model = ModelTokenizer.from_arguments(arguments)
     templated = config.model.templates_itself or (model is not None and model.tokenizer.chat_template)
     layouts = config.layouts or (Layout.CHAT if templated else Layout.RAW,)
-    if (switches := template_switches(config.model.arguments)) and Layout.CHAT not in layouts:
+    if (switches := template_switches(config.model.model_args)) and Layout.CHAT not in layouts:
         named, got = ", ".join(switches), ", ".join(layouts)
-        raise ConfigError(f"model.arguments sets {named} of the chat template, and the layout is {got}.")
+        raise ConfigError(f"model.model_args sets {named} of the chat template, and the layout is {got}.")
     config = config.model_copy(update={"layouts": layouts})
     with_examples = [condition for condition in config.all_conditions if condition.has_examples]
     without_examples = [condition for condition in config.all_conditions if not condition.has_examples]
@@ -197,8 +197,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
         asked: Counter[tuple[int, str, object, str]] = Counter()
-        for sample, (task, arm, problem, prompt) in product(range(plan.config.samples_each), rows):
-            index = sample + max(arm.draw - 1, 0) * plan.config.samples_each
+        for sample, (task, arm, problem, prompt) in product(range(plan.config.repeats_per_draw), rows):
+            index = sample + max(arm.draw - 1, 0) * plan.config.repeats_per_draw
             chat_api = arm.layout is Layout.CHAT and plan.config.model.templates_itself
             same = (
                 index,

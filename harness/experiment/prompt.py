@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import REFERENCE_FIELDS, Condition, Placement
-from harness.experiment.demonstrations import Draw
+from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import Problem
 
 INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement, named_conditions
-from harness.experiment.demonstrations import Draw
-from harness.experiment.interventions import Intervention, Resolved, resolve
+from harness.experiment.fewshot_examples import Draw
+from harness.experiment.intervention_settings import Intervention, Resolved, resolve
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, Prompt, Role, build_prompt, hash_text
 from harness.experiment.tokenizer import (

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness import models
+from harness import smollm2
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition
@@ -82,13 +82,13 @@ class ModelTokenizer:
             return None
         revision, trust = arguments.get("revision"), arguments.get("trust_remote_code") in (True, "True", "true")
         tokenizer = load_tokenizer(
-            models.resolve_model(name),
+            smollm2.resolve_model(name),
             revision=arguments.get("tokenizer_revision") or revision,
             trust_remote_code=trust,
         )
         length = _stated_length(arguments)
         if weights == name and not (length and arguments.get("hf_overrides")):
-            own = context_length(models.resolve_model(name), revision, trust)
+            own = context_length(smollm2.resolve_model(name), revision, trust)
             length = min(filter(None, (length, own)), default=None)
         switches = template_switches(arguments)
         template = tokenizer.get_chat_template() if tokenizer.chat_template else ""

@@ -1,7 +1,7 @@
 """Right or wrong: from a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
-from harness.grading.compare import describe_gold, grade
-from harness.grading.extract import GRADED, Grade, GradeJob, Verdict
+from harness.grading.extract_answer import GRADED, Grade, GradeJob, Verdict
+from harness.grading.grader_pool import GraderPool
 from harness.grading.other_graders import (
     GRADERS,
     Audit,
@@ -11,7 +11,7 @@ from harness.grading.other_graders import (
     as_text,
     column,
 )
-from harness.grading.pool import GraderPool
+from harness.grading.same_answer import describe_gold, grade
 
 __all__ = [
     "GRADED",

@@ -20,7 +20,7 @@ from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
-from harness.grading.extract import LONGEST_ANSWER, Grade, read_boxes
+from harness.grading.extract_answer import LONGEST_ANSWER, Grade, read_boxes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

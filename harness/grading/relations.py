@@ -1,7 +1,7 @@
 """Equations, inequalities and sets of numbers in plain notation: what a relation says of its left side.
 
 `x=5` says that a value is 5, `x<5` and `x\\ne 5` say in which intervals it lies. Here one becomes the other, as text.
-Whether two texts are the same is for `harness.grading.compare` to say.
+Whether two texts are the same is for `harness.grading.same_answer` to say.
 """
 
 from __future__ import annotations

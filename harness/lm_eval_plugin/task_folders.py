@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from harness import models, resources
+from harness import resources, smollm2
 from harness.constants import BASELINE
 from harness.errors import ConfigError, list_near
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
@@ -83,7 +83,7 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
         ) + yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=10**6)
         told.append(f"{name}: {tokens}")
     told.append(
-        f"lm_eval --model vllm --model_args pretrained={models.resolve_model(model or 'MODEL')} \\\n"
+        f"lm_eval --model vllm --model_args pretrained={smollm2.resolve_model(model or 'MODEL')} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
         f"    --tasks {','.join(names)}"
     )

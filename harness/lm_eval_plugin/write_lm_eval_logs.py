@@ -20,7 +20,7 @@ from lm_eval.api.model import LM
 
 from harness import resources
 from harness.errors import JournalError
-from harness.runs import receipts
+from harness.runs import versions_and_hashes
 from harness.runs.records import Arm, Identity, Prompt, Sample, Score
 
 if TYPE_CHECKING:
@@ -142,12 +142,12 @@ def _evaluate(
     results |= {
         "config": {
             "model": model["backend"],
-            "model_args": {name: str(value) for name, value in model["arguments"].items()},
+            "model_args": {name: str(value) for name, value in model["model_args"].items()},
             "random_seed": config["seed"],
         },
         "date": time.time(),
-        "git_hash": receipts.git_revision(),
-        "lm_eval_version": receipts.package_version("lm-eval"),
+        "git_hash": versions_and_hashes.git_revision(),
+        "lm_eval_version": versions_and_hashes.package_version("lm-eval"),
     }
     tracker.general_config_tracker.model_source = model["backend"]
     tracker.general_config_tracker.model_name = label

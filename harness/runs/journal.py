@@ -172,7 +172,7 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """What differs between two JSON values, one entry a leaf: `sampling.temperature: 0.0 -> 0.7`."""
+    """What differs between two JSON values, one entry a leaf: `gen_kwargs.temperature: 0.0 -> 0.7`."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             line

@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from harness.errors import RunError
+from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, hash_setting
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Prompt as RequestedPrompt
 from harness.experiment.prompt import document_prompt, make_document
-from harness.experiment.sampling import Sampling
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
-from harness.grading.compare import GRADER_VERSION
+from harness.grading.same_answer import GRADER_VERSION
 
 RUN_FORMAT = 1
 """Goes up when a run folder is written in another way. No reader knows a second one."""
@@ -293,7 +293,7 @@ class Identity(Struct, kw_only=True):
         return hash_setting(
             prompt_version=self.prompt_version,
             model=msgspec.to_builtins(self.model),
-            arguments=self.config["model"]["arguments"],
+            arguments=self.config["model"]["model_args"],
             engine=msgspec.to_builtins(self.engine),
         )
 
@@ -302,7 +302,7 @@ class ModelSettings(Struct):
     """A run config's model, as far as it is read."""
 
     backend: str
-    arguments: dict[str, Any]
+    model_args: dict[str, Any]
     label: str | None
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from harness.analysis.causes import CAUSE_COLUMNS, causes_table
-from harness.display.figures.dots import draw_causes
+from harness.analysis.filler_parts import CAUSE_COLUMNS, causes_table
+from harness.display.figures.interval_rows import draw_causes
 from harness.experiment.expand_conditions import expand_causes
 from tests.analysis.test_other_prompts import conditions_of, settings_of
 
@@ -17,7 +17,7 @@ def table_of(conditions, accuracy, *, n=400):
 
 
 def test_each_cell_is_compared_with_the_position_gap():
-    table = table_of([*FIRST, *LATER], lambda elsewhere, scale, bias: 0.5 - 0.2 * scale).set_index("condition")
+    table = table_of([*FIRST, *LATER], lambda other_layers, scale, bias: 0.5 - 0.2 * scale).set_index("condition")
     assert {*table.reset_index().columns} == {*CAUSE_COLUMNS} and set(table["filler"]) == {"mless"}
     assert table.index.tolist() == [
         "mless",

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from harness.analysis import compare, estimate_difference, holm, score_interval
-from harness.analysis.comparison import COMPARISON_COLUMNS, judge
-from harness.analysis.tests import verdict
+from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS, judge
+from harness.analysis.paired_tests import verdict
 from harness.errors import ComparisonError
 from tests.make import CONTROL
 
@@ -58,7 +58,7 @@ def test_a_table_by_hand():
     baseline, row = table.loc["wo"], table.loc["mless"]
     assert (baseline["accuracy"], baseline["role"], row["accuracy"]) == (60, "baseline", 80)
     assert pandas.isna(baseline[["difference", "p", "p_adjusted", "within_margin", "verdict"]]).all()
-    assert (row["n"], row["k"], row["difference"], row["tests"]) == (50, 1, pytest.approx(20), 1)
+    assert (row["problems"], row["repeats"], row["difference"], row["tests"]) == (50, 1, pytest.approx(20), 1)
     assert (row["wrong_to_right"], row["right_to_wrong"]) == (12, 2)
     assert row["p"] == pytest.approx(0.0129, abs=5e-5), "McNemar's exact test of 12 and 2"
     assert 5 < row["low"] < 7 and 33 < row["high"] < 36, "near Tango's interval, [6.1, 34.5]"
@@ -73,7 +73,7 @@ def test_repeats_are_averaged_by_problem(run):
     assert row["difference"] == pytest.approx(100 * change.mean())
     assert row["standard_error"] == pytest.approx(100 * correct["mless"].sem())
     assert (row["wrong_to_right"] - row["right_to_wrong"]) == pytest.approx(change.sum())
-    assert (row["n"], row["k"], row["verdict"]) == (60, 4, "better")
+    assert (row["problems"], row["repeats"], row["verdict"]) == (60, 4, "better")
     low, high = score_interval(correct["mless"])
     assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((100 * low, 100 * high))
 
@@ -89,7 +89,7 @@ def test_problems_of_one_cluster_count_as_one():
         return by_condition(compare(frame.assign(cluster=number))).loc["mless"]
 
     one, three = compared(1), compared(3)
-    assert (one["n"], three["n"]) == (60, 180)
+    assert (one["problems"], three["problems"]) == (60, 180)
     assert three["p"] == one["p"] and three["wrong_to_right"] == 3 * one["wrong_to_right"]
     same = ["accuracy", "standard_error", "accuracy_low", "accuracy_high", *POINTS]
     assert list(three[same]) == pytest.approx(list(one[same]), rel=1e-9)
@@ -111,7 +111,7 @@ def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
     levels = run.assign(level=run["problem_id"].str.len())
     table = compare(levels, by=["level"])
     assert list(table.columns)[:4] == ["model", "layout", "level", "condition"]
-    assert table.groupby("level")["n"].first().to_dict() == {2: 10, 3: 50}
+    assert table.groupby("level")["problems"].first().to_dict() == {2: 10, 3: 50}
     assert set(table["tests"].dropna()) == {4}
 
 
@@ -193,7 +193,7 @@ def table_rows(p_values, tested=CONDITIONS):
     rows = [{"model": model, "layout": "raw", "condition": "wo", "role": "baseline"} for model in MODELS]
     for (model, condition), p in zip(names, p_values, strict=True):
         row = {"model": model, "layout": "raw", "condition": condition, "difference": 1.0, "p": p}
-        row |= {"answer_difference": 1.0, "answer_low": 0.5, "answer_high": 1.5, "within_margin": False}
+        row |= {"answered_difference": 1.0, "answered_low": 0.5, "answered_high": 1.5, "within_margin": False}
         rows.append({**row, "role": "tested" if condition in tested else "exploratory"})
     return rows
 
@@ -274,8 +274,8 @@ def test_a_repeat_run_says_how_many_completions_differ(run):
 
 REFUSED = {
     "no baseline": ({}, {"baseline": "none"}, "model m, layout raw: .*'none' among wo, mless, mful"),
-    "unknown contrast": ({}, {"contrasts": ["mles - wo"]}, "mles: .* wo"),
-    "unknown other side": ({}, {"contrasts": ["mless - mles"]}, "mles: .* wo"),
+    "unknown contrast": ({}, {"contrasts": ["mles - wo"]}, "'mles': expected one of mful, mless, .*wo"),
+    "unknown other side": ({}, {"contrasts": ["mless - mles"]}, "'mles': expected one of mful, mless, .*wo"),
     "unnamed primary": ({}, {"primary": "mless - wo"}, "primary: .* mless - wo"),
     "split primary": ({}, {"primary": "mless - wo", "contrasts": ["mless - wo"], "by": ["level"]}, "primary: "),
     "margin": ({}, {"margin": 0}, "margin: .* got 0"),

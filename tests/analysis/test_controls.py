@@ -3,11 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import compare
-from harness.analysis.controls import MEDIATOR_COLUMNS, mediator_table
-from harness.analysis.leaderboard import make_leaderboard
+from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
+from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
-from harness.display.report.page import make_card
-from harness.runs.read import Run
+from harness.display.report.report_page import make_card
+from harness.runs.read_runs import Run
 from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run
 
 
@@ -54,7 +54,7 @@ def test_the_part_by_answer_is_of_pairs_of_samples_that_both_have_one():
         }
     )
     # p2 gains a box and is right, p4 loses its verdict and was right; p1 answers otherwise; p3 stays truncated
-    assert row[["difference", "answer_difference"]].tolist() == pytest.approx([20, 20]) and row["graded"] == 60
+    assert row[["difference", "answered_difference"]].tolist() == pytest.approx([20, 20]) and row["graded"] == 60
 
 
 @settings(max_examples=30)
@@ -68,7 +68,7 @@ def test_it_is_the_mean_over_all_pairs_of_a_problems_samples(seed, k, chances):
         for other in old
         if {one, other} <= {"correct", "incorrect"}
     ]
-    assert pair(verdicts)["answer_difference"] == pytest.approx(100 * sum(pairs) / (12 * k * k), abs=1e-9)
+    assert pair(verdicts)["answered_difference"] == pytest.approx(100 * sum(pairs) / (12 * k * k), abs=1e-9)
 
 
 CUT, WRONG, RIGHT = ["truncated"] * 2, ["incorrect"] * 2, ["correct"] * 2
@@ -106,9 +106,9 @@ def test_a_gain_of_fewer_cut_offs_alone_is_called_format():
     board = make_leaderboard([evaluation({"wo": [*half, *half], "mless": [*whole, *whole], "mful": [*half, *half]})])
     row = board.comparison.set_index("condition").loc["mless"]
     assert row[["verdict", "by_format"]].tolist() == ["better", True]
-    assert row["answer_low"] <= 0 == row["answer_difference"] <= row["answer_high"]
+    assert row["answered_low"] <= 0 == row["answered_difference"] <= row["answered_high"]
     shown = show_comparison(board)
     cells = {one.heading: cell.text for one, cell in zip(shown.columns, shown.cells[1], strict=True)}
-    assert cells["verdict"] == "better (format)" and cells["by answer [95 %]"].startswith("0.0 [")
+    assert cells["verdict"] == "better (format)" and cells["answered [95 %]"].startswith("0.0 [")
     assert "better (format)" in str(make_card(board)["answers"])
     assert "Ungraded: w/o cut off 50.0 %" in make_card(board)["facts"]["Ungraded"]

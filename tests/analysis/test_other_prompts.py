@@ -5,21 +5,26 @@ import numpy as np
 import pytest
 
 from harness import load_run
-from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.other_prompts import TEXT_COLUMNS, WORDING_COLUMNS, text_table, wording_table
-from harness.analysis.outcomes import by_setting, count_outcomes
-from harness.analysis.pooled import crossed_error, pool_changes
+from harness.analysis.count_correct import by_setting, count_outcomes
+from harness.analysis.other_texts_and_instructions import (
+    INSTRUCTION_COLUMNS,
+    TEXT_COLUMNS,
+    instructions_table,
+    text_table,
+)
+from harness.analysis.pool_models import crossed_error, pool_changes
+from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.display.comparison_tables import show_comparison
-from harness.display.figures.dots import draw_wordings
-from harness.display.show import describe_run
+from harness.display.figures.interval_rows import draw_instructions
+from harness.display.show_problems import describe_run
 from harness.display.side_tables import show_side_tables
 from harness.errors import ComparisonError, ConfigError
-from harness.experiment.config import RunConfig
 from harness.experiment.expand_conditions import read_conditions
-from harness.runs.read import Run
+from harness.experiment.run_config import RunConfig
+from harness.runs.read_runs import Run
 from tests.make import CONTROL, evaluation, right, write_run
 
-MODEL = {"arguments": {"pretrained": "x"}}
+MODEL = {"model_args": {"pretrained": "x"}}
 
 
 def settings_of(accuracies, *, n=200, seed=1, verdicts=None):
@@ -90,24 +95,24 @@ def worded(effects):
 def test_a_contrast_is_averaged_over_the_instructions_that_both_were_asked_under():
     effects = [0.1, 0.2, -0.05, 0.0, 0.12]
     settings = settings_of(worded(effects), n=300)
-    table = wording_table(settings, {"mless": ("mless", "wo")}, OTHERS)
+    table = instructions_table(settings, {"mless": ("mless", "wo")}, OTHERS)
     (row,) = table.to_dict("records")
     ((_, arms),) = settings.items()
     changes = [
         (arms[name_under("mless", number)][0].right - arms[name_under("wo", number)][0].right, 1) for number in range(5)
     ]
     pooled = pool_changes(changes)
-    assert list(table.columns) == list(WORDING_COLUMNS) and row["wordings"] == 5
+    assert list(table.columns) == list(INSTRUCTION_COLUMNS) and row["instructions"] == 5
     assert [row[name] for name in ("difference", "new_low", "new_high")] == [
         pooled[name] for name in ("difference", "new_low", "new_high")
     ]
     assert [one[0] for one in row["effects"]] == pytest.approx([100 * change.mean() for change, _ in changes])
     assert (row["least"], row["most"]) == (min(row["effects"])[0], max(row["effects"])[0])
     assert (row["better"], row["worse"]) == (3, 1)
-    figure = draw_wordings(table)
+    figure = draw_instructions(table)
     words = {text.get_text() for text in figure.findobj() if hasattr(text, "get_text")}
     assert {"the run's own", "w04", "mean"} <= words
-    assert wording_table(settings_of(worded(effects[:3])), {"mless": ("mless", "wo")}, OTHERS).empty, "too few"
+    assert instructions_table(settings_of(worded(effects[:3])), {"mless": ("mless", "wo")}, OTHERS).empty, "too few"
 
 
 def test_accuracies_and_verdicts_are_of_all_instructions_together():
@@ -120,8 +125,10 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     assert (wo["accuracy"], mless["accuracy"]) == pytest.approx((100 * mean["wo"], 100 * mean["mless"]))
     two = {name: of for name, of in asked.items() if OTHERS.get(name, {}).get("number", 0) < 2}
     few = make_leaderboard([evaluation(two, reference_conditions=OTHERS)])
-    assert "of 2 instructions together" in " ".join(show_comparison(few).notes) and few.side_tables["wordings"].empty
-    assert mless["difference"] == pytest.approx(5) and mless["n"] == 300
+    assert (
+        "of 2 instructions together" in " ".join(show_comparison(few).notes) and few.side_tables["instructions"].empty
+    )
+    assert mless["difference"] == pytest.approx(5) and mless["problems"] == 300
     flips = mless["wrong_to_right"], mless["right_to_wrong"]
     assert flips == pytest.approx((2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4)), "of pairs under one instruction"
 
@@ -136,12 +143,12 @@ def test_the_board_shows_instructions_in_a_table_of_their_own():
     )
     board = make_leaderboard([frame])
     rows = board.comparison.set_index("condition")
-    assert list(rows.index) == ["wo", "mless"] and rows["k"].tolist() == [4, 4]
+    assert list(rows.index) == ["wo", "mless"] and rows["repeats"].tolist() == [4, 4]
     assert "of 4 instructions together" in " ".join(show_comparison(board).notes)
     assert [row[0].text for row in show_comparison(board).cells] == ["w/o", "w/ Mless"]
-    (row,) = show_side_tables(board)["wordings"].cells
+    (row,) = show_side_tables(board)["instructions"].cells
     assert [cell.text for cell in row][:4] == ["w/ Mless", "4", "[+10.0, +10.0]", "4, 0"]
-    assert '"wordings": [' in as_json(board) and "texts" not in show_side_tables(board)
+    assert '"instructions": [' in as_json(board) and "texts" not in show_side_tables(board)
 
 
 @pytest.mark.parametrize("given", [["One.", "Two."], "file"])
@@ -185,8 +192,8 @@ def test_a_table_goes_by_fields_whatever_the_names_are(tmp_path):
         expected = {name: 25.0 * shares[length] for name, length in {"wo": 0, "mless": 55, **lengths}.items()}
         assert accuracies == expected | {"answer-at-once_": 0.0}
         assert board.comparison.set_index("condition").loc["answer-at-once", "role"] != "reference"
-        wordings = board.side_tables["wordings"].set_index("condition")
-        assert (wordings["wordings"] == 4).all() and wordings["difference"].to_dict() == {
+        rows = board.side_tables["instructions"].set_index("condition")
+        assert (rows["instructions"] == 4).all() and rows["difference"].to_dict() == {
             name: accuracy - 25 for name, accuracy in expected.items() if name != "wo"
         }
         assert "of 4 instructions together" in " ".join(show_comparison(board).notes)
@@ -213,10 +220,10 @@ def test_a_name_that_is_a_control_in_one_run_alone_is_refused():
     ],
 )
 def test_what_names_no_instructions_is_refused(across, said, tmp_path):
-    from harness.experiment.config import load_config
+    from harness.experiment.run_config import load_config
 
     path = tmp_path / "run.yaml"
-    path.write_text("name: x\nmodel: {arguments: {pretrained: x}}\nconditions: [wo, mless]\n")
+    path.write_text("name: x\nmodel: {model_args: {pretrained: x}}\nconditions: [wo, mless]\n")
     with pytest.raises(ConfigError, match=said):
         load_config(path, [f"across={across}"])
     with pytest.raises(ConfigError, match="across: a condition has its own instruction"):

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from harness.analysis import compare, holm
-from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.pair import Side, check_not_worse, compare_pair
+from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
+from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.errors import ComparisonError, RunError
-from harness.runs.frame import load_run
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
+from harness.runs.samples_frame import load_run
 from tests.commands.test_cli import here, refused
 from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation, right, table_page, write_run
 
@@ -17,7 +17,7 @@ LOGS = {name: str(next(GREEDY_RUN.glob(f"samples_demo_{name}_2*"))) for name in 
 
 
 def numbers(board):
-    columns = ["accuracy", "difference", "low", "high", "p", "wrong_to_right", "right_to_wrong", "answer_difference"]
+    columns = ["accuracy", "difference", "low", "high", "p", "wrong_to_right", "right_to_wrong", "answered_difference"]
     return board.comparison.iloc[-1][columns].tolist()
 
 

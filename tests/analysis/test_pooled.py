@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
 from harness.analysis import estimate_difference
-from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.outcomes import count_outcomes
-from harness.analysis.pooled import POOLED_COLUMNS, crossed_error, estimate_over_draws, pool_changes
+from harness.analysis.count_correct import count_outcomes
+from harness.analysis.pool_models import POOLED_COLUMNS, crossed_error, estimate_over_draws, pool_changes
+from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.analysis.sweeps import SWEEP_COLUMNS, estimate_trend, group_lengths, sweep_table
 from harness.display.side_tables import show_side_tables
 from harness.experiment.expand_conditions import read_conditions
@@ -31,7 +31,9 @@ def test_it_is_the_mean_of_the_models_and_a_test_over_problems_whatever_their_sa
     expected = estimate_difference(total, 6)
     assert row["p"] == expected.p
     assert [row["low"], row["high"]] == pytest.approx([100 * end for end in expected.interval()])
-    assert (row["models"], row["n"]) == (2, 120) and "new_low" not in row, "so few models say nothing of new ones"
+    assert (row["models"], row["problems"]) == (2, 120) and "new_low" not in row, (
+        "so few models say nothing of new ones"
+    )
     single = pool_changes([(one, 1)])
     assert single["p"] == estimate_difference(one, 1).p
 
@@ -119,7 +121,7 @@ def test_only_problems_that_all_models_were_asked_are_pooled():
     whole, part = models(2, 0.6)
     frame = part.samples[part.samples["problem_id"].isin([f"p{i}" for i in range(50)])]
     object.__setattr__(part, "samples", frame)
-    assert make_leaderboard([whole, part]).side_tables["pooled"]["n"].tolist() == [50] * 3
+    assert make_leaderboard([whole, part]).side_tables["pooled"]["problems"].tolist() == [50] * 3
 
 
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():
@@ -178,7 +180,7 @@ def test_the_table_has_a_row_for_each_filler_and_place():
     table = sweep_table(count_outcomes(frame), conditions, baseline="wo")
     assert list(table.columns) == list(SWEEP_COLUMNS) and len(table) == 1, "two lengths are no sweep"
     (row,) = table.to_dict("records")
-    assert (row["filler"], row["placement"], row["lengths"], row["n"]) == ("/", "end", "10 25 40", 200)
+    assert (row["filler"], row["placement"], row["lengths"], row["problems"]) == ("/", "end", "10 25 40", 200)
     accuracy = frame.groupby("condition")["correct"].mean()
     assert row["difference"] == pytest.approx(100 * (accuracy[["s10", "s25", "s40"]].mean() - accuracy["wo"]))
     assert row["longest_less_shortest"] == pytest.approx(100 * (accuracy["s40"] - accuracy["s10"]))

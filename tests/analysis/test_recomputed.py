@@ -75,7 +75,7 @@ def folder(request, tmp_path):
     def answer(_, target):
         return f"\\boxed{{{target if draw.random() < 0.8 else -1234}}}", "stop"
 
-    several = {"samples_per_problem": 5, "sampling": {"temperature": 0.5}, "replicates": 2, **REGISTERED}
+    several = {"repeats": 5, "gen_kwargs": {"temperature": 0.5}, "replicates": 2, **REGISTERED}
     return write_run(tmp_path / "run", answer, limit=200, conditions=["wo", "mless", "mful", "random"], **several)
 
 
@@ -113,7 +113,7 @@ def test_the_table_is_what_the_raw_files_say(folder, mless):
         shares = [right[name.partition(" - ")[0]][problem] / k for problem in old]
         mean = sum(shares) / n
         spread = math.sqrt(sum((share - mean) ** 2 for share in shares) / (n - 1) / n)
-        assert (row["n"], row["k"]) == (n, k)
+        assert (row["problems"], row["repeats"]) == (n, k)
         assert (row["accuracy"], row["standard_error"]) == pytest.approx((100 * mean, 100 * spread))
     if "wo again" in right:
         first, again = (

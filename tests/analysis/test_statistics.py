@@ -15,8 +15,8 @@ from harness.analysis import (
     minimal_detectable_effect,
     score_interval,
 )
-from harness.analysis import tests as paired_tests
-from harness.analysis.tests import count_flips, fewest_problems, sign_flip_test
+from harness.analysis import paired_tests as paired_tests
+from harness.analysis.paired_tests import count_flips, fewest_problems, sign_flip_test
 from harness.errors import ComparisonError
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]

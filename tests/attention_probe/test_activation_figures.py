@@ -7,16 +7,16 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import StepPatch
 from typer.testing import CliRunner
 
-from attention_probe.figures.activations import draw_activations, read_activations
-from attention_probe.figures.config import load_figure_config
-from attention_probe.measure.activations import ACTIVATION_BINS, CLASSES
+from attention_probe.figures.activation_figures import draw_activations, read_activations
+from attention_probe.figures.figure_config import load_figure_config
+from attention_probe.measure.measure_activations import ACTIVATION_BINS, CLASSES
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.probe import ProbeSettings, run_probe
+from attention_probe.run_probe import ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.choose_problems import Criterion
-from harness.display.figures.style import LOOKS
-from harness.runs.read import read_source
+from harness.display.figures.figure_style import LOOKS
+from harness.runs.read_runs import read_source
 from tests.display.test_figures import covered, cut_off, words
 from tests.make import GREEDY_RUN, ROOT, TOY_MODEL
 

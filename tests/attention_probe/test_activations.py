@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from attention_probe.measure.activations import (
+from attention_probe.measure.measure_activations import (
     ACTIVATION_BINS,
     ACTIVATION_UNITS,
     CLASSES,

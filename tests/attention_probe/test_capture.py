@@ -5,10 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from attention_probe.check_probe import column_means, eager_means, largest_difference
 from attention_probe.model.attention_function import ATTENTION
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import load_model
-from attention_probe.self_check import column_means, eager_means, largest_difference
 from harness.errors import ModelError
 from tests.capture_errors import (
     ARCHITECTURES,

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from attention_probe.analysis.curves import (
+from attention_probe.analysis.average_curves import (
     average_curves,
     bootstrap_band,
     chosen_problems,

@@ -4,8 +4,8 @@ import subprocess
 import pandas
 import pytest
 
-from attention_probe.analysis.curves import leaves_out_first_token
-from attention_probe.figures.config import load_figure_config
+from attention_probe.analysis.average_curves import leaves_out_first_token
+from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from harness.errors import ConfigError
 from tests.make import ROOT, make_header

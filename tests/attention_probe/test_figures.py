@@ -3,18 +3,18 @@ import pandas
 import pytest
 from matplotlib.colors import to_hex
 
-from attention_probe.figures.attention_curves import (
+from attention_probe.figures.curve_figures import (
     BARS,
     draw_figure,
     figure_table,
     read_bars,
     read_curves,
 )
-from attention_probe.figures.config import STUDY_COLOURS, load_figure_config
+from attention_probe.figures.figure_config import STUDY_COLOURS, load_figure_config
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.analysis import compare
-from harness.display.figures.style import LOOKS, write_figure
+from harness.display.figures.figure_style import LOOKS, write_figure
 from harness.errors import ConfigError
 from tests.display.test_figures import cut_off
 from tests.make import GREEDY_RUN, ROOT, TOY, make_header, make_trace

@@ -38,7 +38,7 @@ def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
     assert frame["rank"].tolist() == list(range(1, 7))
     assert {*zip(frame["layer"], frame["head"], strict=True)} == {*itertools.product((1, 3), (1, 2, 3))}
     first = frame.iloc[0]
-    assert (first["layer"], first["head"], first["n"]) == (3, 2, 30)
+    assert (first["layer"], first["head"], first["units"]) == (3, 2, 30)
     assert first["mean_difference"] > 1 and not first["guaranteed"]
     assert frame["t"].abs().is_monotonic_decreasing and frame["p_adjusted"].isna().all()
     assert frame.attrs["note"].startswith(
@@ -133,7 +133,7 @@ def test_with_several_strings_the_string_is_the_unit(tmp_path):
         values = {name: traces.measures(["mass_first"], name, traces.problem_ids)[0] for name in (*old, *new)}
         uneven = rank_heads(traces, "mass_first", old, new[0])
     first = frame.iloc[0]
-    assert (first["layer"], first["head"], first["n"]) == (3, 2, 8) and first["p_adjusted"] == 2 / 70
+    assert (first["layer"], first["head"], first["units"]) == (3, 2, 8) and first["p_adjusted"] == 2 / 70
     assert frame.attrs["significant"] == 1
     assert frame.attrs["note"].startswith("4 strings against 4, each the mean of 6 prompts, all 70 permutations")
     means = [np.mean([values[name][:, 1, 1].mean() for name in side]) for side in (old, new)]

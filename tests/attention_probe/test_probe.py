@@ -13,18 +13,18 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
-from attention_probe.measure.decomposition import decompose
+from attention_probe.measure.head_decomposition import decompose
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.token_roles import ROLES
+from attention_probe.run_probe import ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.choose_problems import Criterion, select
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
-from harness.runs.prompts_of_run import build_source
-from harness.runs.read import read_source
+from harness.runs.answered_prompts import build_source
+from harness.runs.read_runs import read_source
 from tests.capture_errors import build_whole
 from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, write_traces
 
@@ -177,7 +177,7 @@ def test_activation_thresholds_are_frozen_without_filler(traced):
 
 
 def test_an_interrupted_probe_goes_on_and_ends_the_same(source, criterion, settings, traced, tmp_path, monkeypatch):
-    monkeypatch.setattr("attention_probe.probe.GROUP_TOKENS", 1)
+    monkeypatch.setattr("attention_probe.run_probe.GROUP_TOKENS", 1)
     path = tmp_path / "again.traces"
 
     def stop(done, total):

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from attention_probe.probe import ProbeSettings
 from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
+from attention_probe.run_probe import ProbeSettings
 from harness.constants import SEPARATOR as GAP
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
@@ -15,8 +15,8 @@ from harness.experiment.problems import Dataset
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import hash_text
 from harness.experiment.tokenizer import encode
-from harness.runs.prompts_of_run import Problem, build_source
-from harness.runs.read import Run, read_source, source_of
+from harness.runs.answered_prompts import Problem, build_source
+from harness.runs.read_runs import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attention_probe.measure.definitions import ARRAYS, MEASURES
+from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError, JournalError, RunError
 from tests.make import ROOT, make_header, make_trace, same, write_traces

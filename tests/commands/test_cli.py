@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from harness import resources
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
 from tests.experiment.test_refusals import MINIMAL
 from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, make_trace, write_traces
 
@@ -73,16 +73,19 @@ def test_a_model_runs_without_a_config_of_its_own(capsys, monkeypatch, tmp_path)
     assert done.returncode == 0 and "mless chat 55" in " ".join(done.stdout.split())
     assert "requests  28: mless 2 times, wo 2 times, 1 positive control" in done.stdout
     (tmp_path / "own.jsonl").write_text('{"question": "What is 7 times 8?", "answer": "56"}')
-    own = ("--dataset", str(tmp_path / "own.jsonl"), "--conditions", "wo, mful", "--max-tokens", "9", "--dry-run")
+    own = ("--dataset", str(tmp_path / "own.jsonl"), "--conditions", "wo, mful", "--max-gen-toks", "9", "--dry-run")
     done = here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own)
     assert "requests  5: mful 2 times, wo 2 times" in done.stdout and "at most 45 generated" in done.stdout, done.stderr
-    refused(here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own, "--samples", "2"), "samples_per_problem is 2")
+    refused(here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own, "--repeats", "2"), "repeats is 2")
     shutil.copytree(TOY_MODEL, tmp_path / "a model")
     (tmp_path / "a model" / "chat_template.jinja").unlink()
     base = ("run", "--model", str(tmp_path / "a model"), *ask)
     bare = here(capsys, monkeypatch, *base)
     assert bare.returncode == 0 and "mless raw 55" in " ".join(bare.stdout.split())
-    refused(here(capsys, monkeypatch, *base, "--set", "layouts=[chat]"), "and the layout `chat` needs one")
+    forced = here(capsys, monkeypatch, *base[:2], TOY_MODEL, *ask, "--no-apply-chat-template", "--num-fewshot", "2")
+    assert forced.returncode == 0 and "mless raw 55" in " ".join(forced.stdout.split()), forced.stderr
+    assert "\nQ: " in forced.stdout
+    refused(here(capsys, monkeypatch, *base, "--apply-chat-template"), "and the layout `chat` needs one")
     refused(here(capsys, monkeypatch, "run"), "Expected a run config or --model ORG/NAME, got neither")
     refused(here(capsys, monkeypatch, "run", "x.yaml", "--model", TOY_MODEL), "got both. Give one of the two.")
     refused(here(capsys, monkeypatch, "run", "--model", "./nowhere", *ask), "Model folder ./nowhere does not exist")
@@ -133,7 +136,7 @@ def test_a_terminal_hears_within_two_seconds_that_something_is_done():
 NOISY = """
 import os, subprocess, sys, warnings
 from pathlib import Path
-from harness.execution.generate import library_log
+from harness.execution.generate_samples import library_log
 with library_log(Path(sys.argv[1])):
     os.write(2, b"from a library ")
     subprocess.run(["sh", "-c", "echo from a process >&2"])
@@ -163,7 +166,7 @@ def test_a_full_standard_output_is_told_in_one_line(arguments):
 FIXED = {
     ("table", "--format"): "text markdown csv latex json",
     ("table", "--by"): "subject level",
-    ("plot", "--kind"): "accuracy forest completion-lengths dose wordings causes",
+    ("plot", "--kind"): "accuracy forest completion-lengths dose instructions causes",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--queries"): "prompt completion",
     ("probe", "--dtype"): "float32 bfloat16 float16",
@@ -210,7 +213,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
     assert max(map(len, lines)) <= 80
 
 
-BASE = {"model": {"backend": "hf", "arguments": {"pretrained": TOY_MODEL}}}
+BASE = {"model": {"backend": "hf", "model_args": {"pretrained": TOY_MODEL}}}
 
 
 @pytest.mark.parametrize(
@@ -221,17 +224,17 @@ BASE = {"model": {"backend": "hf", "arguments": {"pretrained": TOY_MODEL}}}
         ({"conditions": [{"name": "x", "unit": "qxzvkj"}]}, [], "the tokenizer splits the unit 'qxzvkj'"),
         ({"conditions": ["wo", {"name": "x", "sentence": 9999}]}, [], "condition 'x': sentence: "),
         ({"dataset": {"path": "nowhere.jsonl"}}, [], "Data file nowhere.jsonl: No such file"),
-        ({}, ["--set", "model.arguments.pretrained=./nowhere"], "Model folder ./nowhere does not exist"),
-        ({}, ["--set", "model.arguments.pretrained=some/model"], "The hub could not be reached for some/model"),
-        ({}, ["--set", "model.arguments.max_model_len=256"], "over the context of 256"),
-        ({}, ["--set", "model.arguments.max_model_len=4k"], "expected a whole number above 0, got '4k'."),
-        ({}, ["--set", "model.arguments.data_parallel_size=0"], "data_parallel_size is '0'"),
+        ({}, ["--set", "model.model_args.pretrained=./nowhere"], "Model folder ./nowhere does not exist"),
+        ({}, ["--set", "model.model_args.pretrained=some/model"], "The hub could not be reached for some/model"),
+        ({}, ["--set", "model.model_args.max_model_len=256"], "over the context of 256"),
+        ({}, ["--set", "model.model_args.max_model_len=4k"], "expected a whole number above 0, got '4k'."),
+        ({}, ["--set", "model.model_args.data_parallel_size=0"], "data_parallel_size is '0'"),
         ({}, ["--engines", "two"], "--engines is 'two'"),
         (BASE, ["--engines", "2"], "--engines is 2, and model.backend is 'hf'"),
-        ({"layouts": ["raw"]}, ["--set", "model.arguments.enable_thinking=true"], "reads no switch 'enable_thinking'"),
+        ({"layouts": ["raw"]}, ["--set", "model.model_args.enable_thinking=true"], "reads no switch 'enable_thinking'"),
         ({}, ["--set", "model.backend=vlm"], "no model.backend 'vlm'"),
-        ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
-        ({}, ["--set", "sampling={temperature: .inf}"], "sampling.temperature: Input should be a finite number"),
+        ({}, ["--set", "repeats=3"], "repeats is 3, and the sampling is greedy"),
+        ({}, ["--set", "gen_kwargs={temperature: .inf}"], "gen_kwargs.temperature: Input should be a finite number"),
         ({}, ["-o", "/dev/null"], "/dev/null cannot be used: Not a directory"),
     ],
     ids=str,
@@ -267,7 +270,7 @@ def test_an_error_that_quotes_control_characters_is_one_line_of_plain_ones(capsy
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (resources.folder("configs") / "runs").glob("*.yaml")))
 def test_every_shipped_config_is_accepted_by_dry_run(name, capsys, monkeypatch):
-    arguments = ("run", name, "--dry-run", "--limit", "3", "--set", f"model.arguments.tokenizer={TOY_MODEL}")
+    arguments = ("run", name, "--dry-run", "--limit", "3", "--set", f"model.model_args.tokenizer={TOY_MODEL}")
     done = here(capsys, monkeypatch, *arguments)
     assert done.returncode == 0 and "requests" in done.stdout
 
@@ -276,7 +279,7 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
     done = mless("fetch", config())
     assert done.returncode == 0
     assert "is a folder: nothing to fetch" in done.stdout and "500 problems" in done.stdout
-    refused_line = mless("fetch", config(), "--set", "model.arguments.pretrained=some/model")
+    refused_line = mless("fetch", config(), "--set", "model.model_args.pretrained=some/model")
     assert refused_line.returncode == 2
     assert "The hub could not be reached for some/model" in refused_line.stderr
 

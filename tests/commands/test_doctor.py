@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from harness import doctor
+from harness import check_installation
 from tests.conftest import needs_vllm
 from tests.make import TOY_MODEL
 
@@ -9,7 +9,7 @@ SUBJECTS = "python lm-eval vllm device tokenizer data hub".split()
 
 
 def found(subject, model=None):
-    (finding,) = [finding for finding in doctor.check_installation(model) if finding.subject == subject]
+    (finding,) = [finding for finding in check_installation.check_installation(model) if finding.subject == subject]
     return finding
 
 
@@ -61,6 +61,6 @@ def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
     ],
 )
 def test_the_bounds_of_versions_are_those_of_our_own_metadata(monkeypatch, subject, version, fix):
-    monkeypatch.setattr(doctor, "package_version", lambda name: version)
+    monkeypatch.setattr(check_installation, "package_version", lambda name: version)
     finding = found(subject)
     assert (finding.found, finding.fix) == (version, fix)

@@ -8,11 +8,11 @@ import yaml
 from harness import resources
 from harness.analysis import minimal_detectable_effect
 from harness.display.dry_run import describe_plan, describe_power, describe_time
-from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
+from harness.experiment.run_config import load_config
 from tests.make import CONFIG, GREEDY_RUN, TOY
 
-SAMPLED = {"sampling": {"temperature": 0.5}, "samples_per_problem": 5}
+SAMPLED = {"gen_kwargs": {"temperature": 0.5}, "repeats": 5}
 
 
 def config(folder, **changes):
@@ -81,7 +81,7 @@ def test_a_run_with_several_instructions_or_texts_says_which_mean_effects_it_wou
 
 def _demo_model(**changes):
     shipped = yaml.safe_load((TOY / "demo.yaml").read_text())["model"]
-    return {**shipped, "arguments": {**shipped["arguments"], **changes}}
+    return {**shipped, "model_args": {**shipped["model_args"], **changes}}
 
 
 def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can():
@@ -90,8 +90,8 @@ def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can
     assert len(configs) == 12
     for name, one in configs.items():
         assert (one.primary, one.replicates) == ("mless - wo", 2), name
-        if one.samples_per_problem > 1:
-            k, alpha = one.samples_per_problem, 0.05 / len(one.tested)
+        if one.repeats > 1:
+            k, alpha = one.repeats, 0.05 / len(one.tested)
             gain = minimal_detectable_effect(n=500, k=k, discordance=0.1, alpha=alpha)
             assert gain < 0.02, "of the study's gains most are 2 points or more"
         else:

@@ -13,10 +13,10 @@ from harness import load_run
 from harness.analysis import compare
 from harness.commands.plot import plot
 from harness.constants import Kind
-from harness.display.figures.dots import draw_accuracies, draw_forest
+from harness.display.figures.figure_style import LOOKS, looks, save_figure
+from harness.display.figures.interval_rows import draw_accuracies, draw_forest
 from harness.display.figures.lines import draw_completion_lengths, length_shares
-from harness.display.figures.style import LOOKS, looks, save_figure
-from harness.display.wording import MINUS
+from harness.display.format_values import MINUS
 from tests.commands.test_cli import here, refused
 from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation
 
@@ -191,7 +191,7 @@ def test_a_condition_looks_the_same_whatever_else_is_shown():
 
 
 def test_no_figure_reorders_the_conditions_of_a_run(frame):
-    kept = frame[frame["condition"] != "control"].assign(k=0)
+    kept = frame[frame["condition"] != "control"].assign(repeats=0)
     order = ["mful", "wo", "random", "mless"]
     mixed = pandas.concat([kept[kept["condition"] == name] for name in order])
     table = compare(mixed)
@@ -210,7 +210,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     assert {file.name for file in files} == {
         f"{kind}.{suffix}"
         for kind in Kind
-        if kind not in ("dose", "wordings", "causes")
+        if kind not in ("dose", "instructions", "causes")
         for suffix in ("png", "svg", "pdf", "csv")
     }
     assert all(file.stat().st_size > 500 for file in files)

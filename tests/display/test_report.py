@@ -14,14 +14,14 @@ import numpy as np
 import pandas
 import pytest
 
-from attention_probe.figures.from_traces import read_attention
+from attention_probe.figures.trace_figures import read_attention
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.analysis import compare
-from harness.display.report.page import write_report
-from harness.display.wording import count, signed
+from harness.display.format_values import count, signed
+from harness.display.report.report_page import write_report
 from harness.errors import ComparisonError, ConfigError, JournalError, RunError
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
 from tests.commands.test_cli import here
 from tests.make import (
     CONFIG,
@@ -141,7 +141,7 @@ def demo_text(demo_page):
 @pytest.fixture(scope="module")
 def effect(tmp_path_factory):
     folder = tmp_path_factory.mktemp("effect")
-    sampled = {"sampling": {"temperature": 0.5}, "samples_per_problem": 3, "replicates": 2}
+    sampled = {"gen_kwargs": {"temperature": 0.5}, "repeats": 3, "replicates": 2}
     run = write_run(folder / "run", judged, limit=40, **labelled("tiny"), **sampled)
     write_report([run], folder / "page.html")
     return run, folder / "page.html"

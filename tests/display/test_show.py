@@ -7,11 +7,11 @@ from rich.console import Console
 from harness import Run, load_run
 from harness.analysis import compare
 from harness.analysis.choose_problems import Criterion, select
-from harness.analysis.leaderboard import records
-from harness.display.show import print_changes, spell_out
-from harness.display.wording import MINUS, define_flips, signed
-from harness.runs.folder import read_identity
-from harness.runs.prompts_of_run import Problem
+from harness.analysis.result_tables import records
+from harness.display.format_values import MINUS, define_flips, signed
+from harness.display.show_problems import print_changes, spell_out
+from harness.runs.answered_prompts import Problem
+from harness.runs.run_folder import read_identity
 from tests.commands.test_cli import here, refused
 from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of, table_page
 

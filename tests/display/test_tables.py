@@ -9,17 +9,17 @@ import numpy as np
 import pandas
 import pytest
 
-from harness.analysis.comparison import COMPARISON_COLUMNS
-from harness.analysis.controls import MEDIATOR_COLUMNS, audit_table
-from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
-from harness.analysis.outcomes import accuracy_table
+from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
+from harness.analysis.count_correct import accuracy_table
+from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
+from harness.analysis.result_tables import as_csv, as_json, make_leaderboard
 from harness.display.comparison_tables import show_comparison, show_leaderboard
+from harness.display.format_table import Column, Table, render
+from harness.display.format_values import MINUS, NONE, p_value, signed
 from harness.display.side_tables import show_side_tables
-from harness.display.table import Column, Table, render
-from harness.display.wording import MINUS, NONE, p_value, signed
 from harness.errors import ComparisonError, ConfigError
-from harness.runs.read import Run
-from harness.runs.receipts import receipt_line
+from harness.runs.read_runs import Run
+from harness.runs.versions_and_hashes import receipt_line
 from tests.make import CONTROL, GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, table_page, write_run
 
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
@@ -45,10 +45,10 @@ def rows(grid):
 def test_accuracies_alone_have_errors_over_problems():
     frame = evaluation({"wo": [["correct"]] * 6 + [["no_box"], ["truncated"], ["incorrect"], ["crashed"]]}).samples
     (wo,) = accuracy_table(frame).to_dict("records")
-    assert (wo["n"], wo["accuracy"]) == (10, 60.0)
+    assert (wo["problems"], wo["accuracy"]) == (10, 60.0)
     assert wo["standard_error"] == pytest.approx(100 * (0.24 / 9) ** 0.5)
     compared = make_leaderboard([evaluation({"wo": frame["verdict"].map(lambda v: [v]).tolist()})]).comparison
-    same = ["n", "k", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
+    same = ["problems", "repeats", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
     assert [wo[name] for name in same] == compared[same].iloc[0].tolist(), "one computation"
     doubled = accuracy_table(pandas.concat([frame, frame.assign(sample_index=1)]))
     assert doubled["standard_error"].tolist() == [wo["standard_error"]], "samples of a problem are averaged first"
@@ -281,7 +281,7 @@ def test_a_label_with_a_hash_is_read_back_from_csv_as_the_documents_say():
         board = make_leaderboard([evaluation(verdicts, model=label)])
         found = pandas.read_csv(io.StringIO(as_csv(board.comparison, board)), comment="#")
         assert found["model"].tolist() == [label, label] and found["accuracy"].tolist() == [100, 0]
-        assert found["within_margin"].isna().tolist() == [True, False] and found["k"].tolist() == [1, 1]
+        assert found["within_margin"].isna().tolist() == [True, False] and found["repeats"].tolist() == [1, 1]
 
 
 def test_rounding_never_puts_p_on_the_other_side_of_alpha():
@@ -310,8 +310,8 @@ def test_a_runs_own_baseline_is_that_of_its_tables_its_second_run_and_its_contra
     def answer(request, target):
         return right(request, "no such answer" if "short" in request.task else target)
 
-    wordings = [{"name": name, "instruction": f"Answer {name}, within \\boxed{{}}."} for name in ("short", "long")]
-    own = {"conditions": wordings, "replicates": 2, "dataset": {"make": "products"}}
+    instructed = [{"name": name, "instruction": f"Answer {name}, within \\boxed{{}}."} for name in ("short", "long")]
+    own = {"conditions": instructed, "replicates": 2, "dataset": {"make": "products"}}
     run = write_run(tmp_path / "made", answer, limit=12, **own)
     data = json.loads(table_page(run, form="json"))
     assert (data["baseline"], data["contrasts"]) == ("short", ["long - short"])
@@ -348,8 +348,8 @@ def test_a_made_run_with_replicates_and_several_sentences(tmp_path):
         answer,
         conditions=["wo", *({"name": f"unrelated-{n}", "sentence": n} for n in (1, 2))],
         replicates=2,
-        sampling={"temperature": 0.7},
-        samples_per_problem=2,
+        gen_kwargs={"temperature": 0.7},
+        repeats=2,
         primary="unrelated-1 - wo",
         audit=False,
     )

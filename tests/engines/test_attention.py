@@ -14,15 +14,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import harness
-from attention_probe.record_run import RunRecorder
+from attention_probe.run_recorder import RunRecorder
 from attention_probe.traces import AttentionTraces
-from harness.engines.attention import means, open_recorder, recorded_prompt
-from harness.engines.interventions import checks, worker
-from harness.engines.lifetime import INTERVENTIONS
+from harness.engines.attention_sums import means, open_recorder, recorded_prompt
+from harness.engines.engine_processes import INTERVENTIONS
+from harness.engines.interventions import check_arms, vllm_worker
 from harness.errors import ConfigError, EngineError
+from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import make_plan, make_requests
-from harness.experiment.sampling import Sampling
-from harness.runs.folder import read_prompts
+from harness.runs.run_folder import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import gpu_share, report
 from tests.engines.test_interventions import config
@@ -102,7 +102,7 @@ def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
 def test_without_a_salt_of_its_own_a_prompt_that_is_cached_ends_it(smollm2, monkeypatch):
-    monkeypatch.setattr(checks, "hash_json", lambda value: "one for all")
+    monkeypatch.setattr(check_arms, "hash_json", lambda value: "one for all")
     (request,) = asked_of((150,))
     with pytest.raises(EngineError, match="the attention of 128 tokens was not recorded, they came out of a cache"):
         sums_of(smollm2, [request, replace(request)], max_num_seqs=1)
@@ -122,7 +122,7 @@ def asked_of(lengths):
 def sums_of(folder, requests, **more):
     """What an engine in this process records, and the places at which preempted prompts came again."""
     arguments = {"pretrained": str(folder), "dtype": "float32", "max_model_len": 512, "enforce_eager": True, **more}
-    again, own = [], worker.Arms._recording
+    again, own = [], vllm_worker.Arms._recording
 
     def watched(arms, asked, at, count):
         if asked and (known := arms._recordings.get(asked["name"])) and at < known.done:
@@ -132,8 +132,8 @@ def sums_of(folder, requests, **more):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv(INTERVENTIONS, json.dumps({"attention": [], "activations": [], "recorded": [0, 29]}))
-        patch.setattr(worker.Arms, "_recording", watched)
-        worker.install_at_load()
+        patch.setattr(vllm_worker.Arms, "_recording", watched)
+        vllm_worker.install_at_load()
         with closing(open_recorder(arguments, [1, 30])) as engine:
             found = {one.problem_id: done.attention for finished in engine.stream(requests) for one, done in finished}
     return [found[one.problem_id] for one in requests], again
@@ -170,7 +170,7 @@ if __name__ == "__main__":
 
 def read_some(count):
     """Prompts of the example with their tokens, of all lengths that it has."""
-    from harness.models import fetch_smollm2
+    from harness.smollm2 import fetch_smollm2
 
     tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
     rows = read_prompts(EXAMPLE)
@@ -186,9 +186,9 @@ def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
 
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
     hidden = {"name": "begun", "unit": "/", "placement": "answer"}
-    more = {"samples_per_problem": 2, "replicates": 2, "sampling": {"temperature": 1.0}, "layouts": ["raw", "chat"]}
+    more = {"repeats": 2, "replicates": 2, "gen_kwargs": {"temperature": 1.0}, "layouts": ["raw", "chat"]}
     reference = {"across": {"instructions": ["Other."]}, "positive_control": True}
-    settings = config(["wo", "mless", hidden], record={"attention": "1-2"}, **reference, **more)
+    settings = config(["wo", "mless", hidden], record_attention="1-2", **reference, **more)
     plan = make_plan(settings, limit=2)
     requests = [*make_requests(plan, settings.resolve_sampling(None))]
     with closing(RunRecorder(plan, tmp_path / "attention", "float32")) as recorder:
@@ -214,7 +214,7 @@ def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm
 @pytest.mark.engine
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_the_run_begins(smollm2, mless, tmp_path):
-    small = ("--set", "model.arguments.kv_cache_memory_bytes=60000000", "--conditions", "wo")
+    small = ("--set", "model.model_args.kv_cache_memory_bytes=60000000", "--conditions", "wo")
     asked = ("run", str(ROOT / "configs/runs/products.yaml"), *small, "--limit", "1", "--record-attention", "all")
     done = mless(*asked, "--quiet", "-o", str(tmp_path / "run"))
     assert done.returncode == 2

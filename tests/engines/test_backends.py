@@ -8,12 +8,12 @@ import torch
 from harness import resources
 from harness.engines import devices
 from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
-from harness.engines.vllm import engine_arguments
+from harness.engines.vllm_engine import engine_arguments
 from harness.errors import ConfigError, EngineError
-from harness.execution import run
-from harness.experiment.config import load_config
+from harness.execution import execute_plan
+from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
-from harness.experiment.sampling import Sampling
+from harness.experiment.run_config import load_config
 from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
@@ -77,14 +77,17 @@ def test_the_device_of_a_backend_is_told_where_it_is_known():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.arguments={model: m}"], r"model\.arguments\.base_url is missing"),
-        (["model.arguments.num_concurent=9"], "no argument 'num_concurent', near it: num_concurrent, "),
-        (["model.arguments.tokenizer=null"], r"layout `chat` .* model\.arguments\.tokenizer, which is missing"),
-        (["sampling=model_default"], "`sampling: model_default`"),
+        (["model.model_args={model: m}"], r"model\.model_args\.base_url is missing"),
+        (["model.model_args.num_concurent=9"], "no argument 'num_concurent', near it: num_concurrent, "),
+        (["model.model_args.tokenizer=null"], r"layout `chat` .* model\.model_args\.tokenizer, which is missing"),
+        (["gen_kwargs=model_default"], "`gen_kwargs: model_default`"),
         (["model.backend=local-chat-completions", "layouts=[raw]"], r"expected `layouts: \[chat\]`, .* got \[raw\]"),
         (["model.backend=vlm"], r"no model\.backend 'vlm'\. Expected vllm, or: vllm, vllm-vlm, "),
         (["model.backend=vllm"], "name no model: expected `pretrained`"),
-        (["model.backend=vllm", "model.arguments={pretrained: m, add_bos_token: true}"], "'add_bos_token' changes pro"),
+        (
+            ["model.backend=vllm", "model.model_args={pretrained: m, add_bos_token: true}"],
+            "'add_bos_token' changes pro",
+        ),
     ],
 )
 def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
@@ -119,16 +122,16 @@ def test_few_cores_are_all_used_unless_the_user_says_otherwise(cores, own, kept,
 
 def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps_its_own(tmp_path, monkeypatch):
     def settled(dtype, *, folder=tmp_path / "new", bf16=False, device="cpu"):
-        monkeypatch.setattr(run, "computes_bf16", lambda: bf16)
-        monkeypatch.setattr(run, "device_type", lambda: device)
-        changes = [f"model.arguments.dtype={dtype}", "layouts=[]"]
-        return run.settle(load_config(TOY_CONFIG, changes), folder)
+        monkeypatch.setattr(execute_plan, "computes_bf16", lambda: bf16)
+        monkeypatch.setattr(execute_plan, "device_type", lambda: device)
+        changes = [f"model.model_args.dtype={dtype}", "layouts=[]"]
+        return execute_plan.settle(load_config(TOY_CONFIG, changes), folder)
 
     for named, chosen in (("null", "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
-        assert settled(named).identity()["model"]["arguments"]["dtype"] == chosen
+        assert settled(named).identity()["model"]["model_args"]["dtype"] == chosen
         assert settled(named, device="cuda") == settled(named, bf16=True)
-    model = {"label": "made", "arguments": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
+    model = {"label": "made", "model_args": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
     begun = write_run(tmp_path / "begun", right, limit=1, model=model)
-    assert settled("null", folder=begun).model.arguments["dtype"] is None, "it was begun in the model's own type"
+    assert settled("null", folder=begun).model.model_args["dtype"] is None, "it was begun in the model's own type"
     kept = settled("null", folder=GREEDY_RUN, bf16=True)
-    assert (kept.model.arguments["dtype"], kept.layouts) == ("float32", ("raw",)), "on any machine"
+    assert (kept.model.model_args["dtype"], kept.layouts) == ("float32", ("raw",)), "on any machine"

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness.engines.interventions import worker
-from harness.engines.lifetime import PLUGIN
+from harness.engines.engine_processes import PLUGIN
 
 HEADS, KEY_HEADS, UNITS, WIDTH, MLP_UNITS = 6, 2, 8, 16, 40
 BLOCK, BLOCKS, LAYERS = 4, 12, 3
@@ -57,7 +56,7 @@ class Implementation:
 
 
 class Model(nn.Module):
-    """What `worker.Arms` reads of a decoder."""
+    """What `vllm_worker.Arms` reads of a decoder."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +86,7 @@ class Model(nn.Module):
 
 
 def make_arms(requests):
-    """`worker.Arms` in a worker whose cache holds what was computed of these requests before.
+    """`vllm_worker.Arms` in a worker whose cache holds what was computed of these requests before.
 
     Args:
         requests: By number, which decides on the blocks of its keys and values: the request's
@@ -104,7 +103,7 @@ def make_arms(requests):
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu")),
     )
     vllm_worker = SimpleNamespace(model_runner=runner, vllm_config=config, determine_available_memory=int)
-    arms = worker.Arms(vllm_worker, {"attention": [*range(LAYERS)], "activations": [0, 1]})
+    arms = vllm_worker.Arms(vllm_worker, {"attention": [*range(LAYERS)], "activations": [0, 1]})
     fill_cache(arms, requests)
     schedule(runner, requests)
     return arms

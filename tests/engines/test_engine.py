@@ -21,7 +21,7 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.prompt import Layout
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.runs.folder import read_identity, read_prompts, read_samples
+from harness.runs.run_folder import read_identity, read_prompts, read_samples
 from tests.conftest import BUDGET, LIMIT, PATIENCE
 from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
 
@@ -82,7 +82,7 @@ def test_the_table_has_every_condition_and_layout(our_run, mless):
     folder, printed = our_run
     assert mless("table", str(folder)).stdout.strip() in printed
     rows = json.loads(mless("table", str(folder), "--format", "json").stdout)["rows"]
-    assert [(r["layout"], r["condition"], r["n"]) for r in rows] == [
+    assert [(r["layout"], r["condition"], r["problems"]) for r in rows] == [
         (layout, condition, LIMIT) for layout in ("raw", "chat") for condition in CONDITIONS
     ]
 
@@ -142,7 +142,7 @@ def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, la
 @pytest.mark.slow
 def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM: the engine sees to it that none is."""
-    flags = ["sampling={temperature: 1.2, top_p: 0.95}", "samples_per_problem=5", f"max_gen_toks={BUDGET}"]
+    flags = ["gen_kwargs={temperature: 1.2, top_p: 0.95}", "repeats=5", f"max_gen_toks={BUDGET}"]
     flags += ["conditions=[wo, mless, {name: twin, unit: /}, random]"]
     frame = load_run(generated(mless, tmp_path / "run", 25, *flags))
     assert len(frame) == 500 and frame["finish_reason"].isin(["stop", "length"]).all()
@@ -158,13 +158,13 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     logged = next((tmp_path / "run").glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 25 and len(json.loads(logged[0])["resps"][0]) == 5
     table = json.loads(mless("table", str(tmp_path / "run"), "--format", "json").stdout)
-    assert [(row["n"], row["k"]) for row in table["rows"]] == [(25, 5)] * 4
+    assert [(row["problems"], row["repeats"]) for row in table["rows"]] == [(25, 5)] * 4
 
 
 @pytest.mark.slow
 def test_a_completion_ends_with_its_first_line_by_every_backend(mless, tmp_path):
     asked = ("dataset={make: products, seed: 3}", "answer=line", "max_gen_toks=24", "conditions=[wo, mless]")
-    on_hf = f"model={{backend: hf, arguments: {{pretrained: {TOY_MODEL}, dtype: float32, device: cpu}}}}"
+    on_hf = f"model={{backend: hf, model_args: {{pretrained: {TOY_MODEL}, dtype: float32, device: cpu}}}}"
     ours = load_run(generated(mless, tmp_path / "vllm", 12, *asked))
     theirs = load_run(generated(mless, tmp_path / "hf", 12, *asked, on_hf))
     assert list(ours["completion"]) == list(theirs["completion"]) and len(ours) == 24
@@ -235,7 +235,7 @@ def test_a_server_asked_by_lm_eval_gives_the_same_samples(
 @pytest.mark.slow
 def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, served, mless, tmp_path):
     server = f"{{model: demo, base_url: {served}, tokenizer: {TOY_MODEL}, max_length: 4096}}"
-    flags = ["model.backend=local-completions", f"model.arguments={server}", f"max_gen_toks={BUDGET}"]
+    flags = ["model.backend=local-completions", f"model.model_args={server}", f"max_gen_toks={BUDGET}"]
     run = generated(mless, tmp_path / "run", COMPARED, *flags)
     assert_equal(ours(run, "raw"), ours(our_run[0], "raw"), "problem_id", "prompt_sha256", "completion")
 
@@ -243,9 +243,9 @@ def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, 
 @pytest.mark.slow
 def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_run, served, mless, tmp_path):
     server = f"{{model: demo, base_url: {served}/chat/completions, tokenizer: {TOY_MODEL}, num_concurrent: 8}}"
-    flags = ["model.backend=local-chat-completions", f"model.arguments={server}", "layouts=[chat]"]
+    flags = ["model.backend=local-chat-completions", f"model.model_args={server}", "layouts=[chat]"]
     flags += [f"max_gen_toks={BUDGET}"]
-    sampled = ["sampling={temperature: 1.2}", "samples_per_problem=3", "conditions=[wo]"]
+    sampled = ["gen_kwargs={temperature: 1.2}", "repeats=3", "conditions=[wo]"]
     greedy = generated(mless, tmp_path / "greedy", COMPARED, *flags)
     assert_equal(ours(greedy, "chat"), ours(our_run[0], "chat"), "problem_id", "completion")
     frame = load_run(generated(mless, tmp_path / "sampled", COMPARED, *flags, *sampled))

@@ -7,7 +7,7 @@ import pytest
 
 from harness.engines import engine_pool, ray_carrier
 from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool, check_engines, open_engines
-from harness.engines.vllm import Finished
+from harness.engines.vllm_engine import Finished
 from harness.errors import (
     ConfigError,
     EngineError,
@@ -15,7 +15,7 @@ from harness.errors import (
     ModelError,
     StartEndedError,
 )
-from harness.experiment.sampling import Sampling
+from harness.experiment.generation_settings import Sampling
 from tests.engines.test_backends import request
 
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from harness.engines.start_errors import load_step
-from harness.engines.vllm import READY_SECONDS
+from harness.engines.vllm_engine import READY_SECONDS
 from harness.runs.journal import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
 from tests.make import TOY_CONFIG
@@ -184,9 +184,9 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
     goes_on(folder, our_run)
 
 
-COMPILED = ("--set", "model.arguments.enforce_eager=false")
+COMPILED = ("--set", "model.model_args.enforce_eager=false")
 
-TWO_ENGINES = ("--engines", "2", "--set", "model.arguments.max_num_seqs=8")
+TWO_ENGINES = ("--engines", "2", "--set", "model.model_args.max_num_seqs=8")
 """Few sequences at once, so that both engines generate for some seconds."""
 
 STEPS = ["importing", "starting vLLM", "loading weights", "warming up and compiling"]

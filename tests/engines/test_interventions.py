@@ -9,7 +9,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from harness.engines.backends import check_backend
-from harness.engines.interventions import checks, worker
+from harness.engines.engine_processes import INTERVENTIONS
+from harness.engines.interventions import check_arms, vllm_worker
 from harness.engines.interventions.arithmetic import (
     add_gap,
     attend,
@@ -18,19 +19,18 @@ from harness.engines.interventions.arithmetic import (
     redistribute,
     tabulate_fillers,
 )
-from harness.engines.interventions.checks import (
+from harness.engines.interventions.check_arms import (
     ask_reference,
     describe_agreement,
     distance,
     opened_layers,
     refuse_to_open,
 )
-from harness.engines.lifetime import INTERVENTIONS
-from harness.engines.vllm import VLLMEngine
+from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, EngineError
-from harness.experiment.config import RunConfig
 from harness.experiment.expand_conditions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
+from harness.experiment.run_config import RunConfig
 from tests.conftest import gpu_share, report
 from tests.make import TOY_DATA, TOY_MODEL, read_data
 
@@ -126,7 +126,7 @@ def test_positions_behind_an_absent_filler_are_moved():
 
 def config(conditions, **more):
     arguments = {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 512, "enforce_eager": True}
-    model = {"arguments": {**arguments, **more.pop("arguments", {})}, **more.pop("model", {})}
+    model = {"model_args": {**arguments, **more.pop("arguments", {})}, **more.pop("model", {})}
     values = {"name": "arms", "dataset": TOY_DATA, "layouts": ["raw"], "max_gen_toks": 8}
     return RunConfig.model_validate({**values, **more, "model": model, "conditions": conditions})
 
@@ -175,7 +175,7 @@ def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(
 
 
 def test_a_layer_that_the_model_has_not_is_refused():
-    layers = opened_layers(config(["wo"], record={"attention": [1, 99]}))
+    layers = opened_layers(config(["wo"], record_attention=[1, 99]))
     assert layers == {"attention": [], "activations": [], "recorded": [0, 98]}
     with pytest.raises(ConfigError, match=r"is in Layer 99, and the model has \d+"):
         refuse_to_open({"pretrained": TOY_MODEL}, layers)
@@ -189,7 +189,7 @@ def test_a_function_whose_file_is_missing_is_refused():
 
 def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
     problems = {"name": "x", "unit": "/", "placement": "each"}
-    shown = {"demonstrations": {"count": 2}, "answer": "line"}
+    shown = {"fewshot": {"num_fewshot": 2}, "answer": "line"}
     with pytest.raises(Exception, match="one run of tokens whose removal leaves the baseline's"):
         make_plan(config(["wo", problems, {"causes": "x", "layer": 1}], dataset={"make": "products"}, **shown), limit=2)
 
@@ -203,7 +203,7 @@ def test_answers_agree_until_a_near_tie():
     assert distance(ours, {**theirs, "tokens": [1, 2, 4]}, 1e-3) == math.inf
     reference = {"questions": {"dtype": "float32"}, "answers": {"a": [theirs, theirs], "b": [theirs]}}
     other = {**ours, "tokens": [1, 2, 4]}
-    agreement = checks.compare_with_reference({"a": [ours, other], "b": [ours]}, reference)
+    agreement = check_arms.compare_with_reference({"a": [ours, other], "b": [ours]}, reference)
     assert (agreement["prompts"], agreement["agreements"]) == ({"a": 2, "b": 1}, {"a": 1, "b": 1})
     assert describe_agreement({**agreement, "largest": 2e-5}) == (
         "2 arms answer as in Hugging Face, 2 prompts each: log-probabilities differ by 2e-05 at most."
@@ -213,8 +213,8 @@ def test_answers_agree_until_a_near_tie():
 def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_hash(monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     given = {"compilation_config": {"level": 3}}
-    checks.open_layers(given, {"attention": [0], "activations": [2]})
-    assert given["compilation_config"]["splitting_ops"][-1] == checks.OPERATION
+    check_arms.open_layers(given, {"attention": [0], "activations": [2]})
+    assert given["compilation_config"]["splitting_ops"][-1] == check_arms.OPERATION
     assert "vllm::unified_attention_with_output" in given["compilation_config"]["splitting_ops"]
     assert given["compilation_config"]["cudagraph_mode"] == "PIECEWISE" and given["compilation_config"]["level"] == 3
     assert given["additional_config"] == {"mless": {"attention": [0], "activations": [2]}}
@@ -222,7 +222,7 @@ def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_ha
 
 
 def test_a_phantom_is_the_filler_that_no_other_layer_sees():
-    from harness.engines.interventions.reference import Reference
+    from harness.engines.interventions.hugging_face_answers import Reference
 
     reference = Reference(TOY_MODEL, "float32", [0])
     settings = config(["wo", "mless", {"causes": "mless", "layer": 1}])
@@ -252,7 +252,7 @@ ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "
 
 def real():
     """SmolLM2 on products, under 14 conditions."""
-    problems = {"dataset": {"make": "products"}, "answer": "line", "demonstrations": {"count": 2}}
+    problems = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_fewshot": 2}}
     return config(ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems)
 
 
@@ -263,9 +263,9 @@ def asked(smollm2, tmp_path_factory):
     plan = make_plan(settings, limit=8)
     folder, requests = tmp_path_factory.mktemp("arms"), [*make_requests(plan, settings.resolve_sampling(None))]
     reference = ask_reference(plan, requests, folder)
-    written = (folder / checks.REFERENCE).stat().st_mtime_ns
+    written = (folder / check_arms.REFERENCE).stat().st_mtime_ns
     assert ask_reference(plan, requests, folder) == reference
-    assert (folder / checks.REFERENCE).stat().st_mtime_ns == written, "asked once"
+    assert (folder / check_arms.REFERENCE).stat().st_mtime_ns == written, "asked once"
     return settings.model_arguments() | {"interventions": {"layers": opened_layers(settings), "reference": reference}}
 
 
@@ -291,7 +291,7 @@ def test_compiled_and_in_chunks_every_arm_is_hugging_faces(asked, more):
 @pytest.mark.engine
 @pytest.mark.slow
 def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(asked, monkeypatch):
-    monkeypatch.setattr(checks, "hash_json", lambda arm: "one for all")
+    monkeypatch.setattr(check_arms, "hash_json", lambda arm: "one for all")
     with pytest.raises(EngineError, match="does not answer as Hugging Face under interventions"):
         VLLMEngine(asked, sampled=False)
 
@@ -301,8 +301,8 @@ def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(asked, monke
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
 def test_a_hook_that_is_skipped_ends_the_run(asked, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # so that the worker's hook can be taken out here
-    worker.install_at_load()
+    vllm_worker.install_at_load()
     monkeypatch.setenv(INTERVENTIONS, json.dumps(asked["interventions"]["layers"]))
-    monkeypatch.setattr(worker.Arms, "change_rows", lambda *_: None)
+    monkeypatch.setattr(vllm_worker.Arms, "change_rows", lambda *_: None)
     with pytest.raises((EngineError, RuntimeError), match=r"interventions and recording reached \d+ of \d+ rows"):
         VLLMEngine(asked, sampled=False)

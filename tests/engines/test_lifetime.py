@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from harness.engines.lifetime import (
+from harness.engines.engine_processes import (
     OWNER_VARIABLE,
     WatchedCalls,
     process_identity,
@@ -19,7 +19,9 @@ from harness.engines.lifetime import (
 )
 from harness.errors import EngineError
 
-WATCHING = "import time; from harness.engines.lifetime import die_with_parent; die_with_parent(); time.sleep(60)"
+WATCHING = (
+    "import time; from harness.engines.engine_processes import die_with_parent; die_with_parent(); time.sleep(60)"
+)
 """What an engine process does, started anew (spawn)."""
 
 NESTED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WATCHING!r}])"
@@ -95,7 +97,7 @@ def test_an_owner_that_is_gone_already_ends_the_process_at_once():
 
 STARTING = """
 import os, signal, sys, time
-from harness.engines.lifetime import die_with_parent
+from harness.engines.engine_processes import die_with_parent
 
 class EngineCoreProc:
     def __init__(self):

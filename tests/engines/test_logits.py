@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness.engines.vllm import VLLMEngine
+from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.conditions import as_condition
 from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import measure

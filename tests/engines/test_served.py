@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from harness import load_run
-from harness.engines.served import ServedModel
+from harness.engines.served_model import ServedModel
 from harness.errors import EngineError, ModelError
-from harness.experiment.sampling import Sampling
+from harness.experiment.generation_settings import Sampling
 from tests.commands.test_cli import here
 from tests.engines.test_backends import SERVED, request
 from tests.make import TOY_DATA, TOY_MODEL
@@ -143,7 +143,7 @@ def test_a_busy_server_is_asked_again_and_a_gone_one_ends_in_one_error(server, m
     async def quick(seconds):
         slept.append(seconds)
 
-    monkeypatch.setattr("harness.engines.served.asyncio.sleep", quick)
+    monkeypatch.setattr("harness.engines.served_model.asyncio.sleep", quick)
     server.answer = lambda _: (
         (503, {"error": {"message": "try\nlater"}}) if len(server.asked) < 3 else (200, completion("x"))
     )
@@ -193,12 +193,12 @@ def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(se
         return (400, {"message": "out of order"}) if len(server.asked) > 12 else (200, completion(r"\boxed{1}"))
 
     server.answer = answer
-    monkeypatch.setattr("harness.runs.receipts._hub_commit", None)  # a look-up of the served name would fail
-    sets = [f"dataset={TOY_DATA}", "samples_per_problem=1", "sampling=greedy", f"model.arguments.tokenizer={TOY_MODEL}"]
-    sets += ["model.arguments.model=tiny", f"model.arguments.base_url={server.url}", "layouts=[raw]"]
+    monkeypatch.setattr("harness.runs.versions_and_hashes._hub_commit", None)  # a look-up of the served name would fail
+    sets = [f"dataset={TOY_DATA}", "repeats=1", "gen_kwargs=greedy", f"model.model_args.tokenizer={TOY_MODEL}"]
+    sets += ["model.model_args.model=tiny", f"model.model_args.base_url={server.url}", "layouts=[raw]"]
     arguments = [part for one in sets for part in ("--set", one)]
     arguments += ["--limit", "4", "--output", str(tmp_path / "run"), "--quiet"]
-    stopped = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.arguments.num_concurrent=2")
+    stopped = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.model_args.num_concurrent=2")
     assert stopped.returncode == 2 and "no completion of problem demo/" in stopped.stderr.splitlines()[-1]
     server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))
     done = here(capsys, monkeypatch, "run", str(SERVED), *arguments)

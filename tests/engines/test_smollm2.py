@@ -11,10 +11,10 @@ import pandas
 import pytest
 
 import harness
-from attention_probe.measure.decomposition import REGIONS
+from attention_probe.measure.head_decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
 from harness.experiment.tokenizer import hash_token_ids
-from harness.runs.folder import RECORDED, read_prompts
+from harness.runs.run_folder import RECORDED, read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.commands.test_cli import here, refused
 from tests.conftest import PATIENCE
@@ -34,7 +34,7 @@ ARMS = ["wo", "mless", FIRST, {"causes": "mless-first", "layer": 1}, REDISTRIBUT
 def run(mless, smollm2, tmp_path_factory):
     """A product with three draws of examples under three conditions and eight with an intervention: 33 samples."""
     folder = tmp_path_factory.mktemp("smollm2") / "run"
-    arms = ("--set", f"conditions={json.dumps(ARMS)}", "--set", "model.arguments.kv_cache_memory_bytes=1073741824")
+    arms = ("--set", f"conditions={json.dumps(ARMS)}", "--set", "model.model_args.kv_cache_memory_bytes=1073741824")
     done = mless(*COMMAND[:2], *arms, "--record-attention", "1-2", "--quiet", "--limit", "1", "-o", str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "11 arms answer as in Hugging Face, 1 prompt each" in done.stderr
@@ -119,8 +119,7 @@ def test_killed_it_goes_on_and_every_command_reads_it(run, mless, tmp_path):
 def test_its_arms_answer_as_hugging_face_does_and_are_taken_apart(run, capsys, monkeypatch, tmp_path):
     facts = json.loads((run / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
     assert set(facts["agreements"].values()) == {1} and facts["largest"] < 1e-3
-    page = table_page(run)
-    assert "What of a filler counts" in page and "elsewhere x scale" in page
+    assert "Parts of a filler" in table_page(run)
     conditions = ("--conditions", "mless-first,mless-first-gap")
     done = here(capsys, monkeypatch, "probe", str(run), *conditions, "-o", str(tmp_path / "x.traces"))
     refused(done, "changes the model under mless-first-gap, which the probe does not")

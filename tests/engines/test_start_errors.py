@@ -68,7 +68,7 @@ def test_where_other_processes_disturb_vllms_measurement_a_fixed_cache_is_the_re
     assert "release GPU memory while vLLM is profiling" in text
     message = explain_start_error("some/model", SEE_ABOVE, f"{LOGGED}AssertionError: {text}\n")
     assert "Another process freed GPU memory while vLLM measured its own." in message
-    assert "`--set model.arguments.kv_cache_memory_bytes=8589934592`" in message
+    assert "`--set model.model_args.kv_cache_memory_bytes=8589934592`" in message
 
 
 @needs_vllm
@@ -199,7 +199,7 @@ def test_what_children_write_is_passed_on_and_kept(capfd):
 
 SCRIPT = """
 import json, sys
-from harness.engines.vllm import VLLMEngine
+from harness.engines.vllm_engine import VLLMEngine
 
 {guard}
     arguments = dict(pretrained={model!r}, dtype="float32", max_model_len=1024, enforce_eager=True)
@@ -227,7 +227,7 @@ def engine_error(tmp_path):
 def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tmp_path):
     ignored = shutil.ignore_patterns("*.safetensors")
     weightless = shutil.copytree(TOY_MODEL, tmp_path / "model", ignore=ignored)
-    flags = ("--set", f"model.arguments.pretrained={weightless}", "--limit", "1", "--output", str(tmp_path / "run"))
+    flags = ("--set", f"model.model_args.pretrained={weightless}", "--limit", "1", "--output", str(tmp_path / "run"))
     done = mless("run", TOY_CONFIG, "--quiet", *flags)
     assert done.returncode == 2
     said = f"mless: vLLM did not start. Its last error: RuntimeError: Cannot find any model weights with `{weightless}`"
@@ -242,7 +242,7 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
     ("arguments", "message"),
     [
         ({"gpu_memory_utilisation": 0.5}, "'gpu_memory_utilisation', which this vLLM does not know. Near it: gpu"),
-        ({"dtype": "flot32"}, "vLLM refuses model.arguments.dtype: Input should be 'auto', 'half', 'float16'"),
+        ({"dtype": "flot32"}, "vLLM refuses model.model_args.dtype: Input should be 'auto', 'half', 'float16'"),
         ({"gpu_memory_utilization": 2}, "gpu_memory_utilization: Input should be less than or equal to 1, got 2."),
         ({"kv_cache_memory_bytes": 1_000_000}, "one request with the model's max seq len (1024), "),
         ({"guard": "if True:"}, "The script that starts it has no main guard"),

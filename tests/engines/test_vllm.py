@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.engines import vllm
-from harness.engines.vllm import VLLMEngine
+from harness.engines import vllm_engine
+from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
 from harness.experiment.tokenizer import decode_completion
 
@@ -19,7 +19,7 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
         os.environ["VLLM_LOGGING_LEVEL"] = os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"  # as vLLM itself sets some
         raise ModelError("it does not start")
 
-    monkeypatch.setattr(vllm, "_prepare_environment", prepare)
+    monkeypatch.setattr(vllm_engine, "_prepare_environment", prepare)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     before = dict(os.environ)
     with pytest.raises(ModelError, match="it does not start"):
@@ -28,7 +28,7 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
 
 
 def test_two_engines_that_compute_otherwise_are_not_alive_at_once(monkeypatch):
-    monkeypatch.setattr(vllm, "_alive", [SimpleNamespace(_invariant=False)])
+    monkeypatch.setattr(vllm_engine, "_alive", [SimpleNamespace(_invariant=False)])
     with pytest.raises(ConfigError, match="close that one first"):
         VLLMEngine({"pretrained": "x", "batch_invariant": True})
 
@@ -55,7 +55,7 @@ def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkey
     (finished,) = engine._take_steps()
     assert (finished.request_id, finished.outputs[0].token_ids) == ("0", [1, 3, 4, 6])
     assert not engine.so_far and not engine._parts
-    monkeypatch.setattr(vllm.constants, "STEPS_SECONDS", 0.02)
+    monkeypatch.setattr(vllm_engine.constants, "STEPS_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])
     assert engine._take_steps() == []
 
@@ -75,7 +75,7 @@ def test_weights_are_fetched_before_the_engine_starts(given, is_fetched, monkeyp
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download", lambda name, **options: calls.append((name, options)) or ""
     )
-    vllm.fetch_weights(given)
+    vllm_engine.fetch_weights(given)
     unneeded = ["*.pth", "*.gguf", "original/*"]
     assert calls == [("org/name", {"revision": "abc", "ignore_patterns": unneeded})] * is_fetched
 

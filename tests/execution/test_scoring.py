@@ -6,7 +6,7 @@ from msgspec import structs
 
 import harness
 from harness.errors import RunError
-from harness.execution.scoring import Scorer, grade_job
+from harness.execution.grade_samples import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample
@@ -62,7 +62,7 @@ def test_of_a_line_graders_that_look_for_a_box_are_not_asked(tmp_path):
 SCRIPT = """
 import harness, sys
 from pathlib import Path
-from harness.experiment.config import load_config
+from harness.experiment.run_config import load_config
 config = load_config(Path(sys.argv[1]), [f"model.backend={sys.argv[3]}"])
 engines = {"engines": 1} if sys.argv[3] == "vllm" else {}
 run = harness.run(config, limit=2, output=sys.argv[2], **engines)

@@ -9,14 +9,14 @@ from harness.analysis.sweeps import group_lengths
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.errors import ConfigError, PromptMismatchError
-from harness.execution.run import execute
+from harness.execution.execute_plan import execute
 from harness.experiment.conditions import SENTENCES, Condition, as_condition, named_conditions
-from harness.experiment.config import RunConfig
 from harness.experiment.expand_conditions import ANSWER_AT_ONCE, CELLS, read_conditions
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, Layout
+from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import build_checked_prompts
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
 from tests.make import TOY_DATA, TOY_MODEL
@@ -50,7 +50,7 @@ def condition(values):
 
 
 def config(**changes):
-    model = {"backend": "dummy", "arguments": {"pretrained": TOY_MODEL}}
+    model = {"backend": "dummy", "model_args": {"pretrained": TOY_MODEL}}
     return RunConfig.model_validate(
         {"name": "t", "model": model, "dataset": TOY_DATA, "layouts": ["raw"], "conditions": ["wo"], **changes}
     )
@@ -124,7 +124,7 @@ def test_what_a_config_says_comes_back():
 def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
     """Chats with one question differ by how the answer begins."""
     conditions = ["wo", *({"name": f"b{n}", **EXACT[n]} for n in (3, 4))]
-    more = {"layouts": ["raw", "chat"], "samples_per_problem": 3, "sampling": {"temperature": 1.0}}
+    more = {"layouts": ["raw", "chat"], "repeats": 3, "gen_kwargs": {"temperature": 1.0}}
     plan = planned(conditions=conditions, **more)
     folder = execute(plan, output=tmp_path / "run", quiet=True)
     run = Run.load(folder)
@@ -158,7 +158,7 @@ def test_a_sweep_is_a_condition_for_each_combination():
     assert loaded.conditions[8] == as_condition({"name": "he-25-end", "unit": "he", "count": 25, "placement": "end"})
     assert RunConfig.model_validate(loaded.as_written()) == loaded
     assert len(loaded.tested) == 8
-    alone = {"name": "t", "model": {"arguments": {"pretrained": TOY_MODEL}}, "sweep": {"unit": "/", "count": [10]}}
+    alone = {"name": "t", "model": {"model_args": {"pretrained": TOY_MODEL}}, "sweep": {"unit": "/", "count": [10]}}
     assert [one.name for one in RunConfig.model_validate(alone).conditions] == ["wo", "slash-10"]
     many = planned(limit=5, sweep={"unit": ["/", "he"], "count": list(range(1, 65))})
     assert len(many.arms) == 129  # how long it takes with 500 problems stands in benchmarks/SWEEPS.md

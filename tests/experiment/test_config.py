@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.vllm import fit_to_cpu, read_outputs, sampling_parameters
+from harness.engines.vllm_engine import fit_to_cpu, read_outputs, sampling_parameters
 from harness.errors import ConfigError, ModelError
 from harness.experiment.conditions import contrast_name
-from harness.experiment.config import load_config
-from harness.experiment.sampling import ExplicitSampling, resolve_sampling, sample_seed
+from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed
+from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
 from tests.experiment.test_refusals import MINIMAL, write
@@ -16,9 +16,9 @@ from tests.make import TOY_MODEL, read_data
 
 
 def test_a_minimal_config_has_the_studys_defaults(tmp_path):
-    config = load_config(write(tmp_path, MINIMAL), ["seed=7", "model.arguments.dtype=float32"])
-    assert (config.model_arguments()["seed"], config.model.arguments["dtype"]) == (7, "float32")
-    assert (config.dataset, config.sampling, config.max_gen_toks) == ("math500", "greedy", 2048)
+    config = load_config(write(tmp_path, MINIMAL), ["seed=7", "model.model_args.dtype=float32"])
+    assert (config.model_arguments()["seed"], config.model.model_args["dtype"]) == (7, "float32")
+    assert (config.dataset, config.gen_kwargs, config.max_gen_toks) == ("math500", "greedy", 2048)
     assert [condition.name for condition in config.conditions] == ["wo", "mless"]
     assert config.model_arguments()["pretrained"] == TOY_MODEL
 
@@ -33,18 +33,18 @@ def test_where_a_line_is_read_no_instruction_asks_for_a_box(tmp_path):
 
 
 def test_a_label_never_stands_above_other_weights(tmp_path):
-    path = write(tmp_path, {**MINIMAL, "model": {"label": "Known", "arguments": {"pretrained": "a/known"}}})
+    path = write(tmp_path, {**MINIMAL, "model": {"label": "Known", "model_args": {"pretrained": "a/known"}}})
 
     def label(*overrides):
         return load_config(path, overrides).model.display_name
 
-    assert label() == label("max_gen_toks=9", "model.arguments.dtype=float32") == "Known"
-    assert label("model.arguments.pretrained=b/other") == "other"
-    assert label("model.arguments.revision=abc") == "known", "another revision has other weights"
+    assert label() == label("max_gen_toks=9", "model.model_args.dtype=float32") == "Known"
+    assert label("model.model_args.pretrained=b/other") == "other"
+    assert label("model.model_args.revision=abc") == "known", "another revision has other weights"
     assert (
-        label("model.arguments={pretrained: b/other}") == label("model={arguments: {pretrained: b/other}}") == "other"
+        label("model.model_args={pretrained: b/other}") == label("model={model_args: {pretrained: b/other}}") == "other"
     )
-    for said in ("model.arguments.pretrained=b/other", "model={arguments: {pretrained: b/other}}"):
+    for said in ("model.model_args.pretrained=b/other", "model={model_args: {pretrained: b/other}}"):
         assert label(said, "model.label=Known") == "Known", "said on purpose"
 
 
@@ -55,13 +55,13 @@ def test_what_only_resembles_a_secret_is_taken(tmp_path):
         "served_model_name": "sk-8b-instruct",
         "tokenizer": "org/token-counter",
     }
-    values = {**MINIMAL, "model": {"arguments": {"pretrained": TOY_MODEL, **taken}}}
-    assert load_config(write(tmp_path, values)).model.arguments == {"pretrained": TOY_MODEL, **taken}
+    values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **taken}}}
+    assert load_config(write(tmp_path, values)).model.model_args == {"pretrained": TOY_MODEL, **taken}
 
 
 def test_load_only_arguments_may_change_and_random_weights_may_not(tmp_path):
     def identity(**arguments):
-        values = {**MINIMAL, "model": {"arguments": {"pretrained": TOY_MODEL, **arguments}}}
+        values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **arguments}}}
         return load_config(write(tmp_path, values)).identity()
 
     free = {"device_ids": [1], "download_dir": "d", "load_format": "safetensors", "distributed_executor_backend": "mp"}

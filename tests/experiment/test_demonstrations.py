@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from attention_probe.prompts.token_roles import ABSENT, FILLER, SEPARATOR, tokenize
 from harness import load_run
 from harness.display.dry_run import describe_plan
-from harness.display.report.samples import read_samples
+from harness.display.report.report_samples import read_samples
 from harness.errors import HarnessError
 from harness.experiment.conditions import Condition, Placement
-from harness.experiment.config import load_config
-from harness.experiment.demonstrations import Demonstrations, Draw
+from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, build_prompt, document_prompt, make_document
-from harness.runs.folder import changes, read_identity
-from harness.runs.read import Run, read_source
+from harness.experiment.run_config import load_config
+from harness.runs.read_runs import Run, read_source
 from harness.runs.records import stored_prompts
+from harness.runs.run_folder import changes, read_identity
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes
@@ -43,8 +43,8 @@ PLACED = {
 
 
 def test_draws_take_their_examples_from_one_pool_that_is_never_asked():
-    demonstrations = Demonstrations(count=4, draws=6, pool=20, seed=1)
-    problems, draws = demonstrations.split(PRODUCTS, draws_per_problem=6)
+    fewshot = FewshotConfig(num_fewshot=4, draws=6, pool=20, seed=1)
+    problems, draws = fewshot.split(PRODUCTS, draws_per_problem=6)
     examples = [example for draw in draws for example in draw.examples]
     pool = {example.cluster for example in examples}
     assert [draw.number for draw in draws] == [1, 2, 3, 4, 5, 6]
@@ -53,12 +53,12 @@ def test_draws_take_their_examples_from_one_pool_that_is_never_asked():
     assert len(problems) in (28, 29), "49 problems less 20, in whole clusters"
     assert len(pool) < len(examples), "draws may share examples"
     assert all(draw.select(problems) == problems for draw in draws)
-    assert (problems, draws) == demonstrations.split(PRODUCTS, draws_per_problem=6)
-    assert problems != Demonstrations(count=4, draws=6, pool=20, seed=2).split(PRODUCTS, draws_per_problem=6)[0]
+    assert (problems, draws) == fewshot.split(PRODUCTS, draws_per_problem=6)
+    assert problems != FewshotConfig(num_fewshot=4, draws=6, pool=20, seed=2).split(PRODUCTS, draws_per_problem=6)[0]
 
 
 def test_each_problem_is_asked_with_so_many_draws_and_each_draw_asks_about_equally_many():
-    problems, draws = Demonstrations(count=4, draws=6, pool=20).split(PRODUCTS, draws_per_problem=2)
+    problems, draws = FewshotConfig(num_fewshot=4, draws=6, pool=20).split(PRODUCTS, draws_per_problem=2)
     selected = [draw.select(problems) for draw in draws]
     times = Counter(problem.id for chosen in selected for problem in chosen)
     assert times == dict.fromkeys((problem.id for problem in problems), 2)
@@ -89,9 +89,9 @@ def test_without_examples_three_places_are_one():
 
 
 def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_their_ids(any_tokenizer):
-    draw = Demonstrations(count=3, seed=1, format="Q: {problem} \nA: {answer}").split(PRODUCTS, draws_per_problem=1)[1][
-        0
-    ]
+    draw = FewshotConfig(num_fewshot=3, seed=1, format="Q: {problem} \nA: {answer}").split(
+        PRODUCTS, draws_per_problem=1
+    )[1][0]
     conditions = [Condition(name=str(at), unit="/", count=7, placement=at) for at in Placement]
     for layout in layouts(any_tokenizer):
         if layout is Layout.CHAT and "[INST]" in any_tokenizer.chat_template:
@@ -103,16 +103,19 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
-        ({"count": 200, "draws": 3}, "1000 problems in their pool and one to ask, got 500 problems in 500 clusters"),
+        (
+            {"num_fewshot": 200, "draws": 3},
+            "1000 problems in their pool and one to ask, got 500 problems in 500",
+        ),
         ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
-        ({"count": 3}, "expected 220 filler tokens, got 656"),
+        ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),
     ],
 )
 def test_examples_that_cannot_be_are_refused_before_the_model(shown, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.jsonl").write_text('{"problem": "1+1", "answer": 2}\n{"problem": "1+2"}\n')
     conditions = ["wo", {"name": "x", "unit": "qx", "placement": "each"}]
-    config = {**MINIMAL, "dataset": TOY_DATA, "conditions": conditions, "demonstrations": shown}
+    config = {**MINIMAL, "dataset": TOY_DATA, "conditions": conditions, "fewshot": shown}
     with pytest.raises(HarnessError, match=re.escape(said)):
         make_plan(load_config(write(tmp_path, config)))
 
@@ -120,13 +123,13 @@ def test_examples_that_cannot_be_are_refused_before_the_model(shown, said, tmp_p
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Four samples a problem, two with each draw; with the filler all of the first draw are wrong."""
-    own = {"sampling": {"temperature": 1}, "samples_per_problem": 4, "layouts": ["raw", "chat"], "limit": 5}
+    own = {"gen_kwargs": {"temperature": 1}, "repeats": 4, "layouts": ["raw", "chat"], "limit": 5}
     own |= {"conditions": ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}], "primary": "x - wo"}
 
     def answer(request, target):
         return ("so \\boxed{no}", "stop") if request.task.endswith("x_draw-1") else right(request, target)
 
-    return write_run(tmp_path_factory.mktemp("x") / "run", answer, demonstrations={"count": 2, "draws": 2}, **own)
+    return write_run(tmp_path_factory.mktemp("x") / "run", answer, fewshot={"num_fewshot": 2, "draws": 2}, **own)
 
 
 def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, capsys, monkeypatch):
@@ -154,19 +157,19 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
 def test_each_problem_with_some_of_many_draws(tmp_path):
     """With the filler all answers of two draws are wrong: for new draws nothing is shown."""
     conditions = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
-    own = {"conditions": conditions, "primary": "x - wo", "demonstrations": {"count": 2, "draws": 5}}
+    own = {"conditions": conditions, "primary": "x - wo", "fewshot": {"num_fewshot": 2, "draws": 5}}
 
     def answer(request, target):
         is_wrong = request.task.endswith(("x_draw-1", "x_draw-2"))
         return ("so \\boxed{no}", "stop") if is_wrong else right(request, target)
 
-    run = write_run(tmp_path / "run", answer, samples_per_problem=2, limit=40, **own)
+    run = write_run(tmp_path / "run", answer, repeats=2, limit=40, **own)
     frame = load_run(run)
     assert frame.groupby(["condition", "problem_id"], observed=True)["draw"].nunique().eq(2).all()
     assert frame.groupby(["condition", "draw"], observed=True)["problem_id"].nunique().eq(16).all()
     table = json.loads(table_page(run, form="json"))
     row = table["rows"][1]
-    assert (row["k"], row["draws"], row["difference"]) == (2, 5, -40) and row["low"] < -99 and row["p"] > 0.05
+    assert (row["repeats"], row["draws"], row["difference"]) == (2, 5, -40) and row["low"] < -99 and row["p"] > 0.05
     assert table["draws"][0]["differences"] == [-100, -100, 0, 0, 0]
     assert "of this prompt with new draws of examples" in " ".join(table_page(run).split())
     plan, identity = make_plan(load_config(run.with_suffix(".yaml")), limit=45), read_identity(run)

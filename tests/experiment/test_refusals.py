@@ -4,12 +4,12 @@ import pytest
 import yaml
 
 from harness.errors import ConfigError, DataError
-from harness.experiment.config import load_config
 from harness.experiment.problems import DatasetConfig, load_jsonl, open_dataset
+from harness.experiment.run_config import load_config
 from tests.experiment.test_problems import GOOD, write_lines
 from tests.make import TOY_MODEL, read_data
 
-NAMED = {"label": "toy", "arguments": {"pretrained": TOY_MODEL}}
+NAMED = {"label": "toy", "model_args": {"pretrained": TOY_MODEL}}
 MINIMAL = {"name": "x", "model": NAMED, "conditions": ["wo", "mless"]}
 
 
@@ -52,7 +52,7 @@ def test_a_condition_that_cannot_be_is_refused(tmp_path, case):
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
-    values = {**MINIMAL, "model": {"arguments": {"pretrained": TOY_MODEL, **secret}}}
+    values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **secret}}}
     with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as caught:
         load_config(write(tmp_path, values))
     assert not re.search("me:secret|aaaa|s3cret", str(caught.value))
@@ -83,7 +83,7 @@ def test_a_config_that_is_not_there_is_refused_and_no_shipped_one_taken(tmp_path
     [
         ("nonsense", "unknown key 'nonsense'"),
         ("name.first=a", "--set 'name.first=a': the config has no such key"),
-        ("sampling={seed: 1, seed: 2}", "--set sampling '{seed: 1, seed: 2}': the key 'seed' stands twice"),
+        ("gen_kwargs={seed: 1, seed: 2}", "--set gen_kwargs '{seed: 1, seed: 2}': the key 'seed' stands twice"),
     ],
 )
 def test_an_override_that_cannot_be_is_refused(tmp_path, override, said):

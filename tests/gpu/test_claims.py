@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from harness import load_run, resources
-from harness.engines.vllm import VLLMEngine
-from harness.experiment.config import RunConfig
+from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.plan import make_plan, make_requests
+from harness.experiment.run_config import RunConfig
 from tests.conftest import PATIENCE, gpu_share, gpu_share_options, report
 from tests.engines.test_engine import read_lm_eval_samples
 from tests.make import EXAMPLE, ROOT, TOY_CONFIG, TOY_MODEL
@@ -53,7 +53,7 @@ def count_differences(samples, reference, columns):
 def test_products_have_the_verdicts_of_the_committed_run(kernels, smollm2, tmp_path):
     """In float32 on a GPU, compared with a run on a CPU, sample by sample."""
     limit = () if gpu_share() else ("--limit", 4)
-    settings = ("--set", f"model.arguments.enforce_eager={str(kernels == 'eager').lower()}")
+    settings = ("--set", f"model.model_args.enforce_eager={str(kernels == 'eager').lower()}")
     config = ROOT / "configs/runs/products.yaml"
     options = (*settings, *gpu_share_options(), *limit, "--quiet", "-o", tmp_path)
     subprocess.run(command("mless", "run", config, *options), check=True, timeout=PATIENCE)
@@ -115,7 +115,7 @@ def sum_requests(count):
     config = RunConfig.model_validate(
         {
             "name": "sums",
-            "model": {"arguments": {"pretrained": "smollm2", "dtype": "bfloat16"}},
+            "model": {"model_args": {"pretrained": "smollm2", "dtype": "bfloat16"}},
             "dataset": {"make": "sums", "operands": [10, 99], "count": count},
             "conditions": ["wo", "mless", "random"],
             "layouts": ["chat"],

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.grading import Grade, grade
-from harness.grading.extract import read_boxes
+from harness.grading.extract_answer import read_boxes
 from tests.make import read_data
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.runs.receipts import package_version
+from harness.runs.versions_and_hashes import package_version
 from tools.size import count_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,15 +25,15 @@ FOLDERS = {
 
 NEED_HEAVY = {
     "attention_probe.figures.make_figure",
-    "attention_probe.measure.decomposition",
+    "attention_probe.measure.head_decomposition",
     "attention_probe.measure.measure_prompts",
     "attention_probe.model",
-    "attention_probe.probe",
-    "attention_probe.record_run",
-    "attention_probe.self_check",
+    "attention_probe.run_probe",
+    "attention_probe.run_recorder",
+    "attention_probe.check_probe",
     "harness.engines.interventions.arithmetic",
-    "harness.engines.interventions.reference",
-    "harness.engines.interventions.worker",
+    "harness.engines.interventions.hugging_face_answers",
+    "harness.engines.interventions.vllm_worker",
     "harness.lm_eval_plugin.write_lm_eval_logs",
 }
 """Modules, or folders of such, that need torch or lm-eval as soon as they are imported. All others must not."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas
 import pytest
 
-from harness.analysis.reference import read_reference
-from harness.experiment.config import load_config
+from harness.analysis.published_numbers import read_reference
+from harness.experiment.run_config import load_config
 from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool, grade
-from harness.grading.compare import compare
+from harness.grading.same_answer import compare
 from harness.runs.records import SAMPLE_COLUMNS
 from tests.conftest import PATIENCE
 from tests.make import ROOT

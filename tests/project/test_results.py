@@ -7,17 +7,17 @@ import sys
 
 import pytest
 
-from attention_probe.figures.config import PromptsConfig
+from attention_probe.figures.figure_config import PromptsConfig
 from benchmarks.controls import CONTROLS, find, plant
 from benchmarks.seed_claims import load, page
 from harness import load_run
-from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts
+from harness.experiment.run_config import load_config
 from harness.grading import GradeJob, GraderPool
-from harness.runs.folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
-from harness.runs.receipts import model_fingerprint
 from harness.runs.records import stored_prompts
+from harness.runs.run_folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
+from harness.runs.versions_and_hashes import model_fingerprint
 from tests.conftest import needs_vllm
 from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, table_page
 

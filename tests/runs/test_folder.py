@@ -21,16 +21,18 @@ from msgspec.structs import replace
 
 from harness import load_run, resources
 from harness.errors import JournalError, RunError
-from harness.execution.generate import session_facts
-from harness.execution.regrade import regrade
-from harness.execution.run import _generation_config, engine_identity, execute, finish, run_identity
-from harness.experiment.config import load_config
+from harness.execution.execute_plan import _generation_config, engine_identity, execute, finish, run_identity
+from harness.execution.generate_samples import session_facts
+from harness.execution.grade_again import regrade
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
+from harness.experiment.run_config import load_config
 from harness.grading import GRADED, GRADERS
-from harness.grading.compare import GRADER_VERSION
-from harness.runs import journal, receipts
-from harness.runs.folder import (
+from harness.grading.same_answer import GRADER_VERSION
+from harness.runs import journal, versions_and_hashes
+from harness.runs.journal import expand, hash_stored, write_atomic, write_whole
+from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
+from harness.runs.run_folder import (
     JOURNAL,
     PROMPTS,
     RECEIPT,
@@ -42,8 +44,6 @@ from harness.runs.folder import (
     read_prompts,
     read_samples,
 )
-from harness.runs.journal import expand, hash_stored, write_atomic, write_whole
-from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page
 
@@ -143,7 +143,7 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
     moved = replace(identity, model=replace(identity.model, name="elsewhere"), config={**identity.config, "seed": 5})
     assert moved.hash_setting() == setting, "the folder's name, and settings that each request holds itself"
     assert sample_key(dataclasses.replace(request, task="demo_other"), setting) == key, "the condition's name"
-    arguments = {**identity.config["model"], "arguments": {"dtype": "bfloat16"}}
+    arguments = {**identity.config["model"], "model_args": {"dtype": "bfloat16"}}
     others = [
         replace(identity, prompt_version=2),
         replace(identity, engine=replace(identity.engine, device="cuda")),
@@ -175,7 +175,7 @@ def test_a_sample_finds_its_prompt(tmp_path):
 
 
 def test_first_samples_of_all_problems_come_before_second_ones():
-    config = load_config(CONFIG, ["sampling={temperature: 0.7}", "samples_per_problem=3"])
+    config = load_config(CONFIG, ["gen_kwargs={temperature: 0.7}", "repeats=3"])
     plan = make_plan(config, limit=4)
     asked = [(one.sample_index, one.problem_id, one.task) for one in make_requests(plan, config.resolve_sampling({}))]
     prompts = [(problem.id, task) for task, _, problem, _ in plan.rows]
@@ -189,7 +189,7 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp
     vocabulary = state["model"]["vocab"]
     vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
-    other = make_plan(load_config(CONFIG, [f"model.arguments.tokenizer={tokenizer}"]), limit=5)
+    other = make_plan(load_config(CONFIG, [f"model.model_args.tokenizer={tokenizer}"]), limit=5)
     assert [row.prompt for row in stored_prompts(other)] == [row.prompt for row in stored_prompts(plan)]
     (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})), stored_prompts(other))
     assert changed.startswith("prompts_sha256: ")
@@ -228,10 +228,10 @@ def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
 
 
 def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
-    monkeypatch.setattr(receipts, "_hub_commit", None)  # a look-up would fail
-    assert receipts.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
+    monkeypatch.setattr(versions_and_hashes, "_hub_commit", None)  # a look-up would fail
+    assert versions_and_hashes.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
     (tmp_path / "config.json").write_text("{}")
-    assert receipts.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
+    assert versions_and_hashes.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
     assert engine_identity("local-completions", {}).device == "server"
 
 
@@ -400,7 +400,7 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
     """lm-eval itself would only warn, and leave a log that is cut in the middle of a line."""
     (own_run / "run.json").unlink()
     code = (
-        "import resource, sys; from pathlib import Path; from harness.execution.run import finish\n"
+        "import resource, sys; from pathlib import Path; from harness.execution.execute_plan import finish\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1)); finish(Path(sys.argv[1]))"
     )
     largest = max(path.stat().st_size for path in own_run.glob("samples_*.jsonl"))
@@ -485,7 +485,8 @@ def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):
 
 
 def test_a_run_is_finished_outside_git_without_a_word(demo_run, tmp_path):
-    code = "import sys; from pathlib import Path; from harness.execution.run import finish; finish(Path(sys.argv[1]))"
+    code = "import sys; from pathlib import Path; from harness.execution import execute_plan"
+    code += "; execute_plan.finish(Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     command = [sys.executable, "-c", code, str(demo_run)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

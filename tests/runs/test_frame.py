@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import JournalError, RunError
-from harness.execution.regrade import regrade
+from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
-from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
-from harness.runs.frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
 from harness.runs.journal import expand
-from harness.runs.read import Run
+from harness.runs.read_runs import Run
 from harness.runs.records import Score
+from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
+from harness.runs.samples_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
 from tests.make import GREEDY_RUN, right, small_run, write_run
 
 
@@ -107,7 +107,7 @@ def test_files_that_are_not_there_are_named(demo_run):
 
 
 def test_a_lost_replicate_is_missed_too(tmp_path):
-    run = write_run(tmp_path / "r", right, replicates=2, sampling={"temperature": 1}, samples_per_problem=2, limit=3)
+    run = write_run(tmp_path / "r", right, replicates=2, gen_kwargs={"temperature": 1}, repeats=2, limit=3)
     assert len(read_outcomes(run)) == len(load_run(run, replicates=True)) == 3 * 2 * 4
     lines = (run / JOURNAL).read_text().splitlines(keepends=True)
     lost = ('"replicate":1', '"sample_index":1', "demo_wo")

@@ -6,10 +6,10 @@ import pytest
 
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
-from harness.runs.folder import read_prompts
-from harness.runs.lm_eval_files import find_logs
-from harness.runs.read import Run, locate, locate_one
-from harness.runs.same_settings import by_table, join
+from harness.runs.find_lm_eval_files import find_logs
+from harness.runs.join_runs import by_table, join
+from harness.runs.read_runs import Run, locate, locate_one
+from harness.runs.run_folder import read_prompts
 from tests.commands.test_cli import here, refused
 from tests.make import (
     DATE,
@@ -199,7 +199,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
 
     for change, message in (
         ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
-        ({"model": {"arguments": {"dtype": "bfloat16"}}}, 'model_args.dtype: "float32" -> "bfloat16"'),
+        ({"model": {"model_args": {"dtype": "bfloat16"}}}, 'model_args.dtype: "float32" -> "bfloat16"'),
         ({"seed": 2}, "seed: 1234 -> 2"),
         ({"limit": 500}, "limit: null -> 500"),
         ({"task_version": 1.0}, "task_version: 5.0 -> 1.0"),

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import PASSED
-from harness.display.figures import style
-from harness.display.figures.style import FONT
-from harness.display.wording import LEVEL, name_character, visible
+from harness.display.figures import figure_style
+from harness.display.figures.figure_style import FONT
+from harness.display.format_values import LEVEL, name_character, visible
 from harness.experiment.conditions import Condition
 
 
-def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: str, **marks: Any) -> None:
+def draw_curve(axes: Axes, points: pandas.DataFrame, look: figure_style.Look, label: str, **marks: Any) -> None:
     """A curve: solid, with its band, where at least half of the prompts reach; dotted where fewer do.
 
     Args:
@@ -48,22 +48,22 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     """
     doses = find_sweeps(conditions)
     several = len({(filler.placement, filler.words) for filler in doses}) > 1
-    looks, settings = style.looks(doses), style.split_settings(table)
-    baseline = style.short_label(table["baseline"].iloc[0])
+    looks, settings = figure_style.looks(doses), figure_style.split_settings(table)
+    baseline = figure_style.short_label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
     note = f"Points less {baseline}; lines: {LEVEL} intervals, not adjusted; filled: adjusted p < 0.05."
     note += " Lengths are moved apart a little where lines would cover each other."
-    with style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
+    with figure_style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
         for panel, rows in zip(axes, settings.values(), strict=True):
-            panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
-            differences = style.without_reference_conditions(rows).set_index("condition")
+            panel.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
+            differences = figure_style.without_reference_conditions(rows).set_index("condition")
             differences = differences.fillna({"difference": 0.0})  # the baseline has none
             for number, (filler, lengths) in enumerate(doses.items()):
                 mine = differences.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="role")
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
                 words = (filler.filler, filler.placement, filler.words) if several else (filler.filler,)
-                legend = style.short_label(", ".join(_spell(word) for word in words if word))
+                legend = figure_style.short_label(", ".join(_spell(word) for word in words if word))
                 _draw_filler(panel, mine, looks[str(filler)], legend)
             panel.set_xlabel("Tokens of filler")
         for panel in axes[::3]:
@@ -76,7 +76,7 @@ def _spell(filler: str) -> str:
     return visible(filler, keep="") if filler.strip() else " ".join(map(name_character, filler))
 
 
-def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: style.Look, name: str) -> None:
+def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: figure_style.Look, name: str) -> None:
     """The line of one filler through its lengths, with the interval and the mark of each but the baseline."""
     line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1}
     size = 0.6 * FONT
@@ -119,10 +119,10 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
     Args:
         shares: As of `length_shares`.
     """
-    looks, settings = style.looks(shares["condition"]), style.split_settings(shares)
+    looks, settings = figure_style.looks(shares["condition"]), figure_style.split_settings(shares)
     counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
     note = f"{counts} completions a line; marks: medians, above in the order of the legend."
-    with style.panels(settings, note, 1.9, sharex=True, sharey=True) as (figure, grid):
+    with figure_style.panels(settings, note, 1.9, sharex=True, sharey=True) as (figure, grid):
         for axes, (name, rows) in zip(grid, settings.items(), strict=True):
             medians = []
             for condition in (one for one in looks if (rows["condition"] == one).any()):
@@ -135,12 +135,12 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
                     color=look.colour,
                     linestyle=look.dashes,
                     linewidth=1.3,
-                    label=style.short_label(condition),
+                    label=figure_style.short_label(condition),
                 )
                 axes.plot(medians[-1], 50, look.marker, markersize=5, color=look.colour, markeredgecolor="white")
             axes.set_title(f"{name}\nmedian {' / '.join(f'{median:,}' for median in medians)}")
             axes.set_xlabel(f"Length of a completion ({shares['unit'].iloc[0]})")
-            axes.grid(axis="x", color=style.GRID, linewidth=0.5)
+            axes.grid(axis="x", color=figure_style.GRID, linewidth=0.5)
         grid[0].set_ylim(0, 101)
         grid[0].set_ylabel("Completions no longer (%)")
     return figure

@@ -2,12 +2,12 @@
 
 import os
 
-from harness.engines.lifetime import INTERVENTIONS
+from harness.engines.engine_processes import INTERVENTIONS
 
 
 def install() -> None:
     """A general plugin of vLLM's: where INTERVENTIONS is set, its workers open those layers as they load the model."""
     if INTERVENTIONS in os.environ:
-        from harness.engines.interventions.worker import install_at_load
+        from harness.engines.interventions.vllm_worker import install_at_load
 
         install_at_load()

@@ -1,0 +1,200 @@
+"""The first MLP's activations without and with Mless: their histogram, and their token classes.
+
+Every number is a mean over prompts. A change is relative, (with - without) / without, of the same prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from attention_probe.analysis.average_curves import bootstrap_band, chosen_problems
+from attention_probe.figures.curve_figures import draw_groups, stamp
+from attention_probe.figures.figure_config import FigureConfig, ModelConfig
+from attention_probe.measure.measure_activations import ACTIVATION_BINS, ACTIVATION_UNITS, CLASSES, COVERED
+from attention_probe.traces import AttentionTraces
+from harness.constants import BASELINE, STUDIED
+from harness.display.figures import figure_style
+from harness.display.format_values import LEVEL
+from harness.experiment.conditions import contrast_name
+
+WITHOUT, WITH = _PAIR = (BASELINE, STUDIED)
+_CHANGE = contrast_name(WITH, WITHOUT)
+_EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
+"""Of the bins as they are drawn: the last, of all that is larger, has room for a name."""
+
+
+def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.DataFrame:
+    """Every recorded number without filler and with Mless, and its change: one row for each.
+
+    The rows of the quantity `histogram` are shares of the activations; their `x` is where the bin begins, as a share of
+    `histogram_top`. Changes have the condition `mless - wo`.
+
+    Args:
+        model: Whose panel it is.
+        traces: Of the model.
+
+    Raises:
+        ConfigError: no problem has both conditions.
+    """
+    header, bins = traces.header, ACTIVATION_BINS + 1
+    problems = chosen_problems(traces, _PAIR)
+    about = pandas.DataFrame(
+        {
+            "quantity": [*ACTIVATION_UNITS, *["histogram"] * bins],
+            "x": [*[np.nan] * len(ACTIVATION_UNITS), *np.arange(bins) / ACTIVATION_BINS],
+            "unit": [*ACTIVATION_UNITS.values(), *["share of activations"] * bins],
+        }
+    )
+    tables = {}
+    for condition in _PAIR:
+        rows = []
+        for trace in (traces.get(problem, condition) for problem in problems):
+            counts = trace.activation_histogram
+            shares = counts / counts.sum() if counts.any() else np.full(len(counts), np.nan)
+            rows.append([*(trace.activations[name] for name in ACTIVATION_UNITS), *shares])
+        tables[condition] = np.array(rows)
+    clusters = traces.clusters(problems)
+    parts = [_average(about, condition, table, clusters) for condition, table in tables.items()]
+    change = _relative_change(tables[WITH], tables[WITHOUT])
+    parts.append(_average(about.assign(unit="relative change"), _CHANGE, change, clusters))
+    return pandas.concat(parts, ignore_index=True).assign(
+        panel=model.title,
+        model=header.model,
+        prompts=len(problems),
+        on_outcome=header.on_outcome,
+    )
+
+
+def _average(
+    about: pandas.DataFrame, condition: str, table: NDArray[np.float64], clusters: NDArray[np.int64]
+) -> pandas.DataFrame:
+    """Means of a [prompt, quantity] table, with bands and the number of prompts that have a value."""
+    low, high = bootstrap_band(table, clusters)
+    return about.assign(
+        condition=condition, mean=_mean(table), low=low, high=high, count=np.isfinite(table).sum(axis=0)
+    )
+
+
+def _mean(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):  # no prompt may have a value
+        mean: NDArray[np.float64] = np.nansum(table, axis=0) / np.isfinite(table).sum(axis=0)
+    return mean
+
+
+def _relative_change(table: NDArray[np.float64], without: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A [prompt, quantity] table whose mean is the means' relative change, and that scatters as it does (linearised).
+
+    A mean of each prompt's own relative changes would be ruled by those with next to nothing without filler.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = _mean(table) / _mean(without)
+        change: NDArray[np.float64] = ratio - 1 + (table - ratio * without) / _mean(without)
+    return np.where(np.isfinite(change), change, np.nan)
+
+
+def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
+    """One panel for each model: levels above, below them the change from the prompt without filler.
+
+    Args:
+        config: What is shown.
+        table: From `read_activations`, of all models.
+    """
+    form = _FORMS[config.kind]
+    note = (
+        f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP after its "
+        f"non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over prompts. Changes are relative, of "
+        f"the same prompts. {form.note(config)}"
+    )
+    with figure_style.drawing(1.2 + sum(form.heights), note) as figure:
+        grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=form.heights)
+        for column, model in enumerate(config.models):
+            rows = table[table["panel"] == model.title]
+            form.draw(list(grid[:, column]), rows, model.c)
+            stamp(grid[0, column], model.title, rows)
+        grid[1, 0].set_ylabel(f"Relative change\nfrom {figure_style.short_label(WITHOUT)} (%)")
+        grid[0, 0].set_ylabel(form.y_label)
+    return figure
+
+
+def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
+    """The histogram on a logarithmic axis, and each bin's change with its band."""
+    above, below = panel
+    looks = figure_style.looks(_PAIR)
+    for condition, look in looks.items():
+        mean, _, _ = _percent(table, "histogram", condition)
+        above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=figure_style.short_label(condition))
+    mean, below_it, above_it = _percent(table, "histogram", _CHANGE)
+    below.stairs(mean, _EDGES, baseline=None, color=looks[WITH].colour, linewidth=0.8)
+    below.stairs(above_it, _EDGES, baseline=below_it, color=looks[WITH].colour, alpha=0.2, linewidth=0, fill=True)
+    below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
+    if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():  # else a logarithmic axis has no ends
+        above.set_yscale("log")
+    above.yaxis.set_major_formatter("{x:g}")
+    top, _, _ = _percent(table, "histogram_top", WITHOUT)
+    quantile = f"{100 * COVERED:g} % quantile {figure_style.short_label(WITHOUT)}"
+    below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {top.item() / 100:.3g})")
+    for axes in (above, below):
+        axes.set_xlim(0, _EDGES[-1])
+        axes.axvspan(1, _EDGES[-1], color=figure_style.GRID, alpha=0.6, linewidth=0, zorder=0)
+        axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, _EDGES[-2:].mean()], ["0", "0.2", "0.4", "0.6", "0.8", "all\nlarger"])
+        figure_style.tidy(axes, grid="y")
+    above.tick_params(labelbottom=False)
+
+
+def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
+    """The near-zero share of each class as bars, and its change as dots, both with their bands."""
+    above, below = panel
+    looks, places = figure_style.looks(_PAIR), np.arange(len(CLASSES))
+    names = [f"near_zero_{name}_c{c:g}" for name in CLASSES]
+    read = {
+        condition: np.concatenate([_percent(table, name, condition) for name in names], axis=1)
+        for condition in (*_PAIR, _CHANGE)
+    }
+    for shift, (condition, look) in zip((-0.2, 0.2), looks.items(), strict=True):
+        draw_groups(above, condition, shift, read[condition], look.colour, width=0.37)
+    mean, low, high = read[_CHANGE]
+    look = looks[WITH]
+    below.errorbar(places, mean, [mean - low, high - mean], fmt=look.marker, color=look.colour, markersize=4, capsize=2)
+    below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
+    above.set_xticks(places, [])
+    below.set_xticks(places, CLASSES)
+    for axes in panel:
+        axes.set_xlim(-0.5, len(CLASSES) - 0.5)
+        figure_style.tidy(axes, grid="y")
+
+
+def _percent(table: pandas.DataFrame, quantity: str, condition: str) -> NDArray[np.float64]:
+    """Mean, low and high of a quantity, [3, bin], times 100."""
+    rows = table[(table["quantity"] == quantity) & (table["condition"] == condition)]
+    return 100 * rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
+
+
+def _note_on_bins(_config: FigureConfig) -> str:
+    return f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
+
+
+def _note_on_thresholds(config: FigureConfig) -> str:
+    factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
+    return f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."
+
+
+class _Form(NamedTuple):
+    """How a kind of figure is drawn: a model's two panels, with their heights in inches, and what the note adds."""
+
+    draw: Callable[[Sequence[Axes], pandas.DataFrame, float], None]
+    heights: tuple[float, float]
+    y_label: str
+    note: Callable[[FigureConfig], str]
+
+
+_FORMS = {
+    "histogram": _Form(_draw_histogram, (2.0, 1.1), "Activations per bin (%)", _note_on_bins),
+    "token_classes": _Form(_draw_token_classes, (1.6, 1.1), "Activations near zero (%)", _note_on_thresholds),
+}

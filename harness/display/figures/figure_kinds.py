@@ -1,0 +1,87 @@
+"""The figures of `mless plot`: what each kind shows of some runs. A new kind has a name in `Kind` and an entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import pandas
+from matplotlib.figure import Figure
+
+from harness.analysis.result_tables import Leaderboard, join_conditions
+from harness.analysis.sweeps import find_sweeps
+from harness.constants import Kind
+from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
+from harness.display.figures.interval_rows import draw_accuracies, draw_causes, draw_forest, draw_instructions
+from harness.display.figures.lines import draw_completion_lengths, draw_dose, length_shares
+from harness.errors import ComparisonError
+from harness.runs.join_runs import join
+from harness.runs.read_runs import Run
+
+Drawing = tuple[Figure, pandas.DataFrame]
+"""A figure and the numbers that it shows."""
+
+
+def draw_figures(board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind]) -> Iterator[tuple[Kind, Drawing]]:
+    """The figures of the kinds that are named; without any, all that these runs have.
+
+    Raises:
+        ComparisonError: nothing is compared with the baseline, or a kind that is named needs other runs.
+    """
+    names = " ".join(run.name for run in runs)
+    if without_reference_conditions(board.comparison)["difference"].isna().all():
+        raise ComparisonError(f"{names}: there is nothing to compare with {board.baseline}.")
+    for kind in dict.fromkeys(kinds or Kind):
+        drawing = FIGURES[kind](board, runs)
+        if drawing is not None:
+            yield kind, drawing
+        elif kinds:
+            raise ComparisonError(f"{names}: {_ABSENCE[kind]}, so there is no such figure to draw.")
+
+
+def _show_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
+    datasets = dict.fromkeys(str(run.about.get("dataset_name") or "the problems") for run in runs)
+    table = without_reference_conditions(board.comparison)
+    return draw_accuracies(table, title=f"Results on {', '.join(datasets)}"), table
+
+
+def _show_differences(board: Leaderboard, _: Sequence[Run]) -> Drawing:
+    return draw_forest(board.comparison, pooled=board.side_tables["pooled"]), board.comparison
+
+
+def _show_completion_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
+    frame = join(runs)
+    shares = length_shares(frame[~frame["condition"].isin(board.reference_conditions)])
+    return draw_completion_lengths(shares), shares
+
+
+def _show_lengths_of_fillers(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
+    conditions = join_conditions(runs)
+    if not find_sweeps(conditions):
+        return None
+    fields = [{"condition": name, **condition.describe()} for name, condition in conditions.items()]
+    table = without_contrasts(board.comparison).merge(pandas.DataFrame(fields), on="condition", how="left")
+    return draw_dose(table, conditions), table
+
+
+def _show_side_table(
+    key: str, draw: Callable[[pandas.DataFrame], Figure], board: Leaderboard, _: Sequence[Run]
+) -> Drawing | None:
+    table = board.side_tables[key]
+    return None if table.empty else (draw(table), table)
+
+
+FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
+    Kind.ACCURACY: _show_accuracies,
+    Kind.FOREST: _show_differences,
+    Kind.COMPLETION_LENGTHS: _show_completion_lengths,
+    Kind.DOSE: _show_lengths_of_fillers,
+    Kind.INSTRUCTIONS: partial(_show_side_table, "instructions", draw_instructions),
+    Kind.CAUSES: partial(_show_side_table, "causes", draw_causes),
+}
+_ABSENCE = {
+    Kind.DOSE: "no filler has two lengths",
+    Kind.INSTRUCTIONS: "no condition was asked under four instructions",
+    Kind.CAUSES: "no filler was run together with its position gap",
+}
+"""Why some runs have no figure of a kind."""

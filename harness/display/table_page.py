@@ -1,0 +1,148 @@
+"""The page of `mless table`, of one run or many: from names of runs to text, CSV or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from harness.analysis.published_numbers import read_reference, reference_table, setup_differences
+from harness.analysis.result_tables import Leaderboard, as_csv, as_json, make_leaderboard, records, task_name
+from harness.constants import Format, Split
+from harness.display.comparison_tables import show_comparison, show_leaderboard
+from harness.display.format_table import Table, render
+from harness.display.side_tables import SIDE_TABLES, show_reference, show_side_tables
+from harness.errors import ConfigError, list_first
+from harness.runs.join_runs import by_table
+from harness.runs.read_runs import Run, locate
+from harness.runs.versions_and_hashes import receipt_line
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """What a page shows, and how.
+
+    Attributes:
+        form: Output format.
+        models: Whether each model and layout is one row, and runs that cannot be compared have tables of their own.
+            Otherwise each condition is a row, and such runs are refused.
+        by: Further columns to split by: values of `Split`.
+        baseline: The condition that the others are compared with; None for the runs' own.
+        margin: Equivalence margin in points; None for the default.
+        metric: The metric that tells right from wrong in logs of other tasks.
+        side_tables: Keys of side tables to add that are shown on request. In CSV one of them replaces the comparison.
+        reference: Published numbers to add: see `read_reference`.
+        explain: Whether plain text says what every column means, or only what must be known to read the verdicts.
+    """
+
+    form: Format = "text"
+    models: bool = False
+    by: Sequence[str] = ()
+    baseline: str | None = None
+    margin: float | None = None
+    metric: str | None = None
+    side_tables: Collection[str] = ()
+    reference: str | None = None
+    explain: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class _Page:
+    """One comparison.
+
+    Attributes:
+        board: All its data.
+        tables: Its tables in text.
+        frame: Its table in CSV.
+        reference: What JSON says of published numbers, if they are asked for.
+    """
+
+    board: Leaderboard
+    tables: list[Table]
+    frame: pandas.DataFrame
+    reference: dict[str, Any] = field(default_factory=dict)
+
+
+def make_table(runs: Sequence[str], options: TableOptions) -> str:
+    """The page of `mless table`.
+
+    Args:
+        runs: Names of runs, as `read_runs.locate` takes them.
+        options: What to show.
+
+    Raises:
+        ValueError: there is no such split.
+        HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
+    """
+    if options.form == "csv" and len(options.side_tables) + bool(options.reference) > 1:
+        raise ConfigError("CSV holds one table: expected one of --mediators, --audit and --reference at most.")
+    if options.reference and options.by:
+        raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
+    loaded = [Run.load(run, metric=options.metric) for run in locate(runs)]
+    groups = by_table(loaded) if options.models else [loaded]
+    pages = [_make_page(group, options) for group in groups]
+    names = [_name_page(page.board) for page in pages]
+    if options.form == "csv" and len(pages) > 1:
+        raise ConfigError(
+            f"CSV holds one table: expected the runs of one, got tables of {'; '.join(names)}. Name those of one."
+        )
+    if len(pages) > 1:
+        for name, page in zip(names, pages, strict=True):
+            page.tables[0] = replace(page.tables[0], title=f"{name}: {page.tables[0].title}")
+    return _write(pages, options.form, explain=options.explain)
+
+
+def show_board(board: Leaderboard, form: Format = "text", *, explain: bool = True) -> str:
+    """The page of `mless compare`: the comparison alone."""
+    page = _Page(board=board, tables=[show_comparison(board)], frame=board.comparison)
+    return _write([page], form, explain=explain)
+
+
+def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
+    by = list(dict.fromkeys(Split(name).value for name in options.by))
+    board = make_leaderboard(runs, baseline=options.baseline, margin=options.margin, by=by)
+    first = show_leaderboard(board) if options.models else show_comparison(board)
+    page = _Page(board=board, tables=[first], frame=board.comparison)
+    tables = show_side_tables(board)
+    for side in SIDE_TABLES:
+        is_requested = side.key in options.side_tables
+        # below rows of models stands only what is over all models
+        is_hidden = side.on_request or (options.models and "model" in side.words)
+        if side.key in tables and (is_requested or not is_hidden):
+            page.tables.append(tables[side.key])
+        if is_requested:
+            page.frame = board.side_tables[side.key]
+    if options.reference:
+        _add_reference(page, options.reference)
+    return page
+
+
+def _add_reference(page: _Page, name: str) -> None:
+    """Add published numbers, and how their set-up differs from that of the runs."""
+    board, published = page.board, read_reference(name)
+    page.frame = reference_table(board.comparison, board.side_tables["audit"], published, baseline=board.baseline)
+    differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
+    page.tables.append(show_reference(page.frame, published, differences))
+    facts = published.model_dump(exclude={"accuracies"})
+    page.reference = {"name": name, **facts, "rows": records(page.frame), "differences": differences}
+
+
+def _name_page(board: Leaderboard) -> str:
+    """The dataset and the runs."""
+    return f"{task_name(board.receipt)}, {list_first([str(entry['name']) for entry in board.receipt])}"
+
+
+def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:
+    if form == "csv":
+        (page,) = pages
+        return as_csv(page.frame, page.board)
+    if form == "json":
+        texts = [as_json(page.board, page.reference) for page in pages]
+        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+    footer = [receipt_line(entry) for page in pages for entry in page.board.receipt]
+    if form == "text" and not explain:
+        footer.insert(0, "What each column means, and more: --explain.")
+    return render([table for page in pages for table in page.tables], form, footer, explain=explain)

@@ -1,0 +1,96 @@
+"""The attention that tokens receive, summed in the engine while prompts are prefilled: any model that vLLM runs.
+
+Hugging Face has the same numbers and many more (`mless probe`), for models that fit one process. Here only sums over
+queries leave the engine, so all layers of a large model can be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness import smollm2
+from harness.engines.interventions.check_arms import refuse_to_open
+from harness.engines.vllm_engine import VLLMEngine
+from harness.experiment.generation_settings import Sampling
+from harness.experiment.plan import Request
+from harness.layers_and_heads import parse_numbers
+
+Floats = NDArray[np.float32]
+
+
+def attention(
+    model: str,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    layers: Sequence[int] | str = "all",
+    **arguments: Any,
+) -> list[Floats]:
+    """The attention that each token of a prompt receives from the tokens after it, by layer and head.
+
+    Use it where `mless probe` does not reach: large models, all layers, tensor parallel.
+
+    Args:
+        model: A folder, a hub name, or `smollm2`.
+        prompts: Texts, to which the tokenizer adds what it adds before any text, or token ids.
+        layers: Counted from 1, such as `[1, 3]` or `1-3`, or `all`; they come back in ascending order.
+        **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`.
+
+    Returns:
+        For each prompt [layer, head, position]: the mean share of one query's attention, over all later queries; NaN at
+        the last position, which has none.
+
+    Raises:
+        ConfigError: no such layer, or the model's attention cannot be opened (sliding windows, sinks, soft caps).
+        ModelError: the model cannot be loaded, or what is recorded does not fit into memory.
+    """
+    from harness.experiment.tokenizer import encode, load_tokenizer
+
+    name = smollm2.resolve_model(model)
+    tokenizer = load_tokenizer(name)
+    ids = [list(encode(one, tokenizer)[0]) if isinstance(one, str) else list(map(int, one)) for one in prompts]
+    requests = [recorded_prompt(one, [[1] * len(one)] * 2, name=str(place)) for place, one in enumerate(ids)]
+    found: dict[str, Floats] = {}
+    with closing(open_recorder({"pretrained": name, **arguments}, layers)) as engine:
+        for finished in engine.stream(requests):
+            found |= {one.problem_id: means(done.attention, one.record)[:, 0] for one, done in finished}
+    return [found[one.problem_id] for one in requests]
+
+
+def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | str) -> VLLMEngine:
+    """An engine in which the attention of these layers, counted from 1, is open.
+
+    Raises:
+        ConfigError, ModelError: as `attention`.
+    """
+    recorded = "all" if layers == "all" else sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
+    opened = {"attention": [], "activations": [], "recorded": recorded}
+    refuse_to_open(arguments, opened)
+    return VLLMEngine({**arguments, "interventions": {"layers": opened}}, sampled=False)
+
+
+def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], name: str) -> Request:
+    """A request for the attention of a prompt and for one token; `sets` as of `Request.record`."""
+    return Request(
+        task="",
+        problem_id=name,
+        prompt="",
+        prompt_token_ids=tuple(token_ids),
+        prompt_sha256="",
+        prompt_token_sha256=None,
+        sampling=Sampling(max_tokens=1),
+        record=sets,
+    )
+
+
+def means(sums: Floats | None, sets: Sequence[Sequence[int]] | None) -> Floats:
+    """The mean weight [layer, set, head, key] over the queries of each set but the last; NaN where there is none."""
+    assert sums is not None  # as it was asked for
+    queries = np.array(sets, dtype=np.float32)[:-1]
+    later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: Floats = (sums[:, :-1] / later[None, :, None]).astype(np.float32)
+    return found

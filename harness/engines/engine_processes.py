@@ -1,0 +1,323 @@
+"""The processes of an engine: they end with the run that started them, and a call that they never answer is given up.
+
+`die_with_parent` and `WorkerFacts` run inside vLLM's own processes. Without the first a killed run would leave its
+engine behind. The engine would hold the GPU's memory, so the run could not be continued. vLLM calls every function of
+the entry-point group `vllm.general_plugins` in each process that it starts. It does not do so in forked processes,
+because their parent has called the group already; the hook for forks covers these.
+
+`WatchedCalls` runs in the run's process. vLLM's client (0.28 to 0.33) waits for ever if its process dies or hangs, and
+only a signal to the main thread could interrupt it. So one thread waits there, and callers in any thread wait here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from itertools import count
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
+
+from harness.errors import QUOTED_CHARACTERS, EngineError
+
+ENGINE_TURN_SECONDS = 1.0
+"""While an answer is awaited, this often the processes are looked at and the run shows that it lives."""
+DEAD_START_SECONDS = 5
+"""Seconds that we wait for vLLM's own error after a process of a start has died."""
+INTERRUPTED_TURNS = 60
+"""Turns after which an interrupted start is abandoned: vLLM reads the model's files before it starts
+processes that can be ended."""
+STALL_FACTOR = 2
+"""An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s).
+Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in which
+kernels are compiled."""
+
+OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
+"""Names the run's process as `process_identity` does. It is unset where vLLM is used without mless."""
+
+INTERVENTIONS = "MLESS_INTERVENTIONS"
+"""Which layers vLLM's workers open for interventions, as JSON: `{"attention": [0], "activations": [0]}`."""
+
+PLUGIN, OPENER = "mless", "mless-interventions"
+"""The names of `die_with_parent` and `interventions.install` in the entry-point group."""
+RECORD = "mless-record"
+"""In a request's `extra_args` beside its intervention, which is under PLUGIN: the queries whose attention is summed."""
+
+STARTING_FUNCTION = "EngineCoreProc.__init__"
+"""The function of vLLM's in which an engine process is until it has started."""
+
+WORKER_EXTENSION = f"{__name__}.WorkerFacts"
+"""A value for vLLM's engine argument `worker_extension_cls`."""
+
+CONTINUE = "Everything finished is in the journal: run the same command again to continue."
+"""The end of an error in the middle of a run."""
+
+
+def die_with_parent() -> None:
+    """Start a thread that ends this process when the run that started it ends. Its log tells how far vLLM's start is.
+
+    The kernel's own `PR_SET_PDEATHSIG` is no use here: it fires when the *thread* that started the process ends, and
+    vLLM 0.33 starts its workers from a pool of threads.
+    """
+    owner = os.environ.get(OWNER_VARIABLE)
+    if owner and owner != process_identity(os.getpid()):
+        threading.Thread(target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True).start()
+        _end_at_sigterm_while_starting()
+        if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":  # of the run's own process, which stays silent
+            logger = logging.getLogger("vllm")
+            logger.setLevel(logging.INFO)
+            for handler in logger.handlers:
+                handler.setLevel(logging.INFO)
+
+
+os.register_at_fork(after_in_child=die_with_parent)  # once in each process: a module is imported once
+
+
+def process_identity(process_id: int) -> str:
+    """Process id and start time, because ids are used again; empty if the process has ended, reaped or not."""
+    try:
+        state, *fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else f"{process_id}:{fields[18]}"
+
+
+def _end_with(owner: str) -> None:
+    while process_identity(int(owner.partition(":")[0])) == owner:
+        time.sleep(ENGINE_TURN_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_at_sigterm_while_starting() -> None:
+    """Have SIGTERM end this process at once while its engine starts, as it ends any other process.
+
+    From 0.32 on, vLLM's own handler only takes note of the signal: the engine loads on to the end,
+    for minutes, and exits as soon as it is ready. Once the engine has started, that handler is right.
+    """
+    engine_handler = signal.getsignal(signal.SIGTERM)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not callable(engine_handler) or not is_main_thread:
+        return
+
+    def handle_sigterm(number: int, frame: FrameType | None) -> None:
+        caller = frame
+        while caller and caller.f_code.co_qualname != STARTING_FUNCTION:
+            caller = caller.f_back
+        if caller:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        engine_handler(number, frame)
+
+    signal.signal(signal.SIGTERM, handle_sigterm)
+
+
+@contextmanager
+def started_processes() -> Iterator[set[BaseProcess]]:
+    """Collect the processes that are started within the context.
+
+    Python's own list of them loses a process when it ends, and with it the exit code.
+    """
+    earlier_processes = set(multiprocessing.active_children())
+    processes: set[BaseProcess] = set()
+    is_over = threading.Event()
+
+    def collect() -> None:
+        while not is_over.wait(0.1):
+            processes.update(set(multiprocessing.active_children()) - earlier_processes)
+
+    collector = threading.Thread(target=collect, name="mless-started-processes", daemon=True)
+    collector.start()
+    try:
+        yield processes
+    finally:
+        is_over.set()
+        collector.join()
+
+
+class WorkerFacts:
+    """Facts that only a worker knows, because only it has the device open. vLLM makes its worker inherit this class."""
+
+    local_rank: int
+    vllm_config: Any
+    mless_arms: Any
+
+    def mless_facts(self) -> dict[str, Any]:
+        """Device and kernels of this worker, as plain values; None where vLLM or torch does not tell."""
+        import torch
+        from vllm.platforms import current_platform
+
+        def attention_backends() -> list[str]:
+            layers = self.vllm_config.compilation_config.static_forward_context.values()
+            attending = (layer for layer in layers if hasattr(layer, "get_attn_backend"))  # experts are there too
+            return sorted({layer.get_attn_backend().get_name() for layer in attending})
+
+        def compute_capability() -> str:
+            capability = current_platform.get_device_capability(self.local_rank)
+            return capability.as_version_str() if capability else torch.backends.cpu.get_cpu_capability()
+
+        facts: dict[str, Callable[[], Any]] = {
+            "device_name": lambda: current_platform.get_device_name(self.local_rank),
+            "device_uuid": lambda: str(torch.cuda.get_device_properties(self.local_rank).uuid),
+            "compute_capability": compute_capability,
+            "cuda": lambda: torch.version.cuda or torch.version.hip,
+            "attention_backends": attention_backends,
+            "triton_f32_default": lambda: os.environ.get("TRITON_F32_DEFAULT"),
+            "batch_invariant": lambda: bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
+        }
+        if arms := getattr(self, "mless_arms", None):
+            facts["recording_bytes"] = lambda: arms.recording_bytes
+        return {name: known(fact) for name, fact in facts.items()}
+
+    def mless_check_rows(self) -> int:
+        """Raise RuntimeError if rows were passed over; else the bytes kept for interventions."""
+        self.mless_arms.check()
+        return int(self.mless_arms.kept_bytes)
+
+    def mless_take_attention(self, name: str) -> tuple[tuple[int, ...], bytes]:
+        """What was recorded of a prompt: see `interventions.vllm_worker.Arms.take_attention`."""
+        taken: tuple[tuple[int, ...], bytes] = self.mless_arms.take_attention(name)
+        return taken
+
+
+def known(fact: Callable[[], Any]) -> Any:
+    """Call `fact`; return None if it fails, because another version of vLLM keeps the fact elsewhere."""
+    try:
+        return fact()
+    except Exception:
+        return None
+
+
+class WatchedCalls:
+    """Makes calls one after another in a thread, and gives a caller up when the engine has died or hangs.
+
+    Args:
+        processes: The engine's; they may be added later. If one of them is gone, no answer comes.
+        step_seconds: The engine's own limit for one step, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
+        died: Makes the error for a dead engine.
+    """
+
+    def __init__(
+        self, processes: Collection[BaseProcess], step_seconds: float, died: Callable[[], EngineError]
+    ) -> None:
+        self._processes, self._died = processes, died
+        self._stall_seconds = STALL_FACTOR * step_seconds
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
+
+    def start(self, load: Callable[[], Any]) -> Any:
+        """Have the thread start vLLM, and return the engine.
+
+        vLLM raises an error if a process dies while it loads the model. If it dies just after that,
+        vLLM sends it a first message and waits for the answer for ever.
+
+        Raises:
+            RuntimeError: a process has died, and vLLM has not noticed.
+            BaseException: whatever vLLM raises.
+        """
+        answer: Future[Any] = Future()
+        self._calls.put((load, answer))
+        turns_since_death = 0
+        try:
+            while not wait([answer], timeout=ENGINE_TURN_SECONDS).done:
+                turns_since_death += self._has_dead_process()
+                if turns_since_death * ENGINE_TURN_SECONDS > DEAD_START_SECONDS:
+                    message = "its process ended just after it had loaded the model."
+                    raise RuntimeError(f"Engine core initialization failed: {message}")
+            return answer.result()
+        except BaseException:
+            self.close()
+            # Ctrl-C does not reach the thread; its call ends when the processes are killed
+            with undisturbed():
+                for _ in range(INTERRUPTED_TURNS):
+                    for process in list(self._processes):
+                        process.kill()
+                    if wait([answer], timeout=ENGINE_TURN_SECONDS).done or turns_since_death:
+                        break
+            raise
+
+    def _has_dead_process(self) -> bool:
+        return any(not process.is_alive() for process in list(self._processes))
+
+    def call(self, method: Callable[[], Any]) -> Any:
+        """Have the thread call a method of vLLM's, and wait for the answer.
+
+        Raises:
+            EngineError: the engine process has died or hangs, or vLLM raised an error.
+        """
+        answer: Future[Any] = Future()
+        self._calls.put((method, answer))
+        for looks in count(1):  # counted, as the clock also runs while this process is stopped by Ctrl-Z or a scheduler
+            if wait([answer], timeout=ENGINE_TURN_SECONDS).done:
+                break
+            if self._has_dead_process():
+                raise self._died()
+            if looks * ENGINE_TURN_SECONDS > self._stall_seconds:
+                raise EngineError(
+                    f"The engine has not answered for {self._stall_seconds} seconds, and its process lives: it hangs "
+                    f"(see `dmesg`), or its steps take longer than VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. {CONTINUE}"
+                )
+        error = answer.exception()
+        if error is None:
+            return answer.result()
+        if isinstance(error, EngineError):
+            raise error
+        raise self._died() if type(error).__name__ == "EngineDeadError" else stopped("vLLM", error) from error
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            method, answer = call
+            try:
+                answer.set_result(method())
+            except BaseException as error:
+                answer.set_exception(error)
+
+    def close(self) -> None:
+        """End the thread behind the last call."""
+        self._calls.put(None)
+
+
+def stopped(program: str, error: BaseException) -> EngineError:
+    """The error for a program that answered a request with an error of its own."""
+    told = " ".join(str(error).split())[:QUOTED_CHARACTERS].rstrip(".")
+    return EngineError(f"{program} stopped: {type(error).__name__}: {told}. {CONTINUE}")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM within the context. Only the main thread ever gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def dying_with_us(layers: Mapping[str, Sequence[int]] | None = None) -> Iterator[None]:
+    """Processes that vLLM starts within the context end with this process, and open the layers of interventions."""
+    chosen = os.environ.get("VLLM_PLUGINS")
+    own = {OWNER_VARIABLE: process_identity(os.getpid())} | ({INTERVENTIONS: json.dumps(layers)} if layers else {})
+    os.environ.update(own)
+    if chosen is not None:
+        os.environ["VLLM_PLUGINS"] = f"{chosen},{PLUGIN},{OPENER}".lstrip(",")
+    try:
+        yield
+    finally:
+        for name in own:
+            del os.environ[name]
+        if chosen is not None:
+            os.environ["VLLM_PLUGINS"] = chosen
