@@ -16,10 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "constants errors resources smollm2_model layers_and_heads yaml_settings experiment engines grading runs analysis "
-        "lm_eval_plugin display execution check_installation commands cli"
+        "constants errors resources smollm2_model layers_and_heads yaml_settings experiment engines grading runs "
+        "analysis lm_eval_plugin display execution check_installation commands cli"
     ).split(),
-    "attention_probe": "prompts model measure check_probe traces run_probe run_recorder analysis figures commands".split(),
+    "attention_probe": (
+        "prompts model measure check_probe traces run_probe run_recorder analysis figures commands"
+    ).split(),
 }
 """The stages of the work. A folder imports only folders before it."""
 
