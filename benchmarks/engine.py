@@ -89,7 +89,7 @@ def run_settings(model: Path, tokens: int, *, is_gpu: bool) -> dict[str, Any]:
     arguments["pretrained"] = str(model)
     if is_gpu:
         arguments |= {"dtype": "bfloat16", "enforce_eager": False}
-        settings["sampling"]["top_p"] = 0.95  # on a CPU the sort would take most of the time
+        settings["gen_kwargs"]["top_p"] = 0.95  # on a CPU the sort would take most of the time
     return settings
 
 

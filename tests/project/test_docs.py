@@ -110,7 +110,7 @@ def test_the_cells_of_a_notebook_run_and_print_what_it_shows(path):
 
 
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE))
-QUICK = {"A served model", "My own plot"}
+QUICK = {"A served model"}
 """Recipes that start no engine and load no model."""
 
 
