@@ -31,9 +31,10 @@ def detection_power(
 
     Some problems are undecided: each of their samples is a coin that the condition weights in one direction. All others
     are settled. With one prompt the test is the sign-flip test, in its normal approximation with continuity correction.
-    With several (texts or instructions) it is the test for new prompts, whose effects scatter. All are asked about the
-    same problems, so the problems' noise is taken to be the same under each: then it stays, however many prompts there
-    are. Where a condition moves some problems up and others down, more samples help less than this says.
+    With several (texts, instructions or draws of examples) it is the test for new prompts, whose effects scatter. They
+    are asked about the same problems, so the problems' noise is taken to be the same under each: then it stays, however
+    many prompts there are. Where a condition moves some problems up and others down, more samples help less than this
+    says.
 
     Args:
         effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not matter.
@@ -41,7 +42,7 @@ def detection_power(
         k: Samples a problem in either condition.
         discordance: Share of the problems in which one sample of either condition, taken alone, would disagree.
         alpha: Significance level, two-sided; with Holm over m tests, alpha / m is the safe choice.
-        prompts: Prompts of each condition, all of them asked about all problems.
+        prompts: Prompts of each condition: texts, instructions or draws of examples.
         spread: Standard deviation of the true difference between prompts.
 
     Raises:
