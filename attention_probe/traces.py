@@ -68,7 +68,7 @@ class Trace(TraceEntry):
     Attributes:
         tokens: The text of each token, for people.
         measures: [layer, head] arrays by name; each name is in MEASURES.
-        activations: First-MLP statistics of the problem's tokens, by name; see activations.ACTIVATION_MEASURES.
+        activations: First-MLP statistics of the problem's tokens, by name; see `measure_activations`.
         self_check: Largest errors against other ways to compute the same, by name.
     """
 

@@ -1,1 +1,1 @@
-"""The probe's commands, one file each; `mless` finds them by an entry point."""
+"""The probe's commands, one file each; `harness.cli.COMMANDS` names them."""

@@ -34,7 +34,7 @@ GAP = "+gap"
 name a condition so, as names have no plus sign."""
 
 ROLES = token_checks.TOKEN_ROLES
-SEPARATOR, FILLER, COMPLETION = map(ROLES.index, ("separator", "filler", "completion"))
+FILLER, COMPLETION = map(ROLES.index, ("filler", "completion"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

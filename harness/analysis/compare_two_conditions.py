@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from scipy.special import ndtri
 
+from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, make_leaderboard
 from harness.constants import ALPHA, POWER
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
@@ -122,7 +123,9 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     # the length of an interval falls with the root of the number of problems
     quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
     needed = math.ceil(row["problems"] * (quantiles * (row["difference"] - row["low"]) / points) ** 2)
+    # beside problems, new draws of examples lengthen it
+    draws = ", and as many times the draws of examples," if row["draws"] >= FEWEST_DRAWS else ""
     return 3, (
-        f"Not shown: the interval's lower end is {low}. If both are equally accurate, about {needed:,} problems would "
-        f"show that {name} loses less than {margin} ({100 * POWER:.0f} % power); here are {row['problems']:,}."
+        f"Not shown: the interval's lower end is {low}. If both are equally accurate, about {needed:,} problems{draws} "
+        f"would show that {name} loses less than {margin} ({100 * POWER:.0f} % power); here are {row['problems']:,}."
     )

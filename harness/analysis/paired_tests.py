@@ -87,8 +87,8 @@ class PairedDifference:
         """Every mean that the sign-flip test does not reject at 1 - `level`, so 0 is outside exactly if p is below it.
 
         The test of a mean subtracts it from each difference and flips the signs of the rest. A flipped sum is as far
-        out as the observed one exactly if the mean lies at or beyond one of the pattern's two subset means. So each end
-        is a quantile of these means.
+        out as the observed one exactly if the mean lies between the pattern's two subset means, or at one of them. So
+        each end is a quantile of these means.
 
         Sign flips do not know of changes that no problem showed. With up to five changes nothing is significant at 5
         percent. There the interval also holds what so many clusters may miss: the exact limits of the shares of

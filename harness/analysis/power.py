@@ -7,6 +7,7 @@ import math
 import numpy as np
 from scipy.special import bdtr, ndtri, stdtrit
 
+from harness.analysis.pool_models import MODELS_HEEDED
 from harness.constants import ALPHA, DEFAULT_SEED, POWER
 from harness.errors import ComparisonError
 
@@ -30,8 +31,10 @@ def detection_power(
 
     Some problems are undecided: each of their samples is a coin that the condition weights in one direction. All others
     are settled. With one prompt the test is the sign-flip test, in its normal approximation with continuity correction.
-    With several (texts or instructions) it is the test for new prompts, whose effects scatter. Where a condition moves
-    some problems up and others down, more samples help less than this says.
+    With several (texts, instructions or draws of examples) it is the test for new prompts, whose effects scatter. They
+    are asked about the same problems, so the problems' noise is taken to be the same under each: then it stays, however
+    many prompts there are. Where a condition moves some problems up and others down, more samples help less than this
+    says.
 
     Args:
         effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not matter.
@@ -39,7 +42,7 @@ def detection_power(
         k: Samples a problem in either condition.
         discordance: Share of the problems in which one sample of either condition, taken alone, would disagree.
         alpha: Significance level, two-sided; with Holm over m tests, alpha / m is the safe choice.
-        prompts: Prompts of each condition, all of them asked about all problems.
+        prompts: Prompts of each condition: texts, instructions or draws of examples.
         spread: Standard deviation of the true difference between prompts.
 
     Raises:
@@ -53,10 +56,14 @@ def detection_power(
         raise ComparisonError(f"discordance: expected {least} and up to {most:g} with k = {k}, got {discordance:g}.")
     rng = np.random.default_rng(DEFAULT_SEED)
     if prompts > 1:
-        error = math.sqrt(spread**2 + discordance / (n * k))
-        means = rng.normal(size, error, size=(SIMULATED_RUNS, prompts))
-        t = means.mean(axis=1) / (means.std(axis=1, ddof=1) / math.sqrt(prompts))
-        return float((t > stdtrit(prompts - 1, 1 - alpha / 2)).mean())
+        effects = rng.normal(size, spread, size=(SIMULATED_RUNS, prompts))
+        of_prompts, of_problems = effects.var(axis=1, ddof=1) / prompts, discordance / (n * k)
+        means = effects.mean(axis=1) + rng.normal(0, math.sqrt(of_problems), size=SIMULATED_RUNS)
+        variance = of_prompts + of_problems
+        # the degrees of freedom of `pool_models.crossed_error`
+        freedom = variance**2 / (of_prompts**2 / (prompts - 1) + of_problems**2 / max(1, n - 1))
+        freedom = np.where(of_prompts > MODELS_HEEDED * of_problems, np.minimum(freedom, prompts - 1), freedom)
+        return float((means > stdtrit(freedom, 1 - alpha / 2) * np.sqrt(variance)).mean())
     # a sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h under the baseline,
     # so its difference is a binomial of 2 k draws less k; their share and h give the effect and the discordance
     undecided = discordance + math.sqrt(discordance**2 - size**2)

@@ -118,7 +118,7 @@ def make_leaderboard(
         reference_conditions=design.reference_conditions,
         by=tuple(by),
         clusters=merged["cluster"].nunique() if "cluster" in merged else 0,
-        draws=[*effects_by_draw(frame, first)] if first and not by else [],
+        draws=[*effects_by_draw(merged, first)] if first and not by else [],
         receipt=tuple({"name": one.name, **one.about} for one in runs),
     )
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.constants import Format, Split
 
-ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/products.yaml.")]
-RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
 RunNames = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="Run folders, lm-eval output folders, folders of these, or CONDITION=LOG."),

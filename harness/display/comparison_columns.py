@@ -1,6 +1,6 @@
 """The columns of the comparison: the key of each in the data, its heading, format and legend.
 
-Braces in a legend are facts of the table: see `table.Table`. Columns of other tables stand in `side_tables`.
+Braces in a legend are facts of the table: see `format_table.Table`. Columns of other tables stand in `side_tables`.
 """
 
 from __future__ import annotations

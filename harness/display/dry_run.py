@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.power import minimal_detectable_effect
 from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS, POWER
 from harness.display.format_table import Column, Table, fold, render
@@ -35,8 +36,8 @@ most of each prompt was cached."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
 PLANNED_SPREAD = 0.02
-"""By how much a dry run takes the effect to scatter between them. In docs/figures/instructions.csv, of a small model,
-it scatters several times as far."""
+"""By how much a dry run takes the effect to scatter between texts, instructions or draws of examples. In
+docs/figures/instructions.csv, of a small model, it scatters several times as far."""
 
 PROMPT_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
@@ -163,10 +164,15 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     disagree = f"samples with and without a filler disagree on {100 * PLANNED_DISCORDANCE:.0f} % of the problems"
     power = f"{100 * POWER:.0f} % power"
     if tests:
-        smallest = _in_points(minimal_detectable_effect(**planned, alpha=ALPHA / tests))
+        conditions = disagree
+        draws: dict[str, Any] = {}
+        if config.draws >= FEWEST_DRAWS:  # then the test is for new draws too
+            draws = {"prompts": config.draws, "spread": PLANNED_SPREAD}
+            conditions += f" and the effect scatters between draws by {100 * PLANNED_SPREAD:g} points"
+        smallest = _in_points(minimal_detectable_effect(**planned, **draws, alpha=ALPHA / tests))
         contrasts = ", ".join(contrast_name(*pair) for pair in ([primary] if primary else tested))
         alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
-        yield f"detects   differences from {smallest} on ({contrasts}; {power}, {alpha}, if {disagree})"
+        yield f"detects   differences from {smallest} on ({contrasts}; {power}, {alpha}, if {conditions})"
     kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
     texts = max(kinds.values(), default=0)
     instructions = 1 + len(config.across.instructions) if config.across else 0

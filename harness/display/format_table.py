@@ -135,7 +135,7 @@ def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str]
 
     Args:
         tables: The tables. Control characters, which a model's label may hold, are spelt out.
-        form: `text`, `markdown` or `latex`. CSV and JSON are written from data frames: see `leaderboard`.
+        form: `text`, `markdown` or `latex`. CSV and JSON are written from data frames: see `result_tables`.
         footer: Lines below all tables: the receipt.
         explain: Whether plain text has all notes, or those that are to be read first.
     """

@@ -1,7 +1,7 @@
 """How numbers, verdicts and hidden characters are written in tables, figures, the report and messages.
 
-Minus signs and dashes are typographic; `table.render` replaces them in plain text. Characters that a terminal or a
-browser would obey rather than show are spelt out.
+Minus signs and dashes are typographic; `format_table.render` replaces them in plain text. Characters that a terminal or
+a browser would obey rather than show are spelt out.
 """
 
 from __future__ import annotations

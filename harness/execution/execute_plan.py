@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.devices import computes_bf16
-from harness.engines.interventions.check_arms import (
-    opened_layers,
-)
+from harness.engines.interventions.check_arms import opened_layers
 from harness.engines.vllm_engine import device_type
 from harness.errors import ModelError, RunError, RunInterrupted
 from harness.execution.generate_samples import generate_and_grade, quieten_libraries
@@ -249,6 +247,7 @@ def _generation_config(plan: Plan) -> dict[str, Any] | None:
         if plan.config.gen_kwargs != "model_default":
             return None
         raise ModelError(
-            f"`sampling` is model_default, and generation_config.json cannot be read: {explain_hub_error(name, error)}"
+            "`gen_kwargs` is model_default, and generation_config.json cannot be read: "
+            f"{explain_hub_error(name, error)}"
         ) from error
     return dict(own.to_diff_dict())

@@ -96,7 +96,8 @@ def expand_causes(entries: Iterable[Any]) -> list[Any]:
         name: condition.model_dump(exclude_none=True, exclude={"separator", "placement"})
         for name, condition in named_conditions().items()
     }
-    sources |= {entry["name"]: entry for entry in entries if isinstance(entry, dict) and "name" in entry}
+    mappings = [entry for entry in entries if isinstance(entry, dict)]
+    sources |= {entry["name"]: entry for entry in mappings if isinstance(entry.get("name"), str)}
     taken = set(sources)
     cells = set[tuple[str, str, tuple[int, ...]]]()
     expanded: list[Any] = []

@@ -256,7 +256,7 @@ def hash_setting(
     Args:
         prompt_version: `PROMPT_VERSION` of the prompts.
         model: The model's fingerprint. A folder is known by what is in it, so that it may have another name.
-        arguments: The model arguments that can change a sample: see `config.fixed_arguments`.
+        arguments: The model arguments that can change a sample: see `run_config.fixed_arguments`.
         engine: The engine's name, its version and the type of device.
     """
     content = model.get("sha256") or model

@@ -406,13 +406,14 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     changed = {one.partition("=")[0] for one in overrides}
     if "conditions" in changed and isinstance(values["conditions"], list):
         written = read_values(path, "runs").get("conditions")
-        own = {one.get("name"): one for one in (written if isinstance(written, list) else []) if isinstance(one, dict)}
+        mappings = [one for one in (written if isinstance(written, list) else []) if isinstance(one, dict)]
+        own = {one["name"]: one for one in mappings if isinstance(one.get("name"), str)}
         values["conditions"] = [own.get(one, one) if isinstance(one, str) else one for one in values["conditions"]]
         swept = expand_sweep(values["sweep"]) if values.get("sweep") else []
         names = [one.get("name") if isinstance(one, dict) else one for one in [*values["conditions"], *swept]]
         for key in {"contrasts", "primary"} - changed:
             if told := values.get(key):
-                every = [told] if key == "primary" else told
+                every = told if isinstance(told, list) else [told]
                 kept = [one for one in every if all(name in names for name in read_contrast(one))]
                 values[key] = None if not kept else kept[0] if key == "primary" else kept
     try:

@@ -130,7 +130,7 @@ class Sample(Keyed, kw_only=True, gc=False):
     """One finished completion: a line of `journal.jsonl`.
 
     Attributes:
-        key: See `Request.key`.
+        key: See `plan.sample_key`.
         task, problem_id, sample_index, replicate, seed, prompt_token_sha256: The request's.
         prompt_tokens: Length of the prompt; None where the model's tokenizer is not known.
         completion: What the model wrote.

@@ -70,11 +70,8 @@ def load_run(path: str | Path, *, replicates: bool = False, reference_conditions
     `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `analysis.compare` makes
     the A/A columns of a frame with both replicates.
 
-    Columns: model, condition, layout, problem_id, sample_index, replicate, draw (where there are several draws of
-    examples), subject, level, verdict, correct, answer,
-    target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then
-    the audit's: math_verify, exact_match_boxed, authors_rule, authors_rule_strict, boxes_after_first, reason,
-    audit_reason. What a backend or grader does not tell is missing.
+    Columns: those of `records.SAMPLE_COLUMNS`, in their order. `draw` is there if there are several draws of examples,
+    and `cluster` if problems have clusters. What a backend or grader does not tell is missing.
 
     Args:
         path: The run's folder.

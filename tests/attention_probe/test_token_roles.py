@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
+from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, common_tokens, tokenize
 from attention_probe.run_probe import ProbeSettings
 from harness.constants import SEPARATOR as GAP
 from harness.errors import ConfigError, PromptMismatchError, RunError
@@ -40,7 +40,7 @@ def lost(base, prompt):
 def unpaired(prompt):
     """Positions of tokens outside the filler and its separator that the baseline does not have."""
     absent = np.flatnonzero(prompt.original_pos == ABSENT)
-    return {int(at) for at in absent if prompt.roles[at] not in (FILLER, SEPARATOR)}
+    return {int(at) for at in absent if prompt.roles[at] not in (FILLER, ROLES.index("separator"))}
 
 
 def assert_exact(tokenized):
@@ -51,7 +51,7 @@ def assert_exact(tokenized):
         kept = prompt.original_pos != ABSENT
         assert prompt.original_pos[kept].tolist() == list(range(len(base)))
         assert (prompt.token_ids[kept] == base.token_ids).all() and (prompt.roles[kept] == base.roles).all()
-        assert set(prompt.roles[~kept].tolist()) <= {FILLER, SEPARATOR}
+        assert set(prompt.roles[~kept].tolist()) <= {FILLER, ROLES.index("separator")}
         assert prompt.has_role("filler").sum() == (0 if prompt.filler_span is None else np.diff(prompt.filler_span)[0])
     assert all(mask.sum() == len(base) for mask in common_tokens(tokenized).values())
 

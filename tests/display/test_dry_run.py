@@ -42,6 +42,15 @@ def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(tmp_path,
         assert f"{points(500, k, tests)} ({contrasts}; 80 % power, {alpha}" in line
 
 
+def test_from_four_draws_on_the_smallest_difference_is_that_for_new_draws(tmp_path):
+    for draws, further in ((3, {}), (4, {"prompts": 4, "spread": 0.02})):
+        changes = {"fewshot": {"draws": draws}, "repeats": draws, "layouts": ["raw"]}
+        (line,) = describe_power(config(tmp_path, **changes), 500)
+        effect = minimal_detectable_effect(n=500, k=draws, discordance=0.1, **further)
+        assert f"differences from {100 * effect:.1f} points on" in line
+        assert ("the effect scatters between draws by 2 points" in line) == (draws == 4)
+
+
 def test_what_tests_nothing_or_too_little_says_so(tmp_path):
     assert [*describe_power(config(tmp_path, contrasts=[]), 500)] == []
     assert "detects" not in describe_plan(make_plan(config(tmp_path, contrasts=[]), limit=3))

@@ -8,7 +8,7 @@ import pandas
 import pytest
 from msgspec.structs import replace
 
-from attention_probe.prompts.token_roles import ABSENT, FILLER, SEPARATOR, tokenize
+from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, tokenize
 from harness import load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
@@ -186,7 +186,8 @@ def test_the_probe_knows_the_examples_and_pairs_their_tokens(run, layout, toy_to
         plain, filled = tokenize(problem, toy_tokenizer, conditions=["wo", "x"]).values()
         kept = filled.original_pos != ABSENT
         assert filled.original_pos[kept].tolist() == list(range(len(plain)))
-        assert (filled.roles[kept] == plain.roles).all() and set(filled.roles[~kept]) == {FILLER, SEPARATOR}
+        assert (filled.roles[kept] == plain.roles).all()
+        assert set(filled.roles[~kept]) == {FILLER, ROLES.index("separator")}
         assert filled.has_role("filler").sum() == 27 and filled.has_role("demonstration").any()
         assert filled.has_role("format").any() == (layout == "raw")
 

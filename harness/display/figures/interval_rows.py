@@ -47,9 +47,9 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
     """A row for each model, layout and condition, in the table's order. The axis holds the intervals, not zero.
 
     Args:
-        table: Rows with model, layout, condition, n, accuracy and its interval, accuracy_low to accuracy_high, as of
-            `harness.analysis.compare` or `count_correct.accuracy_table`; rows of reference conditions and contrasts are
-            left out.
+        table: Rows with model, layout, condition, problems, accuracy and its interval, accuracy_low to accuracy_high,
+            as of `harness.analysis.compare` or `count_correct.accuracy_table`; rows of reference conditions and
+            contrasts are left out.
         title: Above it.
     """
     shown = figure_style.without_contrasts(figure_style.without_reference_conditions(table))
@@ -78,7 +78,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
 
     Args:
         table: As of `harness.analysis.compare`; rows of reference conditions are left out.
-        pooled: As of `analysis.pooled.pool`: diamonds below, one for each contrast.
+        pooled: As of `pool_models.pool`: diamonds below, one for each contrast.
     """
     table = figure_style.without_reference_conditions(table)
     looks, margin = figure_style.looks(table["condition"]), float(table["margin"].iloc[0])
