@@ -32,7 +32,7 @@ def table():
 def test_the_example_is_the_run_of_its_config():
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
     assert identity.config == config.identity()
-    assert len(load_run(EXAMPLE, replicates=True, reference_conditions=True)) == 13_272
+    assert len(load_run(EXAMPLE, replicates=True, reference_conditions=True)) == 13_440
     name = config.model_arguments()["pretrained"]
     assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
