@@ -82,7 +82,7 @@ def test_the_device_of_a_backend_is_told_where_it_is_known():
         (["model.model_args.tokenizer=null"], r"layout `chat` .* model\.model_args\.tokenizer, which is missing"),
         (["gen_kwargs=model_default"], "`gen_kwargs: model_default`"),
         (["model.backend=local-chat-completions", "layouts=[raw]"], r"expected `layouts: \[chat\]`, .* got \[raw\]"),
-        (["model.backend=vlm"], r"no model\.backend 'vlm'\. Expected vllm, or: vllm, vllm-vlm, "),
+        (["model.backend=vlm"], r"no model\.backend 'vlm': expected one of vllm, vllm-vlm, "),
         (["model.backend=vllm"], "name no model: expected `pretrained`"),
         (
             ["model.backend=vllm", "model.model_args={pretrained: m, add_bos_token: true}"],

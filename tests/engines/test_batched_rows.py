@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from harness.engines.engine_processes import PLUGIN
+from harness.engines.interventions import vllm_worker
 
 HEADS, KEY_HEADS, UNITS, WIDTH, MLP_UNITS = 6, 2, 8, 16, 40
 BLOCK, BLOCKS, LAYERS = 4, 12, 3
@@ -102,8 +103,8 @@ def make_arms(requests):
         cache_config=SimpleNamespace(block_size=BLOCK),
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu")),
     )
-    vllm_worker = SimpleNamespace(model_runner=runner, vllm_config=config, determine_available_memory=int)
-    arms = vllm_worker.Arms(vllm_worker, {"attention": [*range(LAYERS)], "activations": [0, 1]})
+    worker = SimpleNamespace(model_runner=runner, vllm_config=config, determine_available_memory=int)
+    arms = vllm_worker.Arms(worker, {"attention": [*range(LAYERS)], "activations": [0, 1]})
     fill_cache(arms, requests)
     schedule(runner, requests)
     return arms

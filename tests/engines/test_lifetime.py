@@ -40,12 +40,12 @@ OWNERS = {
 
 OWNER = """
 import os, subprocess, sys, threading, time
-from harness.engines import lifetime
+from harness.engines import engine_processes
 def start(code={watching!r}):
     subprocess.Popen([sys.executable, "-c", code])
-os.environ[lifetime.OWNER_VARIABLE] = lifetime.process_identity(os.getpid())
+os.environ[engine_processes.OWNER_VARIABLE] = engine_processes.process_identity(os.getpid())
 {start}
-del os.environ[lifetime.OWNER_VARIABLE]
+del os.environ[engine_processes.OWNER_VARIABLE]
 print(os.fork() or time.sleep(60), flush=True)  # a bystander: it is not the engine's, so the hook leaves it alone
 time.sleep(60)
 """

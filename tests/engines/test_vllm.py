@@ -55,7 +55,7 @@ def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkey
     (finished,) = engine._take_steps()
     assert (finished.request_id, finished.outputs[0].token_ids) == ("0", [1, 3, 4, 6])
     assert not engine.so_far and not engine._parts
-    monkeypatch.setattr(vllm_engine.constants, "STEPS_SECONDS", 0.02)
+    monkeypatch.setattr(vllm_engine, "STEPS_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])
     assert engine._take_steps() == []
 

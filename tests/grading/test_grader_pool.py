@@ -14,11 +14,13 @@ from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool
 
 FORMULA = (r"so \boxed{x+1}", "1 + x")
 """Equal, but not as text: a worker has to look at it."""
+STARTED_BEFORE = set()
+"""Processes of other tests, such as the resource tracker of multiprocessing, that live as long as pytest does."""
 LIMITS = {"Max address space": 512 * 2**20, "Max core file size": 0, "Max file size": 0}
 
 
 def children():
-    return psutil.Process().children()
+    return [process for process in psutil.Process().children() if process not in STARTED_BEFORE]
 
 
 def audit_job(completion, **changes):
@@ -30,6 +32,11 @@ def grade_many(pool, pairs):
         pool.submit(place, GradeJob(completion=completion, target=target))
     results = dict(pool.drain())
     return [results[place] for place in range(len(pairs))]
+
+
+@pytest.fixture(autouse=True)
+def _processes_of_other_tests():
+    STARTED_BEFORE.update(psutil.Process().children())
 
 
 @pytest.fixture
