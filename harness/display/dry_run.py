@@ -72,7 +72,7 @@ def _groups(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     """The prompts of each condition and layout; reference conditions of a kind are together, and so are draws."""
     groups: dict[tuple[str, str], list[ConditionPrompts]] = {}
     for arm in plan.arms.values():
-        if arm.prompts:  # none, if a limit leaves a draw of examples no problem
+        if arm.prompts:  # with --limit, no problem may be left for a draw of examples
             name = group_name(arm.condition.kind, arm.condition.name)
             groups.setdefault((name, str(arm.layout)), []).append(arm)
     return groups
