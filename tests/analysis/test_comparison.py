@@ -1,7 +1,7 @@
 import numpy as np
 import pandas
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
@@ -132,12 +132,15 @@ def test_verdicts_in_words():
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([1, 3]), st.floats(0.1, 0.9))
+@example(275, 3, 0.5)
 def test_swapping_the_two_conditions_mirrors_the_row(seed, k, p):
     frame = pandas.concat([samples(chances(seed, p, k=k)), samples(chances(seed + 1, 0.5, k=k), condition="mless")])
     one = by_condition(compare(frame)).loc["mless"]
     other = by_condition(compare(frame, baseline="mless")).loc["wo"]
     mirrored = ["difference", "high", "low", "equivalence_high", "equivalence_low"]
-    assert other[mirrored].to_list() == pytest.approx((-one[POINTS]).to_list(), abs=1e-6)
+    # a difference of 0 has no sign, so the random sign patterns are not the mirrored ones: a few tenths of a point
+    tolerance = 1e-6 if one["difference"] else 0.5
+    assert other[mirrored].to_list() == pytest.approx((-one[POINTS]).to_list(), abs=tolerance)
     assert (other["wrong_to_right"], other["p"]) == pytest.approx((one["right_to_wrong"], one["p"]))
 
 
