@@ -206,7 +206,7 @@ def generate_raw(session: Session) -> None:
 
     requests = session.requests("mless")
     prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
-    parameters = [sampling_parameters(request, str(number)) for number, request in enumerate(requests)]
+    parameters = [sampling_parameters(request) for request in requests]
     llm = LLM(**engine_arguments(session.config.model_arguments()))
     llm.generate(prompts, parameters, use_tqdm=False)
 

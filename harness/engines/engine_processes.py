@@ -183,9 +183,9 @@ class WorkerFacts:
         self.mless_arms.check()
         return int(self.mless_arms.kept_bytes)
 
-    def mless_take_attention(self, name: str) -> tuple[tuple[int, ...], bytes]:
-        """What was recorded of a prompt: see `interventions.vllm_worker.Arms.take_attention`."""
-        taken: tuple[tuple[int, ...], bytes] = self.mless_arms.take_attention(name)
+    def mless_take_attention(self) -> dict[str, tuple[tuple[int, ...], bytes]]:
+        """What was recorded of whole prompts: see `interventions.vllm_worker.Arms.take_attention`."""
+        taken: dict[str, tuple[tuple[int, ...], bytes]] = self.mless_arms.take_attention()
         return taken
 
 

@@ -185,7 +185,10 @@ class VLLMEngine:
         tokenizer = self._engine.get_tokenizer()
         self._tokenizer = tokenizer if tokenizer is not None and getattr(tokenizer, "is_fast", False) else None
         self._undecoded: dict[str, Sequence[int]] = {}
-        self._recorded: set[str] = set()
+        self._recorded: dict[str, str] = {}
+        """The names of recordings, by request; a request's number may come again, a recording's name never."""
+        self._attention: dict[str, NDArray[np.float32]] = {}
+        """What was recorded, by name, of requests that are not finished."""
         self._numbers = count()
         self._parts: dict[str, tuple[list[int], list[str]]] = {}
         config = self._engine.vllm_config
@@ -221,11 +224,11 @@ class VLLMEngine:
             EngineError: the engine process has died or hangs, or refuses the request.
         """
         assert request.prompt_token_ids, "the plan of a run with vLLM has the tokens of every prompt"
+        recording = ""
         if request.record:
-            self._recorded.add(request_id)
-        own = f"recorded {next(self._numbers)}" if request.record else ""
-        prompt = check_arms.salted_prompt(request.prompt_token_ids, request.intervention, own)
-        parameters = sampling_parameters(request, request_id)
+            recording = self._recorded[request_id] = f"recorded {next(self._numbers)}"
+        prompt = check_arms.salted_prompt(request.prompt_token_ids, request.intervention, recording)
+        parameters = sampling_parameters(request, recording)
         if self._tokenizer and not request.sampling.stop:
             parameters.detokenize = False
             self._undecoded[request_id] = request.prompt_token_ids
@@ -243,7 +246,7 @@ class VLLMEngine:
         if self._opened and not self._engine.has_unfinished_requests():  # no further step would look at the last one
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
         finished, self._aborted = read_outputs(outputs)
-        return [self._take_attention(self._decode(done)) for done in finished]
+        return [self._add_attention(self._decode(done)) for done in finished]
 
     def _take_steps(self) -> list[Any]:
         """Take steps in the thread of the calls; return vLLM's outputs of the requests that the last one finished.
@@ -270,14 +273,21 @@ class VLLMEngine:
             self.so_far[int(output.request_id)] = len(token_ids)
         return bool(output.finished)
 
-    def _take_attention(self, done: Finished) -> Finished:
-        """Add what was recorded of a finished prompt; each rank has some of the heads."""
-        if done.request_id not in self._recorded:
+    def _add_attention(self, done: Finished) -> Finished:
+        """Add what was recorded of a finished prompt.
+
+        The engine answers such a call between two steps only. So all that is recorded is taken at once.
+        """
+        recording = self._recorded.pop(done.request_id, None)
+        if recording is None:
             return done
-        self._recorded.remove(done.request_id)
-        take = partial(self._engine.collective_rpc, "mless_take_attention", args=(done.request_id,))
-        parts = [np.frombuffer(data, np.float32).reshape(shape) for shape, data in self._calls.call(take)]
-        return replace(done, attention=np.concatenate(parts, axis=2))
+        if recording not in self._attention:
+            ranks = self._calls.call(lambda: self._engine.collective_rpc("mless_take_attention"))
+            for name in ranks[0]:  # each rank has some of the heads
+                parts = (rank[name] for rank in ranks)
+                heads = [np.frombuffer(data, np.float32).reshape(shape) for shape, data in parts]
+                self._attention[name] = np.concatenate(heads, axis=2)
+        return replace(done, attention=self._attention.pop(recording))
 
     def _decode(self, done: Finished) -> Finished:
         """Decode a finished completion as a whole, which is cheaper than vLLM's decoding of each token as it comes."""
@@ -457,14 +467,14 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Finished], bool]:
     return finished, len(finished) < len(ended)
 
 
-def sampling_parameters(request: Request, request_id: str) -> Any:
-    """One request's parameters as vLLM's SamplingParams."""
+def sampling_parameters(request: Request, recording: str = "") -> Any:
+    """One request's parameters as vLLM's SamplingParams; `recording` names what is recorded of its prompt."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     extra: dict[str, Any] = {engine_processes.PLUGIN: dict(request.intervention)} if request.intervention else {}
     if request.record:
-        extra[engine_processes.RECORD] = {"name": request_id, "sets": request.record}
+        extra[engine_processes.RECORD] = {"name": recording, "sets": request.record}
     return SamplingParams(
         **request.sampling.vllm(),
         seed=request.seed,

@@ -216,7 +216,10 @@ def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_ha
     check_arms.open_layers(given, {"attention": [0], "activations": [2]})
     assert given["compilation_config"]["splitting_ops"][-1] == check_arms.OPERATION
     assert "vllm::unified_attention_with_output" in given["compilation_config"]["splitting_ops"]
-    assert given["compilation_config"]["cudagraph_mode"] == "PIECEWISE" and given["compilation_config"]["level"] == 3
+    assert (
+        given["compilation_config"]["cudagraph_mode"] == "FULL_AND_PIECEWISE"
+        and given["compilation_config"]["level"] == 3
+    )
     assert given["additional_config"] == {"mless": {"attention": [0], "activations": [2]}}
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 

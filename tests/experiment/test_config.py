@@ -166,7 +166,7 @@ def test_a_seed_is_one_that_every_generator_takes_and_always_the_same(run_seed, 
 def test_vllm_is_given_the_seed_and_the_parameters_of_a_sample():
     sampling = resolve({"temperature": 0.5, "top_p": 0.95, "top_k": 20, "min_p": 0.1})
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
-        given = [sampling_parameters(request("p", sampling=sampling, seed=seed), "0") for seed in (7, 8)]
+        given = [sampling_parameters(request("p", sampling=sampling, seed=seed)) for seed in (7, 8)]
     assert [one.seed for one in given] == [7, 8]
     for one in given:
         assert {name: getattr(one, name) for name in sampling.vllm()} == sampling.vllm()

@@ -202,7 +202,8 @@ def open_layers(given: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]
     """Fill in the engine arguments that interventions need; returns the layers.
 
     A compiled model is stored under a hash of the arguments, which knows these layers by `additional_config` alone. No
-    Python runs in a full CUDA graph, so graphs are split at attention and at our own op.
+    Python runs in a CUDA graph, so steps in which something is due use graphs that are split at attention and at our
+    own op: see `Arms.may_use_full_graph`. vLLM uses full graphs for steps in which all requests decode, and no others.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the hooks are the V1 runner's
     given["additional_config"] = {**(given.get("additional_config") or {}), PLUGIN: layers}
@@ -213,7 +214,7 @@ def open_layers(given: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]
         if not isinstance(own, dict):
             raise ConfigError(f"model.model_args.compilation_config: interventions need a mapping, got {own!r}.")
         split = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
-        given["compilation_config"] = {"splitting_ops": split, **own, "cudagraph_mode": "PIECEWISE"}
+        given["compilation_config"] = {"splitting_ops": split, **own, "cudagraph_mode": "FULL_AND_PIECEWISE"}
     return layers
 
 

@@ -178,11 +178,14 @@ class Arms:
         self._decoder = self._runner.get_model().model
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._recordings: dict[str, Recording] = {}
+        self._taken: set[str] = set()
         self._phantoms: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._block = worker.vllm_config.cache_config.block_size
         config = worker.vllm_config.model_config.hf_text_config
         self._prepare = self._runner._prepare_inputs
         self._runner._prepare_inputs = self.prepare
+        self._is_uniform_decode = self._runner._is_uniform_decode
+        self._runner._is_uniform_decode = self.may_use_full_graph
         layer_count = config.num_hidden_layers
         self._changed, recorded = {*layers["attention"]}, layers.get("recorded", ())
         self._recorded = {*(range(layer_count) if recorded == "all" else recorded)}
@@ -216,6 +219,16 @@ class Arms:
         self._group_chunks()
         self._move_positions(counts)
         return inputs
+
+    def may_use_full_graph(self, *arguments: Any, force_uniform_decode: bool | None = None, **options: Any) -> bool:
+        """Whether vLLM may run the next step as one CUDA graph, in which none of our Python runs.
+
+        vLLM asks this after `prepare`. While it captures graphs it says itself which ones it wants.
+        """
+        if self._chunks and force_uniform_decode is None:
+            return False
+        options["force_uniform_decode"] = force_uniform_decode
+        return bool(self._is_uniform_decode(*arguments, **options))
 
     def _list_chunks(self, counts: np.ndarray) -> None:
         self._chunks, stop = [], 0
@@ -275,7 +288,7 @@ class Arms:
         count: int,
     ) -> tuple[Recording | None, int]:
         """The recording of a prompt, if queries come that are new to it, and the first of them."""
-        if not options or index >= len(options["sets"][0]):
+        if not options or index >= len(options["sets"][0]) or options["name"] in self._taken:
             return None, 0
         recording = self._recordings.setdefault(options["name"], Recording(options["sets"]))
         first, stop = recording.done, min(index + count, len(recording))
@@ -389,10 +402,12 @@ class Arms:
             recording.add(layer, weights[0].flatten(0, 1), first)
             self.applied += len(indices)
 
-    def take_attention(self, name: str) -> tuple[tuple[int, ...], bytes]:
-        """The sums [layer, set, head, key] of a recorded prompt in float32, and their shape; forgotten here."""
-        made = self._recordings.pop(name).sums
-        return tuple(made.shape), made.numpy().tobytes()
+    def take_attention(self) -> dict[str, tuple[tuple[int, ...], bytes]]:
+        """By name the sums [layer, set, head, key] of all whole prompts in float32, and their shape; forgotten here."""
+        whole = [name for name, recording in self._recordings.items() if recording.done == len(recording)]
+        self._taken.update(whole)  # a preempted request comes again
+        sums = {name: self._recordings.pop(name).sums for name in whole}
+        return {name: (tuple(tensor.shape), tensor.numpy().tobytes()) for name, tensor in sums.items()}
 
     def _phantoms_of(self, layer: int, arms: Sequence[Arm], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [arm, token, head, unit], padded to the longest filler."""
