@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.engines.engine_processes import INTERVENTIONS, PLUGIN, RECORD
@@ -37,6 +38,8 @@ from harness.engines.interventions.check_arms import OPERATION
 
 QUERY_SETS = 3
 """Sets of queries over which recorded attention is summed: all, those common to all conditions, the problem's."""
+NO_FILLER = {"start": 0, "size": 0, "scale": True, "bias": True}
+"""The intervention on prompts whose attention is left as it is, among others."""
 WEIGHTS_AT_ONCE = 2**22
 """Attention weights that are in memory at once while attention is recorded, six times as float32: 100 MB."""
 
@@ -52,12 +55,13 @@ class Recording:
     """
 
     def __init__(self, sets: Sequence[Sequence[int]]) -> None:
-        self.sets, self.done = torch.tensor(sets, dtype=torch.float32), 0
+        self.sets, self.done = np.array(sets, dtype=np.float32), 0
         self._keys: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}
+        self._all_sums: Tensor | None = None
 
     def __len__(self) -> int:
-        return self.sets.shape[1]
+        return int(self.sets.shape[1])
 
     def keys(self, layer: int, key: Tensor, at: int) -> Tensor:
         """All keys up to the last of these, which begin at `at`; they are kept until the prompt is whole."""
@@ -69,26 +73,26 @@ class Recording:
         self._keys[layer][at:stop] = key
         return self._keys[layer][:stop]
 
-    def add(self, layer: int, weights: Tensor, first: int) -> None:
-        """Add the weights [head, query, key] of the queries that begin at this place."""
-        self.sets = self.sets.to(weights.device)
-        at = slice(first, first + weights.shape[1])
-        sets, own = self.sets[:, at], weights.diagonal(first, 1, 2)  # what queries give to their own token
-        if layer not in self._sums:
-            self._sums[layer] = weights.new_zeros(len(weights), len(sets), len(self))
-        self._sums[layer][..., : weights.shape[2]] += sets @ weights
-        self._sums[layer][:, :-1, at] -= sets[:-1] * own[:, None]
+    def add(self, layer: int, sums: Tensor) -> None:
+        """Add the sums [head, set, key] of some queries; later keys get nothing from them."""
+        if layer in self._sums:
+            self._sums[layer][..., : sums.shape[-1]] += sums
+        else:
+            self._sums[layer] = pad(sums, (0, len(self) - sums.shape[-1]))
 
     def rest(self) -> None:
         """Off the device with it, if all queries have come."""
-        if self.done == len(self):
+        if self.done == len(self) and self._sums:
             self._keys.clear()
-            self._sums = {layer: one.cpu() for layer, one in self._sums.items()}
+            self._all_sums = torch.stack([sums for _, sums in sorted(self._sums.items())]).cpu()
+            self._sums.clear()
 
     @property
     def sums(self) -> Tensor:
-        """[layer, set, head, key] on the CPU."""
-        return torch.stack([one.cpu() for _, one in sorted(self._sums.items())]).transpose(1, 2)
+        """[layer, set, head, key] on the CPU, of all queries."""
+        self.rest()
+        assert self._all_sums is not None
+        return self._all_sums.transpose(1, 2)
 
 
 @dataclass(slots=True)  # frozen takes three times as long to make, and each step makes hundreds
@@ -115,6 +119,33 @@ class Chunk:
     def changes_attention(self) -> bool:
         """Whether the arm changes attention, and not activations."""
         return self.arm.get("kind") == "filler"
+
+
+Block = tuple[Chunk, int, int]
+"""Recorded queries of a chunk: the index of the first of them, and of the first after them."""
+
+
+class RecordedQueries:
+    """Blocks of queries whose attention is recorded together, padded to equally many; their prompts have as many sets.
+
+    Attributes:
+        rows: [block, query] The rows of the queries in the batch.
+        indices: [block, query] The index of each query in its sequence.
+        sets: [block, set, query] Whether it is in the set; 0 for padding.
+    """
+
+    def __init__(self, blocks: Sequence[Block], device: torch.device) -> None:
+        self.blocks = blocks
+        most = max(stop - first for _, first, stop in blocks)
+        # padded with the last query of the block
+        indices = [np.minimum(np.arange(first, first + most), stop - 1) for _, first, stop in blocks]
+        rows = [index + chunk.row - chunk.index for index, (chunk, _, _) in zip(indices, blocks, strict=True)]
+        sets = []
+        for chunk, first, stop in blocks:
+            assert chunk.recording
+            sets.append(np.pad(chunk.recording.sets[:, first:stop], ((0, 0), (0, most - (stop - first)))))
+        self.rows, self.indices = copy_to(device, np.stack([rows, indices]))
+        self.sets = copy_to(device, np.stack(sets))
 
 
 class Group:
@@ -178,6 +209,7 @@ class Arms:
         self._decoder = self._runner.get_model().model
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._recordings: dict[str, Recording] = {}
+        self._recorded_queries: list[RecordedQueries] = []
         self._taken: set[str] = set()
         self._phantoms: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._block = worker.vllm_config.cache_config.block_size
@@ -189,6 +221,7 @@ class Arms:
         layer_count = config.num_hidden_layers
         self._changed, recorded = {*layers["attention"]}, layers.get("recorded", ())
         self._recorded = {*(range(layer_count) if recorded == "all" else recorded)}
+        self._head_count = worker.vllm_config.model_config.get_num_attention_heads(worker.vllm_config.parallel_config)
         self.recording_bytes = self._most_bytes(worker.vllm_config) if self._recorded else 0
         for layer in sorted(self._changed | self._recorded):
             self._open(layer)
@@ -217,6 +250,7 @@ class Arms:
         inputs = self._prepare(scheduled, counts)
         self._list_chunks(counts)
         self._group_chunks()
+        self._group_recorded_queries()
         self._move_positions(counts)
         return inputs
 
@@ -269,6 +303,28 @@ class Arms:
                 group = Group(chunks)
             group.start_step(chunks, self._runner.device)
             self._groups[key] = group
+
+    def _group_recorded_queries(self) -> None:
+        """Group recorded queries so that at most WEIGHTS_AT_ONCE weights are in memory; phantom keys are few."""
+        blocks: list[Block] = []
+        for chunk in self._chunks:
+            if chunk.recording:
+                end = min(chunk.index + chunk.count, len(chunk.recording))
+                at_once = max(1, WEIGHTS_AT_ONCE // (self._head_count * end))
+                firsts = range(chunk.first, end, at_once)
+                blocks += [(chunk, first, min(first + at_once, end)) for first in firsts]
+        blocks.sort(key=lambda block: block[2])  # those of similar length together
+        self._recorded_queries = []
+        together: list[Block] = []
+        most = 0
+        for chunk, first, stop in blocks:
+            most = max(most, stop - first)
+            if together and self._head_count * most * stop * (len(together) + 1) > WEIGHTS_AT_ONCE:
+                self._recorded_queries.append(RecordedQueries(together, self._runner.device))
+                together, most = [], stop - first
+            together.append((chunk, first, stop))
+        if together:
+            self._recorded_queries.append(RecordedQueries(together, self._runner.device))
 
     def _move_positions(self, counts: np.ndarray) -> None:
         gaps = [(0, 0)] * len(counts)
@@ -345,9 +401,8 @@ class Arms:
     ) -> None:
         query, *new_states = states
         if layer in self._recorded:
-            for chunk in self._chunks:
-                if chunk.recording:
-                    self._record(layer, factor, query, new_states[0], chunk, chunk.recording)
+            for queries in self._recorded_queries:
+                self._record(layer, factor, query, new_states[0], queries)
         groups = self._groups_of(layer, changes_attention=True)
         if not groups:
             return
@@ -373,34 +428,33 @@ class Arms:
             output[group.rows] = attended.view(shape).to(output.dtype)
             self.applied += group.rows.numel()
 
-    def _record(
-        self,
-        layer: int,
-        factor: float,
-        query: Tensor,
-        key: Tensor,
-        chunk: Chunk,
-        recording: Recording,
-    ) -> None:
-        """Add the attention of the queries of this step, as an intervention has left it."""
-        stop = min(chunk.index + chunk.count, len(recording))
-        shift = chunk.row - chunk.index
-        keys = recording.keys(layer, key[chunk.row : stop + shift], chunk.index)[None]
-        positions = torch.arange(stop, device=key.device)
-        fillers = None
-        if chunk.changes_attention and layer in chunk.arm["layers"]:
-            keys = torch.cat([keys, self._phantoms_of(layer, [chunk.arm], keys)[0]], 1)
-            fillers = tabulate_fillers([chunk.arm], key.device)
-        at_once = max(1, WEIGHTS_AT_ONCE // (query.shape[1] * keys.shape[1]))
-        for first in range(chunk.first, stop, at_once):
-            indices = positions[first : first + at_once]
-            queries = query[first + shift : first + shift + len(indices)][None]
-            if fillers:
-                weights = weigh(queries, keys, factor, indices[None], fillers)[..., :stop]
-            else:
-                weights = plain_weights(queries, keys, factor, positions <= indices[:, None])
-            recording.add(layer, weights[0].flatten(0, 1), first)
-            self.applied += len(indices)
+    def _record(self, layer: int, factor: float, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
+        """Add the attention of queries of this step, as an intervention has left it."""
+        known_keys, arms = [], []
+        for chunk, _, stop in queries.blocks:
+            assert chunk.recording
+            new_keys = key[chunk.row : chunk.row + min(chunk.count, len(chunk.recording) - chunk.index)]
+            known_keys.append(chunk.recording.keys(layer, new_keys, chunk.index)[:stop])
+            is_changed = chunk.changes_attention and layer in chunk.arm["layers"]
+            arms.append(chunk.arm if is_changed else NO_FILLER)
+        keys = pad_sequence(known_keys, batch_first=True)
+        key_count = keys.shape[1]
+        if all(arm is NO_FILLER for arm in arms):
+            is_visible = torch.arange(key_count, device=key.device) <= queries.indices[..., None]
+            weights = plain_weights(query[queries.rows], keys, factor, is_visible[:, None, None])
+        else:
+            keys = torch.cat([keys, self._phantoms_of(layer, arms, keys)[0]], 1)
+            fillers = tabulate_fillers(arms, key.device)
+            weights = weigh(query[queries.rows], keys, factor, queries.indices, fillers)[..., :key_count]
+        weights = weights.flatten(1, 2)
+        own = queries.indices[:, None, :, None].expand(-1, weights.shape[1], -1, -1)
+        sets = queries.sets[:, None]
+        # in the last set alone, attention to a query's own token counts
+        sums = torch.cat([sets[:, :, :-1] @ weights.scatter(-1, own, 0), sets[:, :, -1:] @ weights], 2)
+        for block_sums, (chunk, first, stop) in zip(sums, queries.blocks, strict=True):
+            assert chunk.recording
+            chunk.recording.add(layer, block_sums[..., :stop])
+            self.applied += stop - first
 
     def take_attention(self) -> dict[str, tuple[tuple[int, ...], bytes]]:
         """By name the sums [layer, set, head, key] of all whole prompts in float32, and their shape; forgotten here."""
