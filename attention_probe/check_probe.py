@@ -66,25 +66,37 @@ def self_check(
     return checks
 
 
-def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> dict[int, Float[Tensor, "head key"]]:
+def column_means(
+    loaded: LoadedModel, token_ids: Int[Tensor, " seq"]
+) -> dict[int, Float[Tensor, "head key"]]:
     """The probe's mean weight of each key over all later queries, by layer."""
     found = capture(loaded, token_ids[None])
     return {layer: found[layer].column_mean[0, 0] for layer in loaded.layers}
 
 
-def eager_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> dict[int, Float[Tensor, "head key"]]:
+def eager_means(
+    loaded: LoadedModel, token_ids: Int[Tensor, " seq"]
+) -> dict[int, Float[Tensor, "head key"]]:
     """The same from eager `output_attentions`, whose whole matrices are kept: the prompt should be an ordinary one."""
     model = loaded.model
     with torch.inference_mode(), switched_attention(model, "eager"):
-        shown = model(input_ids=token_ids[None].to(model.device), use_cache=False, output_attentions=True).attentions
+        shown = model(
+            input_ids=token_ids[None].to(model.device), use_cache=False, output_attentions=True
+        ).attentions
     # models that mix kinds of layers show only those of softmax layers, in a row
-    places = range(len(shown)) if len(shown) == len(loaded.decoder_layers) else softmax_layers(loaded.config)
+    places = (
+        range(len(shown))
+        if len(shown) == len(loaded.decoder_layers)
+        else softmax_layers(loaded.config)
+    )
     later = torch.arange(len(token_ids) - 1, -1, -1, device=model.device)
     by_layer = dict(zip(places, shown, strict=False))
     return {layer: by_layer[layer][0].float().tril(-1).sum(-2) / later for layer in loaded.layers}
 
 
-def largest_difference(one: Mapping[int, Float[Tensor, ...]], other: Mapping[int, Float[Tensor, ...]]) -> float:
+def largest_difference(
+    one: Mapping[int, Float[Tensor, ...]], other: Mapping[int, Float[Tensor, ...]]
+) -> float:
     """Largest difference between means by layer of all tokens but the last, which has no later query."""
     errors = [(first - other[layer])[..., :-1].abs().amax() for layer, first in one.items()]
     return float(torch.stack(errors).max())

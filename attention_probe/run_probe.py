@@ -63,7 +63,9 @@ class ProbeSettings:
 
     def __post_init__(self) -> None:
         if self.record.completion and self.record.decompose:
-            raise ConfigError("--decompose compares the same queries, and those of --queries completion differ.")
+            raise ConfigError(
+                "--decompose compares the same queries, and those of --queries completion differ."
+            )
 
     def fitted(self, source: Source) -> ProbeSettings:
         """The settings with the model and the conditions filled in from the source.
@@ -79,14 +81,24 @@ class ProbeSettings:
         absent = ", ".join(name for name, base in made_of.items() if base not in source.conditions)
         hidden = ", ".join(name for name, base in made_of.items() if base in source.filled_answers)
         changed = ", ".join(name for name, base in made_of.items() if base in source.changed)
-        unmarked = any(not prompt.requested.segments for one in source.problems for prompt in one.prompts.values())
+        unmarked = any(
+            not prompt.requested.segments
+            for one in source.problems
+            for prompt in one.prompts.values()
+        )
         for bad, what in (
-            (absent, f"has no condition {absent}: expected one of {list_near(absent, source.conditions)}"),
+            (
+                absent,
+                f"has no condition {absent}: expected one of {list_near(absent, source.conditions)}",
+            ),
             (
                 hidden,
                 f"does not record where in the answer the filler of {hidden} stands: leave it out of --conditions",
             ),
-            (changed, f"changes the model under {changed}, which the probe does not: leave it out of --conditions"),
+            (
+                changed,
+                f"changes the model under {changed}, which the probe does not: leave it out of --conditions",
+            ),
             (
                 unmarked,
                 "does not record where fillers stand: expected a run, or logs that `mless tasks --wrap` made",
@@ -104,7 +116,9 @@ class ProbeSettings:
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The layers asked, to compute in this type."""
-        return load_model(str(self.model), layers=self.layers, dtype=getattr(torch, dtype), device=self.device)
+        return load_model(
+            str(self.model), layers=self.layers, dtype=getattr(torch, dtype), device=self.device
+        )
 
 
 def run_probe(
@@ -136,7 +150,12 @@ def run_probe(
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
     prompts = {
-        name: tokenize(problem, tokenizer, conditions=settings.conditions, completion=settings.record.completion)
+        name: tokenize(
+            problem,
+            tokenizer,
+            conditions=settings.conditions,
+            completion=settings.record.completion,
+        )
         for name, problem in problems.items()
     }
     every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
@@ -181,15 +200,21 @@ def run_probe(
             if traces.has(prompt.problem_id, prompt.condition):
                 _refuse_other_record(traces, prompt, problems[prompt.problem_id])
         missing = [
-            name for name in prompts if not all(traces.has(name, condition) for condition in settings.conditions)
+            name
+            for name in prompts
+            if not all(traces.has(name, condition) for condition in settings.conditions)
         ]
         done = len(prompts) - len(missing)
         advance(done, len(prompts))
         for group in _groups([prompts[name] for name in missing]):
-            for by_condition, measured in zip(group, measure_group(loaded, group, settings.record), strict=True):
+            for by_condition, measured in zip(
+                group, measure_group(loaded, group, settings.record), strict=True
+            ):
                 for condition, prompt in by_condition.items():
                     if not traces.has(prompt.problem_id, condition):
-                        traces.append(make_trace(problems[prompt.problem_id], prompt, measured[condition]))
+                        traces.append(
+                            make_trace(problems[prompt.problem_id], prompt, measured[condition])
+                        )
             done += len(group)
             advance(done, len(prompts))
     return receipt
@@ -204,13 +229,17 @@ def keep_freed_memory() -> None:
 
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    with suppress(AttributeError, TypeError):  # another C library has no such function, or cannot be found so
+    with suppress(
+        AttributeError, TypeError
+    ):  # another C library has no such function, or cannot be found so
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _refuse_other_record(traces: AttentionTraces, prompt: TokenizedPrompt, problem: Problem) -> None:
+def _refuse_other_record(
+    traces: AttentionTraces, prompt: TokenizedPrompt, problem: Problem
+) -> None:
     """Raise if the folder holds the problem with another prompt, other tokens, or chosen for another reason."""
     found = traces.get(prompt.problem_id, prompt.condition)
     old = found.prompt_sha256, found.token_ids.tolist(), found.outcome, found.control
@@ -221,7 +250,9 @@ def _refuse_other_record(traces: AttentionTraces, prompt: TokenizedPrompt, probl
         )
 
 
-def _groups(problems: Iterable[Mapping[str, TokenizedPrompt]]) -> Iterator[list[Mapping[str, TokenizedPrompt]]]:
+def _groups(
+    problems: Iterable[Mapping[str, TokenizedPrompt]],
+) -> Iterator[list[Mapping[str, TokenizedPrompt]]]:
     """Problems of like length together, so that little of a pass is padding."""
 
     def size(prompts: Mapping[str, TokenizedPrompt]) -> int:

@@ -55,20 +55,41 @@ class RunRecorder:
                 name = prompt_id(problem.id, arm.draw)
                 built.setdefault(name, {})[arm.condition.name] = prompt
                 self._problems[name] = Problem(
-                    id=name, subject=problem.subject, level=problem.level, cluster=problem.counts_with, prompts={}
+                    id=name,
+                    subject=problem.subject,
+                    level=problem.level,
+                    cluster=problem.counts_with,
+                    prompts={},
                 )
-        self._prompts = {name: align_prompts(name, prompts, model.tokenizer) for name, prompts in built.items()}
-        name, revision, layers = str(arguments["pretrained"]), arguments.get("revision"), config.recorded_layers
+        self._prompts = {
+            name: align_prompts(name, prompts, model.tokenizer) for name, prompts in built.items()
+        }
+        name, revision, layers = (
+            str(arguments["pretrained"]),
+            arguments.get("revision"),
+            config.recorded_layers,
+        )
         shape = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
         numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
-        settings = ProbeSettings(model=smollm2_model.name_model(name), layers=numbers, conditions=names, dtype=dtype)
+        settings = ProbeSettings(
+            model=smollm2_model.name_model(name), layers=numbers, conditions=names, dtype=dtype
+        )
         fingerprint = as_json(model_fingerprint(name, revision))
         header = make_header(shape, fingerprint, settings, layout=str(config.layouts[0]))
         receipt = make_receipt(
             settings,
             model.tokenizer,
-            source={"name": config.name, "kind": "run", "prompts_sha256": plan.prompts_sha256, "metric": None},
-            selection={"criterion": Criterion().model_dump(mode="json"), "outcomes": {}, "problems": len(built)},
+            source={
+                "name": config.name,
+                "kind": "run",
+                "prompts_sha256": plan.prompts_sha256,
+                "metric": None,
+            },
+            selection={
+                "criterion": Criterion().model_dump(mode="json"),
+                "outcomes": {},
+                "problems": len(built),
+            },
             checks={"notices": ["recorded in the run's engine"]},
         )
         self._traces = AttentionTraces.create(path, header, receipt=receipt)
@@ -76,11 +97,19 @@ class RunRecorder:
     def ask(self, request: Request) -> Request:
         """The request, with the queries whose attention is summed if its prompt is recorded and not there yet."""
         problem, condition = self._place(request)
-        first = not request.replicate and request.sample_index % self._plan.config.repeats_per_draw == 0
-        if not first or condition not in self._prompts.get(problem, ()) or self._traces.has(problem, condition):
+        first = (
+            not request.replicate and request.sample_index % self._plan.config.repeats_per_draw == 0
+        )
+        if (
+            not first
+            or condition not in self._prompts.get(problem, ())
+            or self._traces.has(problem, condition)
+        ):
             return request
         prompts = self._prompts[problem]
-        return replace(request, record=query_sets(prompts[condition], common_tokens(prompts)[condition]))
+        return replace(
+            request, record=query_sets(prompts[condition], common_tokens(prompts)[condition])
+        )
 
     def keep(self, request: Request, sums: Floats) -> None:
         """Add what was recorded: [layer, set, head, key].
@@ -90,7 +119,11 @@ class RunRecorder:
         """
         problem, condition = self._place(request)
         prompt = self._prompts[problem][condition]
-        self._traces.append(make_trace(self._problems[problem], prompt, measured_fields(prompt, request.record, sums)))
+        self._traces.append(
+            make_trace(
+                self._problems[problem], prompt, measured_fields(prompt, request.record, sums)
+            )
+        )
 
     def close(self) -> None:
         """Let others add to the folder."""

@@ -23,7 +23,13 @@ from safetensors import SafetensorError, safe_open
 from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
 from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import count_from_one
-from harness.runs.journal import changed_settings, clear_messages, differences, write_atomic, write_whole
+from harness.runs.journal import (
+    changed_settings,
+    clear_messages,
+    differences,
+    write_atomic,
+    write_whole,
+)
 from harness.runs.records import fit
 
 if TYPE_CHECKING:
@@ -136,7 +142,9 @@ class TraceHeader:
         known = self.layers if axis == "layer" else range(self.head_count)
         if number - 1 not in known:
             held = count_from_one(known)
-            raise ConfigError(f"{axis.title()} {number} is not in these traces: counted from 1, they hold {held}.")
+            raise ConfigError(
+                f"{axis.title()} {number} is not in these traces: counted from 1, they hold {held}."
+            )
         return known.index(number - 1)
 
 
@@ -177,7 +185,10 @@ class AttentionTraces:
             JournalError: the folder is damaged or something else, another process adds to it, it cannot be written, or
                 it was begun with another model, other layers, another definition or selection.
         """
-        from harness.runs.run_folder import lock, refuse_foreign  # reading does not need what they import
+        from harness.runs.run_folder import (
+            lock,
+            refuse_foreign,
+        )  # reading does not need what they import
 
         with clear_messages(path):
             refuse_foreign(path, HEADER)  # before a lock is put into it
@@ -192,7 +203,9 @@ class AttentionTraces:
                 if changes := differences(msgspec.to_builtins(old), msgspec.to_builtins(new)):
                     raise changed_settings(path / HEADER, changes)
                 header, receipt = old, begun.receipt
-            quantities = {name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()}
+            quantities = {
+                name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
+            }
             about = _HeaderFile(FORMAT, header, dict(receipt), quantities)
             with clear_messages(path):
                 write_whole(path / HEADER, json.dumps(msgspec.to_builtins(about), indent=1))
@@ -243,7 +256,9 @@ class AttentionTraces:
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
-    def measures(self, names: Sequence[str], condition: str, problem_ids: Sequence[str]) -> NDArray[np.float64]:
+    def measures(
+        self, names: Sequence[str], condition: str, problem_ids: Sequence[str]
+    ) -> NDArray[np.float64]:
         """Measures of all heads, for which every record is read but once: [measure, problem, layer, head].
 
         Raises:
@@ -303,7 +318,10 @@ def _read_facts(file: Path) -> dict[str, Any]:
     """A record without its arrays."""
     with _one_message(file), safe_open(file, framework="numpy") as opened:
         facts = json.loads(opened.metadata()["facts"])
-        return {name: tuple(facts[name]) if isinstance(facts[name], list) else facts[name] for name in FACTS}
+        return {
+            name: tuple(facts[name]) if isinstance(facts[name], list) else facts[name]
+            for name in FACTS
+        }
 
 
 @contextmanager
@@ -315,5 +333,9 @@ def _one_message(path: Path) -> Iterator[None]:
         raise JournalError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        advice = " Delete it and run the same `mless probe` again." if path.suffix == ".safetensors" else ""
+        advice = (
+            " Delete it and run the same `mless probe` again."
+            if path.suffix == ".safetensors"
+            else ""
+        )
         raise JournalError(f"{path} is torn or damaged ({what}).{advice}") from None

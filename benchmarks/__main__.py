@@ -30,17 +30,25 @@ FIGURES = Path(__file__).resolve().parent / "figures"
 def main() -> None:
     """Run what was asked for and write the page."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(MINUTES)}; default all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"any of {', '.join(MINUTES)}; default all"
+    )
     parser.add_argument("--small", action="store_true", help="short, to see that everything works")
-    parser.add_argument("--shape", nargs="+", default=[], help="sizes in shapes.yaml, for the engine benchmark")
+    parser.add_argument(
+        "--shape", nargs="+", default=[], help="sizes in shapes.yaml, for the engine benchmark"
+    )
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in MINUTES]:
         parser.error(f"no benchmark {unknown[0]!r}; expected any of {', '.join(MINUTES)}")
     folder = work_folder(True) if arguments.small else FIGURES
     for name in arguments.names or MINUTES:
-        say(f"{name}: about {'a minute or two' if arguments.small else f'{MINUTES[name]} minutes on two cores'}")
+        say(
+            f"{name}: about {'a minute or two' if arguments.small else f'{MINUTES[name]} minutes on two cores'}"
+        )
         shapes = arguments.shape if name == "engine" else []
         path = folder / (f"{name}-shapes.json" if shapes else f"{name}.json")
         run(name, path, small=arguments.small, shapes=shapes)
@@ -52,7 +60,9 @@ def main() -> None:
     say(f"written: {page.relative_to(ROOT)}")
     if arguments.small:
         return
-    missed = [row["measure"] for figures in sections for row in figures["rows"] if row["met"] is False]
+    missed = [
+        row["measure"] for figures in sections for row in figures["rows"] if row["met"] is False
+    ]
     say(f"targets missed: {'; '.join(missed)}" if missed else "all targets met")
 
 
@@ -68,7 +78,9 @@ def run(name: str, path: Path, *, small: bool, shapes: Sequence[str] = ()) -> No
     measured = work_folder(small) / f"{name}-measured.json"
     measured.unlink(missing_ok=True)
     facts = report.facts(" ".join(["python -m", f"benchmarks.{name}", *flags]))
-    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *flags, "--json", str(measured)], cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *flags, "--json", str(measured)], cwd=ROOT
+    )
     if measured.exists():
         write_json(path, {**json.loads(measured.read_text(encoding="utf-8")), "facts": facts})
     if done.returncode:

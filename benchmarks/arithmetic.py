@@ -25,7 +25,9 @@ BLOCKS = (16, 32, 64, 128, 256, 512)
 
 def main() -> None:
     """Time the operations and write the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", type=Path, required=True, help="keys of a config.json")
     parser.add_argument("--length", type=int, required=True)
     parser.add_argument("--layers", type=int, required=True)
@@ -43,7 +45,10 @@ def limit(facts: dict[str, Any], length: int, layers: int) -> dict[str, Any]:
     kv_heads = facts["num_key_value_heads"]
     head_dim = facts.get("head_dim") or hidden // heads
     wide = facts["intermediate_size"]
-    query, key = linear(length, hidden, heads * head_dim), linear(length, hidden, kv_heads * head_dim)
+    query, key = (
+        linear(length, hidden, heads * head_dim),
+        linear(length, hidden, kv_heads * head_dim),
+    )
     back = linear(length, heads * head_dim, hidden)
     mlp = 2 * linear(length, hidden, wide) + linear(length, wide, hidden)
     rates = attention_rates(length, heads, kv_heads, head_dim)
@@ -54,13 +59,27 @@ def limit(facts: dict[str, Any], length: int, layers: int) -> dict[str, Any]:
         "softmax": layers * pairs / rates["softmax"],
         "values": (layers - 1) * pairs * 2 * head_dim / rates["values"],
     }
-    return {"seconds": seconds, "cpu": sum(seconds.values()), "rates": rates, "length": length, "layers": layers}
+    return {
+        "seconds": seconds,
+        "cpu": sum(seconds.values()),
+        "rates": rates,
+        "length": length,
+        "layers": layers,
+    }
 
 
 def linear(length: int, width: int, out: int) -> float:
     """CPU-seconds of one linear layer, into memory that is there already."""
-    inputs, weight, output = torch.randn(length, width), torch.randn(out, width), torch.empty(length, out)
-    return float(timed(lambda tokens: torch.mm(inputs[:tokens], weight.T, out=output[:tokens]), length)["cpu"])
+    inputs, weight, output = (
+        torch.randn(length, width),
+        torch.randn(out, width),
+        torch.empty(length, out),
+    )
+    return float(
+        timed(lambda tokens: torch.mm(inputs[:tokens], weight.T, out=output[:tokens]), length)[
+            "cpu"
+        ]
+    )
 
 
 def attention_rates(length: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, float]:

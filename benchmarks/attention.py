@@ -26,16 +26,25 @@ FILLER_TOKENS = 55
 
 def main() -> None:
     """Measure one way and write its figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--config", type=Path, required=True, help="keys of a config.json")
     parser.add_argument("--length", type=int, required=True, help="tokens of the prompt")
-    parser.add_argument("--layers", type=int, required=True, help="how many of the first layers are asked for")
+    parser.add_argument(
+        "--layers", type=int, required=True, help="how many of the first layers are asked for"
+    )
     parser.add_argument("--json", type=Path, required=True, help="write the figures here")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     figures = WAYS[arguments.way](arguments.config, arguments.length, arguments.layers)
-    figures |= {"way": arguments.way, "length": arguments.length, "layers": arguments.layers, "peak": peak_memory()}
+    figures |= {
+        "way": arguments.way,
+        "length": arguments.length,
+        "layers": arguments.layers,
+        "peak": peak_memory(),
+    }
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
@@ -64,7 +73,12 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
         start = min(30, tokens // 4)
         end = start + min(FILLER_TOKENS, tokens // 4)
         regions = torch.zeros(1, len(REGIONS), tokens, dtype=torch.bool)
-        spans = {"first": (0, 1), "instruction": (1, start), "filler": (start, end), "problem": (end, tokens)}
+        spans = {
+            "first": (0, 1),
+            "instruction": (1, start),
+            "filler": (start, end),
+            "problem": (end, tokens),
+        }
         for name, (first, last) in {**spans, "inserted": (start, end)}.items():
             regions[0, REGIONS.index(name), first:last] = True
         common = ~regions[:, REGIONS.index("inserted")]
@@ -85,7 +99,9 @@ def full_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
     """Hugging Face as documented: the whole model, `output_attentions=True`; the logits' part of it also by itself."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_config(_config(path), dtype=torch.float32, attn_implementation="eager")
+    model: Any = AutoModelForCausalLM.from_config(
+        _config(path), dtype=torch.float32, attn_implementation="eager"
+    )
     model = model.eval()
 
     def run(tokens: int) -> None:
@@ -106,7 +122,9 @@ def timed(run: Callable[[int], object], length: int) -> dict[str, Any]:
     with torch.inference_mode():
         run(min(WARM_UP_TOKENS, length))
         runs: list[tuple[float, float]] = []
-        while not runs or (len(runs) < MOST_RUNS and sum(wall for _, wall in runs) < ENOUGH_SECONDS):
+        while not runs or (
+            len(runs) < MOST_RUNS and sum(wall for _, wall in runs) < ENOUGH_SECONDS
+        ):
             cpu, wall = time.process_time(), time.perf_counter()
             run(length)
             runs.append((time.process_time() - cpu, time.perf_counter() - wall))

@@ -119,16 +119,23 @@ def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
     return Rates(cell, experiments, *(hits / experiments).tolist())
 
 
-def draw_changes(cell: Cell, before: Floats, after: Floats, rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+def draw_changes(
+    cell: Cell, before: Floats, after: Floats, rng: np.random.Generator
+) -> list[npt.NDArray[np.int64]]:
     """Each condition's changes [problem] in right samples."""
     chances = [before if other else after for other in range(cell.tests)]
     if cell.population != "shared seeds":
         right = rng.binomial(cell.k, before)
         return [rng.binomial(cell.k, chance) - right for chance in chances]
     dice = rng.random((cell.n, cell.k))
-    again = [np.where(rng.random(dice.shape) < SAME_DICE, dice, rng.random(dice.shape)) for _ in chances]
+    again = [
+        np.where(rng.random(dice.shape) < SAME_DICE, dice, rng.random(dice.shape)) for _ in chances
+    ]
     right = (dice < before[:, None]).sum(axis=1)
-    return [(own < chance[:, None]).sum(axis=1) - right for own, chance in zip(again, chances, strict=True)]
+    return [
+        (own < chance[:, None]).sum(axis=1) - right
+        for own, chance in zip(again, chances, strict=True)
+    ]
 
 
 def population(cell: Cell) -> Callable[[np.random.Generator], tuple[Floats, Floats]]:
@@ -201,11 +208,25 @@ def cells() -> list[Cell]:
                     # beyond a shift of 1 a beta chance would leave [0, 1]
                     if population_name == "beta" and _beta_parameters(discordance, effect)[1] > 1:
                         continue
-                    chosen.append(Cell(population=population_name, n=N, k=k, discordance=discordance, effect=effect))
+                    chosen.append(
+                        Cell(
+                            population=population_name,
+                            n=N,
+                            k=k,
+                            discordance=discordance,
+                            effect=effect,
+                        )
+                    )
     for n in (20, 50, 150):
         for k in (1, 5):
             chosen.append(Cell(population="undecided", n=n, k=k, discordance=0.05, effect=MARGIN))
-    for n, k, discordance in ((500, 1, 0.01), (500, 5, 0.01), (200, 5, 0.01), (200, 5, 0.02), (200, 5, 0.05)):
+    for n, k, discordance in (
+        (500, 1, 0.01),
+        (500, 5, 0.01),
+        (200, 5, 0.01),
+        (200, 5, 0.02),
+        (200, 5, 0.05),
+    ):
         chosen.append(Cell(population="undecided", n=n, k=k, discordance=discordance, effect=0.0))
     for n in (200, 500):
         for k in (1, 5, 20):
@@ -242,7 +263,9 @@ def main() -> None:
     size = "small" if arguments.small else "full"
     experiments = EXPERIMENTS[size]
     command = (
-        "make calibrate" if arguments.seed == SEED else f"python -m benchmarks.calibration --seed {arguments.seed}"
+        "make calibrate"
+        if arguments.seed == SEED
+        else f"python -m benchmarks.calibration --seed {arguments.seed}"
     )
     facts = report.facts(command)
     todo = cells()
@@ -266,7 +289,8 @@ def main() -> None:
             rates.append(job.result())
             say(f"{len(rates)}/{len(todo)}: {rates[-1].cell}")
         pooled = sorted(
-            (job.result() for job in several), key=lambda one: (one.study.m, one.study.k, one.study.between)
+            (job.result() for job in several),
+            key=lambda one: (one.study.m, one.study.k, one.study.between),
         )
         draw_rates = [job.result() for job in of_draws]
     rates.sort(key=lambda one: _numbers(one.cell))

@@ -66,7 +66,9 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
     def covers(one: Rates) -> str:
         return judged("coverage", one, one.covers, 0.94, 1)
 
-    usual = [one for one in rates if one.cell.population in ("undecided", "beta") and one.cell.tests == 3]
+    usual = [
+        one for one in rates if one.cell.population in ("undecided", "beta") and one.cell.tests == 3
+    ]
     full = [one for one in usual if one.cell.n == N and one.cell.discordance >= REPORTED]
     margin = {_setting(one): one for one in full if one.cell.effect == MARGIN}
     few = [one for one in rates if one.cell.effect == MARGIN and one.cell.discordance == 0.05]
@@ -124,11 +126,19 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
     rows = []
     for one in (one for one in rates if one not in full and one not in few):
         single, several = limits.get(one.cell.population, (0.06, 0.05))
-        setting = (one.cell.population, one.cell.n, one.cell.k, f"{100 * one.cell.discordance:g}", one.cell.tests)
+        setting = (
+            one.cell.population,
+            one.cell.n,
+            one.cell.k,
+            f"{100 * one.cell.discordance:g}",
+            one.cell.tests,
+        )
         first = judged("false effects", one, one.false_single, 0, single)
         found = (first, judged("false effects after Holm", one, one.false_any, 0, several))
         rows.append((*map(str, setting), *found, _percent(one.covers)))
-    text += HARD + table(("population", "n", "k", "discordance", "tests", "first", "any", "covers"), rows)
+    text += HARD + table(
+        ("population", "n", "k", "discordance", "tests", "first", "any", "covers"), rows
+    )
     return text, missed
 
 

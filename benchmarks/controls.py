@@ -107,10 +107,22 @@ CONTROLS = (
     Control(name="another answer", change=_answer, parts=("answer",)),
     # the study's rule lets an answer that is missing pass: nothing is a part of every gold answer
     Control(
-        name="no box", change=_format, verdict=FORMAL, parts=("format",), states=("no_box",), graders=("authors_rule",)
+        name="no box",
+        change=_format,
+        verdict=FORMAL,
+        parts=("format",),
+        states=("no_box",),
+        graders=("authors_rule",),
     ),
     # math_verify reads the last number before the cut
-    Control(name="a cut", change=_cut, verdict=FORMAL, parts=("format",), states=("truncated",), graders=_WITHOUT_BOX),
+    Control(
+        name="a cut",
+        change=_cut,
+        verdict=FORMAL,
+        parts=("format",),
+        states=("truncated",),
+        graders=_WITHOUT_BOX,
+    ),
     Control(name="a second box", change=_second_box, parts=("answer",)),
     Control(
         name="a loop",
@@ -136,20 +148,32 @@ CONTROLS = (
         parts=("format",),
         graders=_WITHOUT_BOX,
     ),
-    Control(name="a part of the answer", change=_part, right=False, verdict="equivalent", graders=("authors_rule",)),
+    Control(
+        name="a part of the answer",
+        change=_part,
+        right=False,
+        verdict="equivalent",
+        graders=("authors_rule",),
+    ),
 )
 
 
 def plant(control: Control, folder: Path) -> int:
     """Copy the run into a folder, change it and grade it again; returns how many samples were changed."""
-    shutil.copytree(RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*"))
+    shutil.copytree(
+        RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
+    )
     expand(folder)
     golds = {row.doc["id"]: row.doc["answer"] for row in read_prompts(folder)}
     verdicts = {key: score.verdict for key, score in read_scores(folder).items()}
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
-    wanted = {True: ["correct"], False: ["incorrect"], None: ["correct", "incorrect"]}[control.right]
+    wanted = {True: ["correct"], False: ["incorrect"], None: ["correct", "incorrect"]}[
+        control.right
+    ]
     samples = [(place, json.loads(line)) for place, line in enumerate(lines)]
-    tasks = {task for task, arm in read_identity(folder).arms.items() if arm.condition in control.of}
+    tasks = {
+        task for task, arm in read_identity(folder).arms.items() if arm.condition in control.of
+    }
     fitting = [
         (place, sample)
         for place, sample in samples
@@ -176,7 +200,10 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
     mediators = board.side_tables["mediators"].set_index("condition")
     audit = board.side_tables["audit"].set_index("condition").loc[CONDITION]
     change = mediators.loc[CONDITION]
-    moved = {"format": row["difference"] - row["answered_difference"], "answer": row["answered_difference"]}
+    moved = {
+        "format": row["difference"] - row["answered_difference"],
+        "answer": row["answered_difference"],
+    }
     parts = tuple(name for name, points in moved.items() if abs(points) >= 2)
     states = tuple(
         name
@@ -184,7 +211,9 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
         if change[name] - mediators.loc["wo", name] >= 1
     )
     graders = tuple(
-        name for name in GRADERS if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
+        name
+        for name in GRADERS
+        if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
     )
     said = f"{row['verdict']} (format)" if row["by_format"] else str(row["verdict"])
     return said, parts, states, graders
@@ -193,7 +222,9 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
 def main() -> None:
     """Plant every control and write the page."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.controls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.controls",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--small", action="store_true", help="two controls, nothing written")
     small = parser.parse_args().small
@@ -204,7 +235,9 @@ def main() -> None:
             count = plant(control, folder)
             found = find(folder)
         expected = (control.verdict, control.parts, control.states, control.graders)
-        rows.append((control.name, str(count if control.name != "nothing" else 0), *map(_words, found)))
+        rows.append(
+            (control.name, str(count if control.name != "nothing" else 0), *map(_words, found))
+        )
         if found != expected:
             missed.append(f"{control.name}: expected {expected}, got {found}")
         say(f"{control.name}: {found}")

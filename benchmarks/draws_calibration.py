@@ -14,7 +14,12 @@ from scipy.special import expit
 
 from benchmarks.calibration_page import table
 from harness.analysis.paired_tests import PairedDifference
-from harness.analysis.pool_models import FEWEST_DRAWS, CrossedDifference, estimate_crossed, estimate_over_draws
+from harness.analysis.pool_models import (
+    FEWEST_DRAWS,
+    CrossedDifference,
+    estimate_crossed,
+    estimate_over_draws,
+)
 
 Floats = npt.NDArray[np.float64]
 Effects = Literal["alike", "skewed", "one in five"]
@@ -91,14 +96,28 @@ def designs() -> list[Design]:
         *[Design(clusters=43, problems=80, draws=draws, each=3) for draws in (8, 10, 12, 16)],
     ]
     others = [
-        Design(clusters=clusters, problems=problems, draws=draws, each=each, shift=shift, effects=effects)
+        Design(
+            clusters=clusters,
+            problems=problems,
+            draws=draws,
+            each=each,
+            shift=shift,
+            effects=effects,
+        )
         for clusters, problems in ((42, 79), (126, 237))
         for draws, each in ((3, 3), (4, 4), (8, 8), (12, 3))
         for shift in (0.0, 0.5)
         for effects in ("alike", "skewed")
     ]
     instructions = [
-        Design(clusters=clusters, problems=problems, draws=draws, each=draws, shift=0, effects="one in five")
+        Design(
+            clusters=clusters,
+            problems=problems,
+            draws=draws,
+            each=draws,
+            shift=0,
+            effects="one in five",
+        )
         for clusters, problems in ((42, 79), (126, 237))
         for draws in (4, 5, 8, 20)
     ]
@@ -111,7 +130,9 @@ def simulate_design(design: Design, experiments: int, seed: int) -> DrawRates:
     rates = []
     for mean in (0.0, target):
         size = solve_effect(mean, design.shift, design.effects)
-        rng = np.random.default_rng([seed, design.clusters, design.draws, design.each, round(1000 * mean)])
+        rng = np.random.default_rng(
+            [seed, design.clusters, design.draws, design.each, round(1000 * mean)]
+        )
         hits = np.zeros(3)
         for _ in range(experiments):
             estimate = _simulate_run(design, size, rng)
@@ -122,7 +143,9 @@ def simulate_design(design: Design, experiments: int, seed: int) -> DrawRates:
     return DrawRates(design, false, covers, covers_effect, found, 100 * width)
 
 
-def _simulate_run(design: Design, size: float, rng: np.random.Generator) -> PairedDifference | CrossedDifference:
+def _simulate_run(
+    design: Design, size: float, rng: np.random.Generator
+) -> PairedDifference | CrossedDifference:
     """The estimate of one run."""
     doubled = design.problems - design.clusters
     sizes = rng.permutation(np.repeat([1, 2], [design.clusters - doubled, doubled]))
@@ -135,7 +158,9 @@ def _simulate_run(design: Design, size: float, rng: np.random.Generator) -> Pair
         + ABILITY["draw"] * rng.normal(size=(design.draws, 1))
         + ABILITY["answer"] * rng.normal(size=shape)
     )
-    of_draws, of_clusters = _draw_effects(rng, design.draws, design.clusters, size, design.shift, design.effects)
+    of_draws, of_clusters = _draw_effects(
+        rng, design.draws, design.clusters, size, design.shift, design.effects
+    )
     effect = of_draws[:, None] + of_clusters[clusters]
     before, after = (rng.random(shape) < expit(ability + side * effect / 2) for side in (-1, 1))
     asked = (np.arange(design.draws)[:, None] - clusters) % design.draws < design.each
@@ -148,7 +173,10 @@ def _draw_effects(
     rng: np.random.Generator, draws: int, clusters: int, size: float, shift: float, effects: Effects
 ) -> tuple[Floats, Floats]:
     """The effect of each draw and that of each cluster, in logits: they add up."""
-    of_draws, of_clusters = shift * rng.normal(size=draws), CLUSTER_EFFECT * rng.normal(size=clusters)
+    of_draws, of_clusters = (
+        shift * rng.normal(size=draws),
+        CLUSTER_EFFECT * rng.normal(size=clusters),
+    )
     if effects == "one in five":
         return of_draws + size * (rng.random(draws) < 0.2), of_clusters
     if effects == "skewed":
@@ -169,7 +197,9 @@ def solve_effect(mean: float, shift: float, effects: Effects) -> float:
         effect = of_draws + of_clusters
         return float((expit(ability + effect / 2) - expit(ability - effect / 2)).mean()) - mean
 
-    return 0.0 if effects == "one in five" and not mean else float(brentq(excess, -5, 20, xtol=1e-4))
+    return (
+        0.0 if effects == "one in five" and not mean else float(brentq(excess, -5, 20, xtol=1e-4))
+    )
 
 
 def section(rates: Iterable[DrawRates], experiments: int) -> tuple[str, list[str]]:
@@ -189,9 +219,29 @@ def section(rates: Iterable[DrawRates], experiments: int) -> tuple[str, list[str
             missed.append(f"false effects {false}: {design}")
             false = f"**{false}**"
         setting += [str(design.each), f"{design.shift:g}", design.effects]
-        measured = f"{100 * rate.covers:.1f}", covers, f"{100 * rate.found:.1f}", f"{rate.width:.1f}"
+        measured = (
+            f"{100 * rate.covers:.1f}",
+            covers,
+            f"{100 * rate.found:.1f}",
+            f"{rate.width:.1f}",
+        )
         draws.append([*setting, false, *measured])
     heading = ["clusters", "problems", "draws"]
     text = TEXT.format(experiments=experiments, target=100 * FALSE_RATE)
-    text += table([*heading, "each", "shift", "effects", "false", "covers", "with an effect", "found", "width"], draws)
-    return text + INSTRUCTIONS + table([*heading[:2], "instructions", "covers", "width"], instructions), missed
+    text += table(
+        [
+            *heading,
+            "each",
+            "shift",
+            "effects",
+            "false",
+            "covers",
+            "with an effect",
+            "found",
+            "width",
+        ],
+        draws,
+    )
+    return text + INSTRUCTIONS + table(
+        [*heading[:2], "instructions", "covers", "width"], instructions
+    ), missed

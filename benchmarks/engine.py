@@ -42,7 +42,9 @@ MAX_CLIENT_US = 5.0
 """Target: the client's CPU time for a token of `mless run`, in microseconds."""
 
 
-def measure(folder: Path, small: bool, shapes: Sequence[str] = ("tiny",), engines: Sequence[str] = ENGINES) -> Figures:
+def measure(
+    folder: Path, small: bool, shapes: Sequence[str] = ("tiny",), engines: Sequence[str] = ENGINES
+) -> Figures:
     """All figures, JSON-ready."""
     import torch
 
@@ -109,7 +111,10 @@ def describe(sessions: Sequence[Mapping[str, Any]], errors: Sequence[str]) -> Fi
         rows += shape_rows(shape, sides)
     if not rows:
         raise EngineError(f"Raw vLLM was not measured. {' '.join(errors)}")
-    loads = [f"{session['shape']}, {session['engine']}: {session['load_seconds']:.0f} s" for session in sessions]
+    loads = [
+        f"{session['shape']}, {session['engine']}: {session['load_seconds']:.0f} s"
+        for session in sessions
+    ]
     first = sessions[0]
     facts, side = first["facts"], first["sides"][0]
     machine = "On a CPU" if facts["device"] == "cpu" else "On a GPU"

@@ -205,7 +205,9 @@ def generate_raw(session: Session) -> None:
     from vllm import LLM, TokensPrompt
 
     requests = session.requests("mless")
-    prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
+    prompts = [
+        TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests
+    ]
     parameters = [sampling_parameters(request) for request in requests]
     llm = LLM(**engine_arguments(session.config.model_arguments()))
     llm.generate(prompts, parameters, use_tqdm=False)
@@ -262,7 +264,8 @@ def measure_hooks(session: Session) -> None:
     session.measure_stream("hooks unused", "hooks", requests)
     # of each set of queries, all queries
     recorded = [
-        replace(request, record=[[1] * len(request.prompt_token_ids or ())] * QUERY_SETS) for request in requests
+        replace(request, record=[[1] * len(request.prompt_token_ids or ())] * QUERY_SETS)
+        for request in requests
     ]
     model = json.loads((session.folder / "model" / "config.json").read_text(encoding="utf-8"))
     for name, count in (("Layers 1 to 3", 3), ("all layers", model["num_hidden_layers"])):

@@ -30,7 +30,11 @@ SMALL_STEP = 60
 DEEPEST = 10
 CONDITIONS = [
     "wo",
-    *(f"{name}{place}" for name in ("mless", "mful", "dots", "random", "ids-1") for place in ("", "-first")),
+    *(
+        f"{name}{place}"
+        for name in ("mless", "mful", "dots", "random", "ids-1")
+        for place in ("", "-first")
+    ),
 ]
 CONDITIONS += ["slash-220-between", "slash-220-before-system"]
 EARLY = slice(3, DEEPEST)
@@ -52,7 +56,9 @@ def measure(prompts: list[AnsweredPrompt]) -> pandas.DataFrame:
     """One row a prompt: whether the first sample is right, and the shares of attention."""
     folder = str(fetch_smollm2())
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     model.model.layers = model.model.layers[:DEEPEST]
     by_length = defaultdict(list)  # prompts of one length make a batch without padding
     for prompt in prompts:
@@ -64,9 +70,15 @@ def measure(prompts: list[AnsweredPrompt]) -> pandas.DataFrame:
     for same in by_length.values():
         for start in range(0, len(same), BATCH):
             chosen, ids, inside = zip(*same[start : start + BATCH], strict=True)
-            seen = model.model(torch.tensor(ids), output_attentions=True, use_cache=False).attentions
-            looks = torch.stack([layer[:, :, -QUERIES:].mean((1, 2)) for layer in seen]).numpy()  # [layer, prompt, key]
-            for prompt, looked, mask in zip(chosen, looks.swapaxes(0, 1), np.array(inside), strict=True):
+            seen = model.model(
+                torch.tensor(ids), output_attentions=True, use_cache=False
+            ).attentions
+            looks = torch.stack(
+                [layer[:, :, -QUERIES:].mean((1, 2)) for layer in seen]
+            ).numpy()  # [layer, prompt, key]
+            for prompt, looked, mask in zip(
+                chosen, looks.swapaxes(0, 1), np.array(inside), strict=True
+            ):
                 first, filler = looked[:, 0], looked[:, mask].sum(axis=1)
                 rows.append(
                     {
@@ -99,25 +111,38 @@ def follow(shares: pandas.DataFrame) -> tuple[float, float, float]:
     names = shares["cluster"].unique()
     parts = dict(iter(shares.groupby("cluster")))
     draw = np.random.default_rng(1)
-    drawn = [once(pandas.concat([parts[one] for one in draw.choice(names, len(names))])) for _ in range(RESAMPLES)]
+    drawn = [
+        once(pandas.concat([parts[one] for one in draw.choice(names, len(names))]))
+        for _ in range(RESAMPLES)
+    ]
     return once(shares), *np.percentile(drawn, [2.5, 97.5])
 
 
 def main() -> None:
     """Measure the run that is named, and print a table and two numbers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--small", action="store_true", help="few prompts, to see that it works")
     arguments = parser.parse_args()
-    prompts = [prompt for prompt in Run.load(arguments.run).prompts if prompt.condition in CONDITIONS]
+    prompts = [
+        prompt for prompt in Run.load(arguments.run).prompts if prompt.condition in CONDITIONS
+    ]
     shares = measure(prompts[:: SMALL_STEP if arguments.small else 1])
     means = shares.groupby("condition", sort=False).agg(
         {"right": "mean", "first": "mean", "filler": ["mean", "min", "max"], "layer 1": "mean"}
     )
     print(means.round(2).to_string())
     accuracy, first = means["right", "mean"], means["first", "mean"]
-    print(f"across {len(means)} conditions: rank correlation of accuracy and first {spearmanr(accuracy, first)[0]:.2f}")
-    print("within conditions: a right answer has the larger first in {:.3f} [{:.3f}, {:.3f}]".format(*follow(shares)))
+    print(
+        f"across {len(means)} conditions: rank correlation of accuracy and first {spearmanr(accuracy, first)[0]:.2f}"
+    )
+    print(
+        "within conditions: a right answer has the larger first in {:.3f} [{:.3f}, {:.3f}]".format(
+            *follow(shares)
+        )
+    )
 
 
 if __name__ == "__main__":

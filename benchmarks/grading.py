@@ -44,7 +44,11 @@ LABELS = ROOT / "tests" / "data" / "labelled_answers.yaml"
 def measure(folder: Path, small: bool) -> dict[str, Any]:
     """All figures, JSON-ready; each run of the pool in a fresh interpreter."""
     sample = 20 if small else 300
-    command = [sys.executable, "-c", "import benchmarks.grading as g, json; print(json.dumps(g.time_pool()))"]
+    command = [
+        sys.executable,
+        "-c",
+        "import benchmarks.grading as g, json; print(json.dumps(g.time_pool()))",
+    ]
     runs = [
         json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)
         for _ in range(1 if small else 3)
@@ -52,7 +56,9 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
     pool = runs[0]
     each = [run["seconds"] for run in runs]
     seconds, stock = statistics.median(each), time_lm_eval(sample) / sample * ANSWERS
-    verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(pool["verdicts"].items()))
+    verdicts = ", ".join(
+        f"{count:,} {verdict}" for verdict, count in sorted(pool["verdicts"].items())
+    )
     data = "the toy's problems" if DATA == PROBLEMS else "MATH-500"
     return {
         "title": "Grading",
@@ -67,7 +73,9 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
                 met=seconds <= TARGET_S,
             ),
             row(
-                "lm-eval's `process_results`, one after another; ratio to ours", f"{stock:.0f} s", ratio=stock / seconds
+                "lm-eval's `process_results`, one after another; ratio to ours",
+                f"{stock:.0f} s",
+                ratio=stock / seconds,
             ),
             *count_errors(100 if small else None),
         ],
@@ -75,7 +83,10 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
             f"lm-eval's time is extrapolated from {sample:,} of the answers.",
             f"Verdicts: {verdicts}.",
             "Labelled pairs are this project's, many written for what its grader once misread: they rank no graders.",
-            *(["MATH-500 was not at hand (MATH500_PATH): its answers take longer to compare."] * (DATA == PROBLEMS)),
+            *(
+                ["MATH-500 was not at hand (MATH500_PATH): its answers take longer to compare."]
+                * (DATA == PROBLEMS)
+            ),
         ],
     }
 
@@ -105,12 +116,20 @@ def time_pool() -> dict[str, Any]:
 
 def time_lm_eval(sample: int) -> float:
     """Seconds that lm-eval's own grading takes for a seeded sample of the answers, its imports not counted."""
-    from lm_eval.tasks.minerva_math.utils import last_boxed_only_string, normalize_final_answer, process_results
+    from lm_eval.tasks.minerva_math.utils import (
+        last_boxed_only_string,
+        normalize_final_answer,
+        process_results,
+    )
     from lm_eval.tasks.minerva_math.utils import remove_boxed as unboxed
 
     answers = random.Random(SEED).sample(build_answers(), sample)
-    golds = {p: normalize_final_answer(unboxed(last_boxed_only_string(p.solution))) for _, p in answers}
-    process_results({"answer": "1", "solution": "$1$"}, ["$2$"])  # its parsers load at their first use
+    golds = {
+        p: normalize_final_answer(unboxed(last_boxed_only_string(p.solution))) for _, p in answers
+    }
+    process_results(
+        {"answer": "1", "solution": "$1$"}, ["$2$"]
+    )  # its parsers load at their first use
     started = time.perf_counter()
     for completion, problem in answers:
         process_results({"answer": golds[problem], "solution": problem.solution}, [completion])
@@ -124,8 +143,14 @@ def count_errors(most: int | None) -> list[Row]:
     from harness.grading import AuditJob, GraderPool
     from harness.grading.same_answer import compare
 
-    labels = [(rule.get(key, ()), key) for rule in yaml.safe_load(LABELS.read_text("utf-8")) for key in KINDS]
-    pairs = [(answer, gold, key != "different") for found, key in labels for answer, gold in found][:most]
+    labels = [
+        (rule.get(key, ()), key)
+        for rule in yaml.safe_load(LABELS.read_text("utf-8"))
+        for key in KINDS
+    ]
+    pairs = [(answer, gold, key != "different") for found, key in labels for answer, gold in found][
+        :most
+    ]
     with GraderPool(workers=WORKERS, audits=True) as pool:
         for place, (answer, gold, _) in enumerate(pairs):
             boxed = f"\\boxed{{{answer}}}"
@@ -180,7 +205,11 @@ def _distinct_answers(gold: str, source: random.Random) -> list[str]:
 
 
 def _rewrites(gold: str) -> list[str]:
-    rewritten = [gold.replace("\\frac", "\\dfrac"), gold.replace("\\left", "").replace("\\right", ""), f"{gold}."]
+    rewritten = [
+        gold.replace("\\frac", "\\dfrac"),
+        gold.replace("\\left", "").replace("\\right", ""),
+        f"{gold}.",
+    ]
     rewritten.append(re.sub(r"\\d?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", gold))
     rewritten.append(f"x = {gold}")
     return rewritten
@@ -196,7 +225,9 @@ def _errors(gold: str, source: random.Random) -> list[str]:
         wrong += [gold[: number.start()] + other + gold[number.end() :] for other in altered]
     if len(numbers) > 1:
         first, last = numbers[0], numbers[-1]
-        swapped = gold[: first.start()] + last.group() + gold[first.end() : last.start()] + first.group()
+        swapped = (
+            gold[: first.start()] + last.group() + gold[first.end() : last.start()] + first.group()
+        )
         wrong.append(swapped + gold[last.end() :])
     return wrong
 

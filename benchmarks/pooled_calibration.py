@@ -48,12 +48,19 @@ class StudyRates:
 
 def studies() -> list[Study]:
     """All settings."""
-    return [Study(m=m, k=k, between=between) for m in (4, 8, 20) for k in (1, 5) for between in (0, 0.01, 0.02)]
+    return [
+        Study(m=m, k=k, between=between)
+        for m in (4, 8, 20)
+        for k in (1, 5)
+        for between in (0, 0.01, 0.02)
+    ]
 
 
 def simulate_study(study: Study, experiments: int, seed: int) -> StudyRates:
     """Make the studies of one setting and count."""
-    rng = np.random.default_rng([seed, study.m, study.k, round(1e6 * study.between), round(1e6 * study.effect)])
+    rng = np.random.default_rng(
+        [seed, study.m, study.k, round(1e6 * study.between), round(1e6 * study.effect)]
+    )
     hits = np.zeros(4)
     for _ in range(experiments):
         true = study.effect + study.between * rng.normal(size=study.m)
@@ -103,6 +110,13 @@ def section(rates: Sequence[StudyRates]) -> tuple[str, list[str]]:
             )
         )
     text = TEXT.format(
-        experiments=experiments, n=N, shared=100 * SHARED, slack=100 * slack, low=100 * RANGE[0], high=100 * RANGE[1]
+        experiments=experiments,
+        n=N,
+        shared=100 * SHARED,
+        slack=100 * slack,
+        low=100 * RANGE[0],
+        high=100 * RANGE[1],
     )
-    return text + table(("m", "k", "between", "these", "new", "covers these", "covers new"), rows), missed
+    return text + table(
+        ("m", "k", "between", "these", "new", "covers these", "covers new"), rows
+    ), missed

@@ -41,8 +41,12 @@ CONDITIONS = "wo,mless,mful,random"
 
 def main() -> None:
     """Measure, print a Markdown section, and write the figures as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a tiny model and short prompts, to see that it works")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="a tiny model and short prompts, to see that it works"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -62,7 +66,9 @@ def measure(*, small: bool = False) -> Figures:
     compared: dict[int, dict[str, Any]] = {}
     for length in lengths:
         rounds = [_round(bench, length) for _ in range(1 if small else ROUNDS)]
-        compared[length] = {name: min((one[name] for one in rounds), key=_cpu) for name in rounds[0]}
+        compared[length] = {
+            name: min((one[name] for one in rounds), key=_cpu) for name in rounds[0]
+        }
         compared[length]["full_eager"] = bench.way("full_eager", length)
     return _figures(compared, bench.command())
 
@@ -105,7 +111,9 @@ class _Bench:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.config = self.folder / "config.json"
-        facts = SHAPES["tiny" if small else "qwen2.5-math-1.5b"] | {"max_position_embeddings": LENGTHS[-1]}
+        facts = SHAPES["tiny" if small else "qwen2.5-math-1.5b"] | {
+            "max_position_embeddings": LENGTHS[-1]
+        }
         self.config.write_text(json.dumps(facts), encoding="utf-8")
 
     def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any]:
@@ -113,14 +121,18 @@ class _Bench:
         written = self.folder / f"{way}-{length}-{layers}.json"
         say(f"probe: {way}, {length:,} tokens, {layers} of the layers")
         command = [sys.executable, "-m", "benchmarks.attention", way, "--config", str(self.config)]
-        return _step([*command, "--length", str(length), "--layers", str(layers)], written, threads=1)
+        return _step(
+            [*command, "--length", str(length), "--layers", str(layers)], written, threads=1
+        )
 
     def limit(self, length: int, layers: int) -> dict[str, Any]:
         """The arithmetic limit."""
         say(f"probe: bare arithmetic, {length:,} tokens, {layers} of the layers")
         command = [sys.executable, "-m", "benchmarks.arithmetic", "--config", str(self.config)]
         written = self.folder / f"limit-{length}-{layers}.json"
-        return _step([*command, "--length", str(length), "--layers", str(layers)], written, threads=1)
+        return _step(
+            [*command, "--length", str(length), "--layers", str(layers)], written, threads=1
+        )
 
     def command(self) -> dict[str, Any]:
         """`mless probe` over all problems, Layer 1, four conditions, with all cores."""
@@ -136,7 +148,12 @@ class _Bench:
         sizes = _prompt_sizes(traces)
         size = sum(file.stat().st_size for file in traces.iterdir())
         shown = "the toy's problems" if dataset == str(PROBLEMS) else "MATH-500"
-        return figures | {"dataset": shown, "prompts": len(sizes), "tokens": sum(sizes), "bytes": size}
+        return figures | {
+            "dataset": shown,
+            "prompts": len(sizes),
+            "tokens": sum(sizes),
+            "bytes": size,
+        }
 
     def _save_model(self) -> Path:
         """The first layer of the command's model with random weights, and the toy's tokenizer; tiny if --small."""
@@ -217,7 +234,9 @@ def _figures(compared: Mapping[int, Mapping[str, Any]], command: Mapping[str, An
     ]
     for length, ways in compared.items():
         if length != longest:
-            rows.append(_comparison(f"{length:,} tokens: {EAGER}", ways["full_eager"], ways["ours"]))
+            rows.append(
+                _comparison(f"{length:,} tokens: {EAGER}", ways["full_eager"], ways["ours"])
+            )
     kinds = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in limit["seconds"].items())
     rates = ", ".join(f"{name} {rate / 1e9:.3g}" for name, rate in limit["rates"].items())
     return {
@@ -240,15 +259,28 @@ def _figures(compared: Mapping[int, Mapping[str, Any]], command: Mapping[str, An
     }
 
 
-def _target(measure: str, measured: str, ratio: float, *, least: float | None = None, most: float | None = None) -> Row:
+def _target(
+    measure: str,
+    measured: str,
+    ratio: float,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+) -> Row:
     if most is not None:
-        return row(measure, measured, target=f"at most {most} times", ratio=ratio, met=ratio <= most)
+        return row(
+            measure, measured, target=f"at most {most} times", ratio=ratio, met=ratio <= most
+        )
     assert least is not None
-    return row(measure, measured, target=f"at least {least} times ours", ratio=ratio, met=ratio >= least)
+    return row(
+        measure, measured, target=f"at least {least} times ours", ratio=ratio, met=ratio >= least
+    )
 
 
 def _comparison(measure: str, other: Mapping[str, Any], ours: Mapping[str, Any]) -> Row:
-    measured = f"{other['cpu']:.3g} s, {_gb(other['peak'])}; ours {ours['cpu']:.3g} s, {_gb(ours['peak'])}"
+    measured = (
+        f"{other['cpu']:.3g} s, {_gb(other['peak'])}; ours {ours['cpu']:.3g} s, {_gb(ours['peak'])}"
+    )
     return row(measure, measured, ratio=other["cpu"] / ours["cpu"])
 
 

@@ -27,7 +27,14 @@ MOMENT = ("git revision", "date", "command")
 """Facts of one measurement, never of a page."""
 
 
-def row(measure: str, measured: str, *, target: str = "", ratio: float | None = None, met: bool | None = None) -> Row:
+def row(
+    measure: str,
+    measured: str,
+    *,
+    target: str = "",
+    ratio: float | None = None,
+    met: bool | None = None,
+) -> Row:
     """One line of a table; `met` None where there is no target."""
     return {"measure": measure, "target": target, "measured": measured, "ratio": ratio, "met": met}
 
@@ -56,7 +63,9 @@ def section(figures: Mapping[str, Any], shared: Mapping[str, str] | None = None)
     for one in figures["rows"]:
         ratio = "" if one["ratio"] is None else f"{one['ratio']:.3g}"
         missed = " **missed**" if one["met"] is False else ""
-        lines.append(f"| {one['measure']} | {one['measured']} | {ratio} | {one['target']}{missed} |")
+        lines.append(
+            f"| {one['measure']} | {one['measured']} | {ratio} | {one['target']}{missed} |"
+        )
     if figures.get("notes"):
         lines += ["", *(f"- {note}" for note in figures["notes"])]
     if measured := figures.get("facts"):
@@ -100,4 +109,6 @@ def _gpu() -> str:
     if not shutil.which("nvidia-smi"):
         return ""
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return "; ".join(subprocess.run(asked, capture_output=True, text=True).stdout.strip().splitlines())
+    return "; ".join(
+        subprocess.run(asked, capture_output=True, text=True).stdout.strip().splitlines()
+    )

@@ -30,14 +30,20 @@ SHAPES = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encodi
 """The sizes of models that get random or dummy weights."""
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
 os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # unless it names MATH-500's file
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
 LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
 STOP_SECONDS = 20
 """A command that is told to end may take this long; then it is killed."""
 
 
-def run_benchmark(description: str | None, measure: Callable[..., Figures], shapes: Sequence[str] = ()) -> None:
+def run_benchmark(
+    description: str | None, measure: Callable[..., Figures], shapes: Sequence[str] = ()
+) -> None:
     """A benchmark's command line: measure, print a Markdown section, and write the figures as JSON.
 
     Args:
@@ -45,12 +51,16 @@ def run_benchmark(description: str | None, measure: Callable[..., Figures], shap
         measure: Makes the figures, in an empty folder; `small` is a few problems, to see that it works.
         shapes: The model shapes that `measure` can be asked for, the default one first.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
     parser.add_argument("--json", type=Path, help="write the figures here")
     if shapes:
         help_text = "sizes of the model"
-        parser.add_argument("--shape", nargs="+", choices=shapes, default=shapes[:1], help=help_text)
+        parser.add_argument(
+            "--shape", nargs="+", choices=shapes, default=shapes[:1], help=help_text
+        )
     arguments = parser.parse_args()
     folder = work_folder(arguments.small) / Path(sys.argv[0]).stem
     shutil.rmtree(folder, ignore_errors=True)
@@ -70,13 +80,24 @@ def work_folder(small: bool) -> Path:
     return folder
 
 
-def run_mless(overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None) -> dict[str, Any]:
+def run_mless(
+    overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None
+) -> dict[str, Any]:
     """`mless run` on the toy's config in a fresh process; the receipt's `timing`, and `wall_seconds` of the command.
 
     Raises:
         EngineError: it failed.
     """
-    command = [sys.executable, "-m", "harness.cli", "run", str(CONFIG), "--quiet", "--output", str(output)]
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli",
+        "run",
+        str(CONFIG),
+        "--quiet",
+        "--output",
+        str(output),
+    ]
     command += [part for override in overrides for part in ("--set", override)]
     wall = run_logged(command + (["--limit", str(limit)] if limit else []), log)
     return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
@@ -99,7 +120,9 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
+def run_logged(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> float:
     """Run a command to its end; its output goes into a log file.
 
     Returns:
@@ -130,5 +153,7 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
                     process.wait(STOP_SECONDS)
     if failed:
         end = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
-        raise EngineError(f"`{' '.join(command[1:5])} ...` failed with exit code {failed}. {log} ends: {end}")
+        raise EngineError(
+            f"`{' '.join(command[1:5])} ...` failed with exit code {failed}. {log} ends: {end}"
+        )
     return time.monotonic() - started

@@ -56,7 +56,9 @@ class Curves:
         return self.means[condition][:, (self.roles == ROLES.index(role)) != outside]
 
 
-def average(traces: Traces, definition: Definition, view: View = "aligned", *, layer: int = 0) -> Curves:
+def average(
+    traces: Traces, definition: Definition, view: View = "aligned", *, layer: int = 0
+) -> Curves:
     """All conditions; in the full view those with a filler, which must stand at the same positions in all."""
     conditions = FILLED if view == "full" else ("wo", *FILLED)
     width = max(len(trace.tokens) for name in conditions for trace in traces[name])
@@ -65,13 +67,17 @@ def average(traces: Traces, definition: Definition, view: View = "aligned", *, l
         rows = []
         for trace in sorted(traces[name], key=lambda trace: len(trace.tokens)):
             place = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
-            values = (trace.mean_all if definition == "published" else trace.mean_common)[LAYERS.index(layer)]
+            values = (trace.mean_all if definition == "published" else trace.mean_common)[
+                LAYERS.index(layer)
+            ]
             rows.append(np.full((len(values), width), np.nan))
             rows[-1][:, place[place > 0]] = values[:, place > 0]
             role[place[place >= 0]] = trace.roles[place >= 0]
         kept &= 2 * np.isfinite(rows).all(axis=1).sum(axis=0) >= len(rows)
         means[name] = np.array(rows)
-    assert (roles[:, kept] == roles[0, kept]).all(), "the conditions' positions are not of the same tokens"
+    assert (roles[:, kept] == roles[0, kept]).all(), (
+        "the conditions' positions are not of the same tokens"
+    )
     averaged = {name: np.nanmean(rows[..., kept], axis=0) for name, rows in means.items()}
     return Curves(means=averaged, x=np.flatnonzero(kept), roles=roles[0, kept])
 
@@ -82,7 +88,9 @@ def load(folder: Path, model: str = "smollm2", prompts: PromptsConfig = PROMPTS)
     Raises:
         HarnessError: the traces there are of something else, or cannot be made.
     """
-    settings = ProbeSettings(model=model, layers=LAYERS, conditions=("wo", *FILLED), record=Record(activations=True))
+    settings = ProbeSettings(
+        model=model, layers=LAYERS, conditions=("wo", *FILLED), record=Record(activations=True)
+    )
     source = open_source(prompts, FILLED, settings.load_tokenizer)
     path = folder / f"{source.prompts_sha256[:8]}.traces"
     say(str(path))
@@ -100,7 +108,9 @@ def peaks(curves: Curves, condition: str = "mless") -> str:
 
 def remains(curves: Curves, role: str | None = None) -> Floats:
     """A head's mean over the positions, all or those of the role, with Mless, over that without."""
-    with_it, without = (curves.at(name, role) if role else curves.means[name] for name in ("mless", "wo"))
+    with_it, without = (
+        curves.at(name, role) if role else curves.means[name] for name in ("mless", "wo")
+    )
     return np.asarray(with_it.mean(axis=1) / without.mean(axis=1))
 
 
@@ -128,7 +138,9 @@ def spread(full: Curves, condition: str) -> Floats:
 def heads(values: Floats, places: int = 2, *, percent: bool = False) -> str:
     """The median over heads, the least and the greatest, for people."""
     unit, values = (" %", 100 * values) if percent else ("", values)
-    middle, least, greatest = (f"{one:.{places}f}" for one in (np.median(values), values.min(), values.max()))
+    middle, least, greatest = (
+        f"{one:.{places}f}" for one in (np.median(values), values.min(), values.max())
+    )
     return f"{middle}{unit} ({least}-{greatest})"
 
 
@@ -139,8 +151,16 @@ def layers_table(one: Traces) -> Iterator[list[str]]:
         curves = [average(one, definition, layer=layer) for layer in LAYERS]
         yield ["heads whose highest peak is higher", definition, *map(peaks, curves)]
         yield ["mean with Mless / without", definition, *(heads(remains(c)) for c in curves)]
-        yield ["the same over the instruction", definition, *(heads(remains(c, "instruction")) for c in curves)]
-    yield ["mean with / without, over the problem", "either", *(heads(remains(c, "problem")) for c in curves)]
+        yield [
+            "the same over the instruction",
+            definition,
+            *(heads(remains(c, "instruction")) for c in curves),
+        ]
+    yield [
+        "mean with / without, over the problem",
+        "either",
+        *(heads(remains(c, "problem")) for c in curves),
+    ]
     for role in ("instruction", "problem"):
         yield [f"correlation over the {role}", definition, *(heads(alike(c, role)) for c in curves)]
 
@@ -151,14 +171,27 @@ def numbers(one: Traces, definition: Definition) -> Iterator[tuple[str, str]]:
     inside = full.roles == ROLES.index("filler")
     first, *_, last = full.x[inside]
     yield "a: positions of the filler", f"{first} to {last}"
-    yield "a, d: weight in the filler / outside", heads(weight(full, "mless") / weight(full, "mless", outside=True))
+    yield (
+        "a, d: weight in the filler / outside",
+        heads(weight(full, "mless") / weight(full, "mless", outside=True)),
+    )
     for role in ("problem", "filler"):
         above = higher(full, role, "random")
-        yield f"b: positions of the {role} where Mless is above the sentence", heads(above, 0, percent=True)
-    yield "b: weight in the filler, Mless / sentence", heads(weight(full, "mless") / weight(full, "random"))
+        yield (
+            f"b: positions of the {role} where Mless is above the sentence",
+            heads(above, 0, percent=True),
+        )
+    yield (
+        "b: weight in the filler, Mless / sentence",
+        heads(weight(full, "mless") / weight(full, "random")),
+    )
     for name in ("mless", "random"):
         yield f"b, d: standard deviation / mean in the filler, {name}", heads(spread(full, name))
-    parts = {"at positions 1 to 10": full.x <= 10, "in the filler": inside, "behind it": full.x > last}
+    parts = {
+        "at positions 1 to 10": full.x <= 10,
+        "in the filler": inside,
+        "behind it": full.x > last,
+    }
     for place, part in parts.items():
         yield f"d, e: mean {place}", heads(full.means["mless"][:, part].mean(axis=1), 3)
     yield "e: heads whose highest peak is higher with Mful", peaks(curves, "mful")
@@ -166,7 +199,10 @@ def numbers(one: Traces, definition: Definition) -> Iterator[tuple[str, str]]:
 
 def activations(one: Traces, quantity: str) -> str:
     """How much the mean of a quantity of the first MLP changes with each filler."""
-    means = {name: np.mean([trace.activations[quantity] for trace in traces]) for name, traces in one.items()}
+    means = {
+        name: np.mean([trace.activations[quantity] for trace in traces])
+        for name, traces in one.items()
+    }
     return ", ".join(f"{name} {100 * (means[name] / means['wo'] - 1):+.1f} %" for name in FILLED)
 
 
@@ -182,7 +218,9 @@ def page(measured: Traces) -> Iterator[str]:
 
 def main() -> None:
     """Measure what is missing and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="four prompts, to see that it works")
     small = parser.parse_args().small
     prompts = PROMPTS.model_copy(update={"n": 4}) if small else PROMPTS

@@ -64,19 +64,44 @@ def run_lm_eval(
     """
     tasks = [f"math500_{condition}" for condition in conditions]
     seconds = folder / "seconds.json"
-    command = [sys.executable, "-m", "benchmarks.stock", "lm_eval", str(seconds), "run", "--model", "vllm"]
-    command += ["--model_args", MODEL_ARGUMENTS, "--tasks", ",".join(tasks), "--batch_size", batch_size]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.stock",
+        "lm_eval",
+        str(seconds),
+        "run",
+        "--model",
+        "vllm",
+    ]
+    command += [
+        "--model_args",
+        MODEL_ARGUMENTS,
+        "--tasks",
+        ",".join(tasks),
+        "--batch_size",
+        batch_size,
+    ]
     command += ["--include_path", str(resources.folder("tasks")), "--log_samples"]
     command += ["--output_path", str(folder / "results.json")]
     command += ["--limit", str(limit)] if limit else []
     wall = run_logged(command, log, {"MATH500_PATH": str(PROBLEMS)})
-    return {**read_json(seconds), "wall_seconds": round(wall, 2), "correct": read_accuracies(folder, tasks)}
+    return {
+        **read_json(seconds),
+        "wall_seconds": round(wall, 2),
+        "correct": read_accuracies(folder, tasks),
+    }
 
 
 def read_accuracies(folder: Path, tasks: Sequence[str]) -> list[float]:
     """The accuracy of every task in the results file of a folder."""
     results = read_json(next(folder.rglob("results_*.json")))["results"]
-    return [value for task in tasks for name, value in results[task].items() if name.startswith("correct,")]
+    return [
+        value
+        for task in tasks
+        for name, value in results[task].items()
+        if name.startswith("correct,")
+    ]
 
 
 def _time_lm_eval(written: Path, arguments: list[str]) -> None:
@@ -114,10 +139,15 @@ def measure(folder: Path, small: bool) -> Figures:
     ours = run_mless(OURS, folder / "mless", folder / "mless.log", limit=limit)
     say(f"stock: {ours['generation_seconds']} s of generation, {ours['wall_seconds']} s in all")
     calls = {}
-    called_conditions = {BEST: stock_conditions, **{condition: (condition,) for condition in stock_conditions}}
+    called_conditions = {
+        BEST: stock_conditions,
+        **{condition: (condition,) for condition in stock_conditions},
+    }
     for name, conditions in called_conditions.items():
         log = folder / f"{conditions[0]}-{len(conditions)}.log"
-        say(f"stock: lm_eval on {', '.join(f'math500_{c}' for c in conditions)}; progress is in {log}")
+        say(
+            f"stock: lm_eval on {', '.join(f'math500_{c}' for c in conditions)}; progress is in {log}"
+        )
         calls[name] = run_lm_eval(
             conditions,
             folder / "calls" / name.replace(" ", "-"),
@@ -125,12 +155,16 @@ def measure(folder: Path, small: bool) -> Figures:
             batch_size="auto" if name == BEST else "1",
             limit=limit,
         )
-        say(f"stock: {calls[name]['generation_seconds']} s of generation, {calls[name]['wall_seconds']} s in all")
+        say(
+            f"stock: {calls[name]['generation_seconds']} s of generation, {calls[name]['wall_seconds']} s in all"
+        )
     correct = read_accuracies(folder / "mless", [f"demo_{condition}" for condition in CONDITIONS])
     return _figures(ours, correct, calls)
 
 
-def _figures(ours: dict[str, Any], correct: list[float], calls: dict[str, dict[str, Any]]) -> Figures:
+def _figures(
+    ours: dict[str, Any], correct: list[float], calls: dict[str, dict[str, Any]]
+) -> Figures:
     best = calls[BEST]
     each = [one for name, one in calls.items() if name != BEST]
     rows: list[Row] = []
@@ -173,11 +207,15 @@ def _figures(ours: dict[str, Any], correct: list[float], calls: dict[str, dict[s
 def _accuracies(calls: Mapping[str, Mapping[str, Any]], correct: list[float]) -> str:
     """The accuracies of every side, in words."""
     sides = {
-        "three calls": [value for name, one in calls.items() if name != BEST for value in one["correct"]],
+        "three calls": [
+            value for name, one in calls.items() if name != BEST for value in one["correct"]
+        ],
         BEST: calls[BEST]["correct"],
         "mless": correct,
     }
-    return "; ".join(f"{name} {[round(100 * value, 1) for value in values]}" for name, values in sides.items())
+    return "; ".join(
+        f"{name} {[round(100 * value, 1) for value in values]}" for name, values in sides.items()
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ EFFECTS: dict[str, list[float]] = {
 }
 
 
-def simulate(effect: list[float], population: str, rng: np.random.Generator, n: int = PROBLEMS, k: int = 1) -> Integers:
+def simulate(
+    effect: list[float], population: str, rng: np.random.Generator, n: int = PROBLEMS, k: int = 1
+) -> Integers:
     """Changes in right samples [problem, length] of one experiment."""
     gains = np.array(effect)
     if population == "coins":
@@ -53,7 +55,9 @@ def simulate(effect: list[float], population: str, rng: np.random.Generator, n: 
     else:
         share = 0.01
         chance, wins = np.full(n, 0.5), rng.random(n) < share
-        moved = np.repeat(np.where(wins, 1.0, 0.5 - 0.5 * share / (1 - share))[:, None], len(gains), axis=1)
+        moved = np.repeat(
+            np.where(wins, 1.0, 0.5 - 0.5 * share / (1 - share))[:, None], len(gains), axis=1
+        )
     return np.asarray(rng.binomial(k, np.clip(moved, 0, 1)) - rng.binomial(k, chance)[:, None])
 
 
@@ -66,7 +70,9 @@ def measure(
     for _ in range(experiments):
         changes = simulate(effect, population, rng, n, k)
         # as `sweeps.sweep_table`: the mean over all lengths, and the longest less the shortest
-        together = 2 * min(sign_flip_test(changes.sum(axis=1)), sign_flip_test(changes[:, -1] - changes[:, 0]))
+        together = 2 * min(
+            sign_flip_test(changes.sum(axis=1)), sign_flip_test(changes[:, -1] - changes[:, 0])
+        )
         single = holm([sign_flip_test(arm) for arm in changes.T])
         found += together < ALPHA, single.min() < ALPHA
     swept, singly = (found / experiments).tolist()
@@ -100,7 +106,9 @@ def page(experiments: int) -> str:
     ]
     for name, effect in EFFECTS.items():
         found = [measure(effect, population, experiments) for population in POPULATIONS[:2]]
-        lines.append(f"| {name} | {' | '.join(f'{100 * a:.0f} % ({100 * b:.0f})' for a, b in found)} |")
+        lines.append(
+            f"| {name} | {' | '.join(f'{100 * a:.0f} % ({100 * b:.0f})' for a, b in found)} |"
+        )
         say(lines[-1])
     return "\n".join([*lines, ""])
 

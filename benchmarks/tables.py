@@ -38,15 +38,24 @@ EXAMPLE = ROOT / "tests" / "data" / "greedy_run"
 
 def main() -> None:
     """Measure, print a Markdown section, and write the figures as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="few samples, to see that it works")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--step", nargs=2, metavar=("COMMAND", "FIGURES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.step:
-        command, measured = json.loads(Path(arguments.step[0]).read_text(encoding="utf-8")), arguments.step[1]
+        command, measured = (
+            json.loads(Path(arguments.step[0]).read_text(encoding="utf-8")),
+            arguments.step[1],
+        )
         started = time.perf_counter()
-        subprocess.run([str(Path(sys.executable).with_name("mless")), *command], check=True, capture_output=True)
+        subprocess.run(
+            [str(Path(sys.executable).with_name("mless")), *command],
+            check=True,
+            capture_output=True,
+        )
         seconds = time.perf_counter() - started
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         write_json(Path(measured), {"seconds": seconds, "bytes": peak})
@@ -62,22 +71,42 @@ def measure(*, small: bool = False) -> Figures:
     shutil.rmtree(folder, ignore_errors=True)
     samples = SMALL if small else SAMPLES
     rows, measured = [], {}
-    for models, command, flags in ((1, "table", ["--mediators", "--audit"]), (MODELS, "leaderboard", ["--models"])):
+    for models, command, flags in (
+        (1, "table", ["--mediators", "--audit"]),
+        (MODELS, "leaderboard", ["--models"]),
+    ):
         say(f"tables: writing {samples:,} samples")
         runs = [multiply(folder / f"model-{number}", samples // models) for number in range(models)]
         said = " ".join(["mless table", *flags])
         say(f"tables: {said}")
         written = folder / f"{command}.json"
         write_json(folder / "command.json", ["table", *map(str, runs), *flags])
-        step = [sys.executable, "-m", "benchmarks.tables", "--step", str(folder / "command.json"), str(written)]
+        step = [
+            sys.executable,
+            "-m",
+            "benchmarks.tables",
+            "--step",
+            str(folder / "command.json"),
+            str(written),
+        ]
         subprocess.run(step, cwd=ROOT, check=True)
         found = json.loads(written.read_text(encoding="utf-8"))
         measured[command] = found
         what = f"{said}, {samples:,} samples of {models} model{'s' * (models > 1)}"
         met = found["seconds"] <= SECONDS, found["bytes"] <= GIGABYTES * 1e9
         rows += [
-            row(f"{what}: time", f"{found['seconds']:.1f} s", target=f"at most {SECONDS:.0f} s", met=met[0]),
-            row(f"{what}: memory", f"{found['bytes'] / 1e9:.2f} GB", target=f"at most {GIGABYTES:g} GB", met=met[1]),
+            row(
+                f"{what}: time",
+                f"{found['seconds']:.1f} s",
+                target=f"at most {SECONDS:.0f} s",
+                met=met[0],
+            ),
+            row(
+                f"{what}: memory",
+                f"{found['bytes'] / 1e9:.2f} GB",
+                target=f"at most {GIGABYTES:g} GB",
+                met=met[1],
+            ),
         ]
         size = sum(file.stat().st_size for run in runs for file in run.iterdir())
         for run in runs:

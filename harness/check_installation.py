@@ -21,7 +21,12 @@ from packaging.requirements import Requirement
 from harness import smollm2_model
 from harness.engines.devices import describe_gpu_processes
 from harness.errors import HarnessError, explain_hub_error
-from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, open_dataset
+from harness.experiment.problems import (
+    MATH500_REPOSITORY,
+    MATH500_REVISION,
+    PATH_VARIABLE,
+    open_dataset,
+)
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.versions_and_hashes import package_version
 
@@ -54,7 +59,9 @@ class Check:
 def check_installation(model: str | None = None) -> list[Check]:
     """Run every check. None of them raises, loads weights, or leaves anything behind."""
     checks: dict[str, Callable[[], Check]] = {
-        "python": lambda: Check(platform.python_version()),  # an older one than mless allows cannot import it
+        "python": lambda: Check(
+            platform.python_version()
+        ),  # an older one than mless allows cannot import it
         "lm-eval": lambda: _version("lm-eval"),
         "vllm": lambda: _version("vllm", extra="gpu"),
         "device": _device,
@@ -69,7 +76,10 @@ def check_installation(model: str | None = None) -> list[Check]:
         except HarnessError as error:
             check = Check("fails", str(error))
         except Exception as error:  # a broken package may raise anything at import
-            check = Check("fails", f"{type(error).__name__}: {error}. Install again: `rm -rf .venv && make .venv`.")
+            check = Check(
+                "fails",
+                f"{type(error).__name__}: {error}. Install again: `rm -rf .venv && make .venv`.",
+            )
         found.append(replace(check, subject=subject))
     return found
 
@@ -78,10 +88,17 @@ def _version(name: str, extra: str = "") -> Check:
     """Whether a package's version is one that mless's own metadata ask for, those of its `extra` included."""
     found = package_version(name)
     for needed in map(Requirement, requires("mless") or ()):
-        if needed.name == name and (needed.marker is None or needed.marker.evaluate({"extra": extra})):
+        if needed.name == name and (
+            needed.marker is None or needed.marker.evaluate({"extra": extra})
+        ):
             sound = found is not None and needed.specifier.contains(found, prereleases=True)
-            return Check(found or "not installed", "" if sound else f"pip install '{name}{needed.specifier}'")
-    return Check(found or "not installed", "mless's own metadata ask for no such package: install mless again.")
+            return Check(
+                found or "not installed", "" if sound else f"pip install '{name}{needed.specifier}'"
+            )
+    return Check(
+        found or "not installed",
+        "mless's own metadata ask for no such package: install mless again.",
+    )
 
 
 def _device() -> Check:
@@ -91,14 +108,22 @@ def _device() -> Check:
     with warnings.catch_warnings(action="ignore"):  # of an old driver: then no GPU is available
         available = torch.cuda.is_available()
     if not available:
-        fix = f"torch is built for {build} and sees no GPU: check the driver and CUDA_VISIBLE_DEVICES." if build else ""
+        fix = (
+            f"torch is built for {build} and sees no GPU: check the driver and CUDA_VISIBLE_DEVICES."
+            if build
+            else ""
+        )
         return Check(f"CPU, torch {torch.__version__}", fix, fatal=False)
-    found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
+    found = (
+        f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
+    )
     return Check(found, describe_gpu_processes(), fatal=False)
 
 
 def _tokenizer(name: str) -> Check:
-    return Check(f"{Path(name).name}: {len(load_tokenizer(smollm2_model.resolve_model(name)))} tokens")
+    return Check(
+        f"{Path(name).name}: {len(load_tokenizer(smollm2_model.resolve_model(name)))} tokens"
+    )
 
 
 def _data() -> Check:

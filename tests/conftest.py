@@ -32,7 +32,9 @@ def pytest_collection_modifyitems(items):
     """Tests that start engines take longest: they come first. Of many variants only a sample is not slow."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
     made: dict[tuple[object, str], set[str]] = {}
-    chosen = [(item, name) for item in items if hasattr(item, "callspec") for name in item.callspec.params]
+    chosen = [
+        (item, name) for item in items if hasattr(item, "callspec") for name in item.callspec.params
+    ]
     for item, name in chosen:
         made.setdefault((item.function, name), set()).add(repr(item.callspec.params[name]))
     for item, name in chosen:
@@ -48,12 +50,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ENGINE_FILES = tuple(
-    f"test_{name}.py" for name in "attention benchmarks engine faults interventions logits smollm2 start_errors".split()
+    f"test_{name}.py"
+    for name in "attention benchmarks engine faults interventions logits smollm2 start_errors".split()
 )
 
 
 TOKENIZER_FILES = tuple(
-    f"test_{name}.py" for name in "conditions demonstrations token_checks token_roles tokenizer vllm".split()
+    f"test_{name}.py"
+    for name in "conditions demonstrations token_checks token_roles tokenizer vllm".split()
 )
 """Tests in all tokenizers. To convert or train them takes a process ten seconds."""
 
@@ -80,7 +84,14 @@ needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not i
 
 LIMIT = 60
 BUDGET = 48  # short of some solutions, so that truncation occurs
-ENGINE_FLAGS = ["--limit", str(LIMIT), "--set", f"max_gen_toks={BUDGET}", "--set", "layouts=[raw, chat]"]
+ENGINE_FLAGS = [
+    "--limit",
+    str(LIMIT),
+    "--set",
+    f"max_gen_toks={BUDGET}",
+    "--set",
+    "layouts=[raw, chat]",
+]
 """Of the one run that most engine tests look at: 480 samples, a few seconds of generation."""
 
 GPU_SHARE = {"gpu_memory_utilization": 0.09, "kv_cache_memory_bytes": 2 * 2**30, "max_num_seqs": 64}
@@ -126,7 +137,8 @@ REFUSES_SYSTEM_AND_ASKS_CLOCK = (
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 DROPS_SYSTEM = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}[INST]\n{{ m['content'] }}[/INST]\n{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m['role'] == 'user' %}[INST]\n{{ m['content'] }}[/INST]\n{% endif %}"
+    "{% endfor %}"
 )
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -155,31 +167,63 @@ def corpus() -> list[str]:
 
     texts = [f"{one.problem}\n{one.solution}\n\n" for one in TOY_PROBLEMS] * 3
     texts += [INSTRUCTION + "\n\n", AS_PUBLISHED_INSTRUCTION, *SENTENCES] * 30
-    texts += ["/ / / / / /\n\n", "//////// // //\n", "he he he he he\n", "\\ \\ \\ ? ? ? ?\n", "}./ }.\n\n"] * 300
+    texts += [
+        "/ / / / / /\n\n",
+        "//////// // //\n",
+        "he he he he he\n",
+        "\\ \\ \\ ? ? ? ?\n",
+        "}./ }.\n\n",
+    ] * 300
     return texts
 
 
 def build_tokenizer(kind: str, *, bos: bool):
     """A small real tokenizer of one of the kinds in PATTERNS, with that kind's chat template."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
     from transformers import PreTrainedTokenizerFast
 
-    special = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
+    special = [
+        "<s>",
+        "</s>",
+        "<unk>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|start|>",
+        "<|end|>",
+        "<|eot|>",
+    ]
     special += ["<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"]
     if kind == "sentencepiece":
         tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁\n]*|\n+|[^▁\n]+"), behavior="isolated")
-        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(
+            Regex("▁+[^▁\n]*|\n+|[^▁\n]+"), behavior="isolated"
+        )
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
         trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=special, show_progress=False)
     else:
         tokenizer = Tokenizer(models.BPE())
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=PATTERNS[kind] is None)
+        byte_level = pre_tokenizers.ByteLevel(
+            add_prefix_space=False, use_regex=PATTERNS[kind] is None
+        )
         pattern = PATTERNS[kind]
         tokenizer.pre_tokenizer = (
             byte_level
             if pattern is None
-            else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior="isolated"), byte_level])
+            else pre_tokenizers.Sequence(
+                [pre_tokenizers.Split(Regex(pattern), behavior="isolated"), byte_level]
+            )
         )
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
@@ -191,13 +235,18 @@ def build_tokenizer(kind: str, *, bos: bool):
     tokenizer.train_from_iterator(corpus(), trainer)
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+            single="<s> $A",
+            pair="<s> $A $B",
+            special_tokens=[("<s>", tokenizer.token_to_id("<s>"))],
         )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>" if bos else None,
         eos_token="</s>",
-        chat_template=(TEMPLATES[kind] or "").replace("{{ bos_token }}", "{{ bos_token }}" if bos else "") or None,
+        chat_template=(TEMPLATES[kind] or "").replace(
+            "{{ bos_token }}", "{{ bos_token }}" if bos else ""
+        )
+        or None,
     )
 
 
@@ -224,7 +273,9 @@ def load_vocabulary(kind: str):
         tokenizer = convert_tekken_tokenizer(str(file))
     else:
         with TemporaryDirectory() as folder:
-            shutil.copy(file, Path(folder) / "tokenizer.model")  # the only name that transformers reads
+            shutil.copy(
+                file, Path(folder) / "tokenizer.model"
+            )  # the only name that transformers reads
             tokenizer = LlamaTokenizer.from_pretrained(folder)
     tokenizer.add_bos_token = True
     return tokenizer
@@ -259,7 +310,9 @@ def installed(name: str, *arguments: str, **environment: str) -> subprocess.Comp
     """One of the installed commands, as a user runs it."""
     command = [str(Path(sys.executable).with_name(name)), *arguments]
     own = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=own, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=own, timeout=PATIENCE, check=False
+    )
 
 
 @pytest.fixture(scope="session")

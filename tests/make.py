@@ -66,7 +66,9 @@ TOY_MODEL = str(TOY / "model")
 TOY_DATA = {"path": str(TOY / "demo.jsonl")}
 TOY_PROBLEMS = load_jsonl(TOY / "demo.jsonl").problems
 TOY_CONFIG = passing_folder() / "demo.yaml"
-TOY_CONFIG.write_text((TOY / "demo.yaml").read_text().replace("tests/data/toy", str(TOY)) + "audit: false\n")
+TOY_CONFIG.write_text(
+    (TOY / "demo.yaml").read_text().replace("tests/data/toy", str(TOY)) + "audit: false\n"
+)
 """Without the other graders, whose libraries take each worker a second to load."""
 
 GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
@@ -78,14 +80,20 @@ REGISTERED = {"primary": "mless - wo", "contrasts": ["mless - wo", "mful - wo", 
 
 def small_run(folder: Path, problems: int = 25) -> Path:
     """Some problems of `GREEDY_RUN` as a run of their own, without lm-eval's files: fast to read and to grade."""
-    shutil.copytree(GREEDY_RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*"))
+    shutil.copytree(
+        GREEDY_RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
+    )
     rows = read_prompts(folder)
     names = list(dict.fromkeys(row.doc["id"] for row in rows))
     kept = set(names[:: len(names) // problems])
     rows = [row for row in rows if row.doc["id"] in kept]
     changed = {"prompts_sha256": hash_prompts(rows)}
     header, *samples = map(json.loads, (folder / JOURNAL).read_text(encoding="utf-8").splitlines())
-    samples = [sample for sample in samples if sample.get("problem_id") in kept or sample["key"].startswith(SESSION)]
+    samples = [
+        sample
+        for sample in samples
+        if sample.get("problem_id") in kept or sample["key"].startswith(SESSION)
+    ]
     first, *scores = map(json.loads, (folder / SCORES).read_text(encoding="utf-8").splitlines())
     scores = [score for score in scores if score["key"] in {sample["key"] for sample in samples}]
     for name, lines in (
@@ -93,17 +101,24 @@ def small_run(folder: Path, problems: int = 25) -> Path:
         (JOURNAL, [{**header, **changed}, *samples]),
         (SCORES, [first, *scores]),
     ):
-        text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+        text = "".join(
+            json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines
+        )
         (folder / name).write_text(text, encoding="utf-8")
     receipt = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
     files = {name: hash_stored(folder / name) for name in receipt["files"]}
-    (folder / RECEIPT).write_text(json.dumps({**receipt, **changed, "problems": problems, "files": files}))
+    (folder / RECEIPT).write_text(
+        json.dumps({**receipt, **changed, "problems": problems, "files": files})
+    )
     return folder
 
 
 CONFIG = {
     "name": "made",
-    "model": {"label": "made", "model_args": {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 4096}},
+    "model": {
+        "label": "made",
+        "model_args": {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 4096},
+    },
     "dataset": TOY_DATA,
     "conditions": ["wo", "mless"],
     "layouts": ["raw"],
@@ -112,7 +127,11 @@ CONFIG = {
 
 
 def write_run(
-    folder: Path, answer: Callable[[Request, str], tuple[str, str]], *, limit: int = 6, **changes: object
+    folder: Path,
+    answer: Callable[[Request, str], tuple[str, str]],
+    *,
+    limit: int = 6,
+    **changes: object,
 ) -> Path:
     """A finished run; `answer` makes completion and finish reason of a request and its target."""
     file = folder.with_suffix(".yaml")
@@ -127,7 +146,9 @@ def write_run(
         opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             text, reason = answer(request, targets[request.problem_id])
-            sample = Sample.of(request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason)
+            sample = Sample.of(
+                request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason
+            )
             opened.journal.append(sample)
     execute(plan, output=folder, quiet=True)
     expand(folder)  # for tests that read and change its lines
@@ -151,7 +172,9 @@ CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}
 """What a run says of its positive control, by name."""
 
 
-def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Run:
+def evaluation(
+    verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts
+) -> Run:
     """Made of verdicts [condition][problem][sample]; `wo again` is the second replicate of wo."""
     rows = []
     for name, problems in verdicts.items():
@@ -193,19 +216,28 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
 WRONG = ("incorrect", "no_box", "truncated", "refused", "timeout", "crashed")
 
 
-def drawn(seed: int, problems: int, k: int, chances: dict[str, float], others=WRONG) -> dict[str, list[list[str]]]:
+def drawn(
+    seed: int, problems: int, k: int, chances: dict[str, float], others=WRONG
+) -> dict[str, list[list[str]]]:
     """Verdicts at random; a condition's value is its chance to be right, and the rest has the others."""
     rng = np.random.default_rng(seed)
     return {
         name: [
-            ["correct" if rng.random() < chance else str(rng.choice(others)) for _ in range(k)] for _ in range(problems)
+            ["correct" if rng.random() < chance else str(rng.choice(others)) for _ in range(k)]
+            for _ in range(problems)
         ]
         for name, chance in chances.items()
     }
 
 
 def answered_prompt(
-    condition: str, verdicts: tuple[str, ...] = (), *, problem_id: str = "p", completions=None, answers=(), **facts
+    condition: str,
+    verdicts: tuple[str, ...] = (),
+    *,
+    problem_id: str = "p",
+    completions=None,
+    answers=(),
+    **facts,
 ) -> AnsweredPrompt:
     """A prompt with the verdicts of its samples, and of each the completion and the answer where they are given."""
     text = facts.pop("text", f"{problem_id} {condition}")
@@ -225,9 +257,17 @@ def answered_prompt(
             ),
             Score(key=str(index), verdict=verdict, answer=answer, boxes_after_first=0),
         )
-        for index, (verdict, completion, answer) in enumerate(zip_longest(verdicts, completions or (), answers))
+        for index, (verdict, completion, answer) in enumerate(
+            zip_longest(verdicts, completions or (), answers)
+        )
     ]
-    known = {"task": "made", "condition": condition, "layout": "raw", "prompt": text, "prompt_sha256": hash_text(text)}
+    known = {
+        "task": "made",
+        "condition": condition,
+        "layout": "raw",
+        "prompt": text,
+        "prompt_sha256": hash_text(text),
+    }
     known |= {"prompt_token_sha256": None, "doc": doc, "graded_samples": tuple(graded_samples)}
     return AnsweredPrompt(**{**known, **facts})
 
@@ -241,7 +281,11 @@ def source_of(*problems) -> Source:
 DATE = "2026-01-0{}T00-00-00.0"
 RESULTS = {
     "model_name": "some/model",
-    "config": {"model": "hf", "model_args": "pretrained=some/model,dtype=float32", "random_seed": 0},
+    "config": {
+        "model": "hf",
+        "model_args": "pretrained=some/model,dtype=float32",
+        "random_seed": 0,
+    },
     "configs": {"task": {"generation_kwargs": {"do_sample": False}, "num_fewshot": 0}},
     "versions": {"task": 3},
     "n-samples": {"task": {"original": 20, "effective": 20}},
@@ -282,17 +326,33 @@ FILLED = ("mless", "random")
 
 
 def make_header(**changes):
-    facts = {"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED), "baseline": "wo"}
-    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "options": {}, "flip": None} | changes
+    facts = {
+        "model": "tiny",
+        "layers": LAYERS,
+        "head_count": HEADS,
+        "conditions": ("wo", *FILLED),
+        "baseline": "wo",
+    }
+    facts |= {
+        "layout": "raw",
+        "queries": "prompt",
+        "dtype": "float32",
+        "options": {},
+        "flip": None,
+    } | changes
     return TraceHeader(**{"fingerprint": {"name": facts["model"]}} | facts)
 
 
-def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes):
+def make_trace(
+    problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes
+):
     """A prompt of `size` original tokens; where there is a filler, its tokens stand before original token `start`."""
     inserted = filler if condition in {*FILLED, "mful"} else 0
     total = size + inserted
     random = np.random.default_rng([seed, sum(map(ord, problem_id + condition))])
-    original = np.concatenate([np.arange(start), np.full(inserted, -1), np.arange(start, size)]).astype(np.int32)
+    original = np.concatenate(
+        [np.arange(start), np.full(inserted, -1), np.arange(start, size)]
+    ).astype(np.int32)
     later = np.arange(total)[::-1].astype(np.int32)
     common = (size - np.cumsum(original >= 0)).astype(np.int32)
     curves = random.random((2, *shape, total), dtype=np.float32)
@@ -334,7 +394,9 @@ def same(one, other):
 
 def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
-    problems = {"problem_ids": chosen_problems(traces, [condition, baseline] if baseline else [condition])}
+    problems = {
+        "problem_ids": chosen_problems(traces, [condition, baseline] if baseline else [condition])
+    }
     given = {"conditions": [condition], "heads": [head], "view": view, "baseline": baseline}
     table = average_curves(traces, **given, **problems | options)
     return SimpleNamespace(**{name: table[name].to_numpy() for name in table})

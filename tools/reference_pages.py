@@ -55,7 +55,9 @@ Written by `python -m tools.reference_pages` from the schema. Defaults stand in 
 TABLES: dict[str, dict[str, str]] = {
     "The comparison (`rows`; `harness.analysis.compare`)": compare_with_baseline.COMPARISON_COLUMNS,
     **{
-        f"{side.heading} (`{side.key}`)".replace("{shared}", ""): side.meanings for side in SIDE_TABLES if side.meanings
+        f"{side.heading} (`{side.key}`)".replace("{shared}", ""): side.meanings
+        for side in SIDE_TABLES
+        if side.meanings
     },
     "Published numbers (`reference.rows`)": published_numbers.REFERENCE_COLUMNS,
 }
@@ -101,8 +103,12 @@ def _read(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     """A docstring's text, and its attributes by name, in one line each."""
     text, _, attributes = inspect.cleandoc(model.__doc__ or "").partition("\nAttributes:\n")
     found = re.findall(r"^    (\w+): ((?:.|\n        )*)", attributes, re.MULTILINE)
-    described = [(name, field.description) for name, field in model.model_fields.items() if field.description]
-    return " ".join(text.split()), {name: " ".join(said.split()) for name, said in [*found, *described]}
+    described = [
+        (name, field.description) for name, field in model.model_fields.items() if field.description
+    ]
+    return " ".join(text.split()), {
+        name: " ".join(said.split()) for name, said in [*found, *described]
+    }
 
 
 def _default(field: Any) -> str:

@@ -35,7 +35,10 @@ def main() -> None:
     totals["both packages"] = sum(totals[name] for name in PACKAGES)
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         totals["words of docs"] += len(page.read_bytes().split())
-    for title, sizes in (("tokens by folder", sorted(folders.items())), ("in total", totals.items())):
+    for title, sizes in (
+        ("tokens by folder", sorted(folders.items())),
+        ("in total", totals.items()),
+    ):
         print(f"{title}:")
         for name, size in sizes:
             print(f"  {name:<32}{size:>9,}")

@@ -94,7 +94,9 @@ def average_curves(
         head_indices=[header.place("head", head) for head in heads],
         view=view,
         definition=definition,
-        first_position=int(leaves_out_first_token(header) if exclude_first is None else exclude_first),
+        first_position=int(
+            leaves_out_first_token(header) if exclude_first is None else exclude_first
+        ),
     )
     curves = []
     for condition in conditions:
@@ -143,10 +145,16 @@ class _Weights:
         table = np.full((len(self.head_indices), len(records), width), np.nan)
         for prompt_index, record in enumerate(records):
             means = record.mean_common if self.definition == "common" else record.mean_all
-            positions = np.arange(len(record.tokens)) if self.view == "full" else record.original_pos
-            is_visible = positions >= self.first_position  # inserted tokens have no aligned position: -1
+            positions = (
+                np.arange(len(record.tokens)) if self.view == "full" else record.original_pos
+            )
+            is_visible = (
+                positions >= self.first_position
+            )  # inserted tokens have no aligned position: -1
             columns = positions[is_visible]
-            table[:, prompt_index, columns] = means[self.layer_index, self.head_indices][:, is_visible]
+            table[:, prompt_index, columns] = means[self.layer_index, self.head_indices][
+                :, is_visible
+            ]
         return table
 
 
@@ -155,7 +163,13 @@ def _average_points(table: NDArray[np.float64], clusters: NDArray[np.int64]) -> 
     counts = np.isfinite(table).sum(axis=0)
     x = np.flatnonzero(counts)
     low, high = bootstrap_band(table[:, x], clusters)
-    points = {"x": x, "mean": np.nanmean(table[:, x], axis=0), "low": low, "high": high, "count": counts[x]}
+    points = {
+        "x": x,
+        "mean": np.nanmean(table[:, x], axis=0),
+        "low": low,
+        "high": high,
+        "count": counts[x],
+    }
     return pandas.DataFrame(points)
 
 
@@ -178,10 +192,16 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
         ConfigError: there is none.
     """
     names = list(conditions)
-    shared = [name for name in traces.problem_ids if all(traces.has(name, condition) for condition in names)]
+    shared = [
+        name
+        for name in traces.problem_ids
+        if all(traces.has(name, condition) for condition in names)
+    ]
     if not shared:
         there = ", ".join(traces.conditions) or "no trace yet"
-        raise ConfigError(f"{traces.path} has no problem under all of {', '.join(names)}; it has {there}.")
+        raise ConfigError(
+            f"{traces.path} has no problem under all of {', '.join(names)}; it has {there}."
+        )
     return shared
 
 
@@ -200,7 +220,10 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
 
 def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
     """Whether only one of two conditions has a filler: softmax then guarantees differences between them."""
-    return len({one, other} & {entry.condition for entry in traces.entries() if entry.filler_span}) == 1
+    return (
+        len({one, other} & {entry.condition for entry in traces.entries() if entry.filler_span})
+        == 1
+    )
 
 
 def _sharing_one_region(records: Sequence[Trace]) -> list[Trace]:
@@ -216,7 +239,11 @@ def _sharing_one_region(records: Sequence[Trace]) -> list[Trace]:
 
 
 def bootstrap_band(
-    table: NDArray[np.float64], clusters: NDArray[np.int64], *, draws: int = BAND_DRAWS, seed: int = DEFAULT_SEED
+    table: NDArray[np.float64],
+    clusters: NDArray[np.int64],
+    *,
+    draws: int = BAND_DRAWS,
+    seed: int = DEFAULT_SEED,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Percentile bootstrap band of the columns' means, clusters of rows (prompts) resampled whole.
 
@@ -231,13 +258,19 @@ def bootstrap_band(
     """
     there = np.isfinite(table)
     size = int(clusters.max()) + 1
-    weights = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=draws).astype(np.float64)
+    weights = (
+        np.random.default_rng(seed)
+        .multinomial(size, np.full(size, 1 / size), size=draws)
+        .astype(np.float64)
+    )
     weights = weights[:, clusters]
     counts = weights @ there
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
         means = (weights @ np.where(there, table, 0.0)) / counts
-        ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
+        ends = np.nanquantile(
+            means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0
+        )  # some draws have no prompt here
     low, high = ends.reshape(2, -1)  # also without any position, where numpy gives one axis only
     few = [len(np.unique(clusters[column])) < 2 for column in there.T]
     low[few] = high[few] = np.nan

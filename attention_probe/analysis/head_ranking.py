@@ -43,7 +43,10 @@ TIE = 1e-9
 
 
 def rank_heads(
-    traces: AttentionTraces, measure: str, baseline: str | Sequence[str], condition: str | Sequence[str]
+    traces: AttentionTraces,
+    measure: str,
+    baseline: str | Sequence[str],
+    condition: str | Sequence[str],
 ) -> pandas.DataFrame:
     """All heads by how far a measure differs between two conditions, `condition` minus `baseline`.
 
@@ -71,14 +74,23 @@ def rank_heads(
     old, new = ((side,) if isinstance(side, str) else tuple(side) for side in (baseline, condition))
     if not (old and new) or set(old) & set(new):
         names = [" and ".join(side) or "none" for side in (new, old)]
-        raise ConfigError(f"Expected a contrast of different conditions, got {names[0]} against {names[1]}.")
+        raise ConfigError(
+            f"Expected a contrast of different conditions, got {names[0]} against {names[1]}."
+        )
     problem_ids = chosen_problems(traces, (*old, *new))
     clusters = traces.clusters(problem_ids)
     if clusters.max() < 1:
-        raise ConfigError("1 problem cannot rank heads: the problem is the unit. Probe at least two.")
+        raise ConfigError(
+            "1 problem cannot rank heads: the problem is the unit. Probe at least two."
+        )
     # [string, prompt, head]
     without, with_it = (
-        np.stack([traces.measures([measure], name, problem_ids).reshape(len(problem_ids), -1) for name in side])
+        np.stack(
+            [
+                traces.measures([measure], name, problem_ids).reshape(len(problem_ids), -1)
+                for name in side
+            ]
+        )
         for side in (old, new)
     )
     if max(len(old), len(new)) > 1:
@@ -89,7 +101,9 @@ def rank_heads(
     heads = pandas.MultiIndex.from_product([header.layers, range(header.head_count)])
     frame = (heads.to_frame(False, ["layer", "head"]) + 1).join(numbers)  # as people count
     # deeper layers may answer to what changed below them
-    is_guaranteed = measure in GUARANTEED and any(has_one_filler(traces, *pair) for pair in itertools.product(new, old))
+    is_guaranteed = measure in GUARANTEED and any(
+        has_one_filler(traces, *pair) for pair in itertools.product(new, old)
+    )
     frame["guaranteed"] = is_guaranteed & ((frame["layer"] == 1) | (measure in ONLY_OF_A_FILLER))
     if frame["guaranteed"].any():
         frame.loc[frame["guaranteed"], ["t", "p_adjusted"]] = np.nan
@@ -98,8 +112,12 @@ def rank_heads(
             "two has no filler, and softmax and the shift of positions change it whatever is inserted. Contrast two "
             f"fillers; {note}"
         )
-    order = ["mean_difference"] if frame["guaranteed"].all() else ["guaranteed", "t", "mean_difference"]
-    frame = frame.sort_values(order, key=_by_size, ascending=False, kind="stable", ignore_index=True)
+    order = (
+        ["mean_difference"] if frame["guaranteed"].all() else ["guaranteed", "t", "mean_difference"]
+    )
+    frame = frame.sort_values(
+        order, key=_by_size, ascending=False, kind="stable", ignore_index=True
+    )
     frame.insert(0, "rank", range(1, len(frame) + 1))
     significant = int((frame["p_adjusted"] < HEADS_ALPHA).sum())
     frame.attrs = {"significant": significant, "note": "; ".join([note, *header.stamps])}
@@ -128,8 +146,12 @@ def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas
         "t": _ratio(difference.to_numpy(), error.to_numpy(), table.abs().max().to_numpy()),
         "p_adjusted": np.nan,
     }
-    units = f"{len(differences)} prompts" + (f" of {len(table)} problems" if len(table) < len(differences) else "")
-    note = f"{units}, ordered by t, no p: one string says nothing about others like it, name several"
+    units = f"{len(differences)} prompts" + (
+        f" of {len(table)} problems" if len(table) < len(differences) else ""
+    )
+    note = (
+        f"{units}, ordered by t, no p: one string says nothing about others like it, name several"
+    )
     return pandas.DataFrame(numbers), note
 
 
@@ -150,11 +172,15 @@ def _by_string(without: Floats, with_it: Floats) -> tuple[pandas.DataFrame, str]
         f"{'all ' if test.is_exact else ''}{test.permutations} permutations of their labels; p adjusted for all heads "
         "(max-T)"
     )
-    smallest_p = (1 + (len(without) == len(with_it))) / test.permutations  # the mirrored labels have the same |t|
+    smallest_p = (
+        1 + (len(without) == len(with_it))
+    ) / test.permutations  # the mirrored labels have the same |t|
     if test.is_exact and smallest_p > HEADS_ALPHA:
         note += f"; no p below {smallest_p:.2g} is possible, name more strings"
     if min(len(without), len(with_it)) > 1:
-        scatter = sorted(float(np.nanmedian(side.std(axis=0, ddof=1))) for side in (without, with_it))
+        scatter = sorted(
+            float(np.nanmedian(side.std(axis=0, ddof=1))) for side in (without, with_it)
+        )
         if scatter[1] > UNLIKE_SCATTER * scatter[0]:
             note += "; the sides scatter unlike, and p is then too small in up to a third of such contrasts"
     return pandas.DataFrame(numbers), note
@@ -186,7 +212,9 @@ def permute_labels(without: Floats, with_it: Floats, *, draws: int = PERMUTATION
         count, random = draws, np.random.default_rng(DEFAULT_SEED)
         splits = (random.permutation(len(values))[:size].tolist() for _ in range(draws))
     t = _two_sample_t(values, range(size))
-    at_least = sum(np.abs(_two_sample_t(values, split)).max() >= np.abs(t) * (1 - TIE) for split in splits)
+    at_least = sum(
+        np.abs(_two_sample_t(values, split)).max() >= np.abs(t) * (1 - TIE) for split in splits
+    )
     # among all permutations is the one that changes nothing; among drawn ones it is counted once more
     p = at_least / count if is_exact else (1 + at_least) / (1 + count)
     return LabelTest(t, np.asarray(p), count, is_exact)

@@ -12,7 +12,14 @@ from attention_probe.traces import AttentionTraces
 from harness.display.format_table import Column, Table, render
 from harness.smollm2_model import label_model
 
-MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other")
+MASSES = (
+    "mass_first",
+    "mass_instruction",
+    "mass_filler",
+    "mass_problem",
+    "mass_completion",
+    "mass_other",
+)
 
 
 def summary(traces: AttentionTraces) -> str:
@@ -29,7 +36,9 @@ def summary(traces: AttentionTraces) -> str:
         for name in traces.conditions:
             row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "condition": name}
             for mass, values in zip(MASSES, masses[name][:, :, place], strict=True):
-                there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
+                there = values[
+                    ~np.isnan(values).all(1)
+                ]  # an empty completion has no queries, in any head
                 row[mass] = there.mean() if there.size else np.nan
             rows.append(row)
     asked = "problem" if header.queries == "prompt" else "completion"

@@ -12,12 +12,18 @@ from harness.errors import ConfigError
 
 
 def figure(
-    source: Annotated[Path, typer.Argument(metavar="CONFIG|TRACES", help="A figure config or a folder of traces.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="CONFIG|TRACES", help="A figure config or a folder of traces.")
+    ],
     overrides: Overrides = None,
-    layers: Annotated[str | None, typer.Option(help="Of traces: only these, such as 1-3; a figure each.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Of traces: only these, such as 1-3; a figure each.")
+    ] = None,
     heads: Annotated[str | None, typer.Option(help="Of traces: only these, such as 1,5.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("results/figures"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path(
+        "results/figures"
+    ),
 ) -> None:
     """Draw a figure, or a figure of each layer of traces: PNG, SVG, PDF and its numbers as CSV.
 
@@ -30,9 +36,14 @@ def figure(
 
     traces = source.is_dir()
     if overrides if traces else layers or heads:
-        raise ConfigError("--set changes a config; --layers and --heads choose from a folder of traces.")
+        raise ConfigError(
+            "--set changes a config; --layers and --heads choose from a folder of traces."
+        )
     if traces:
-        chosen = [parse_numbers(text, option) for text, option in ((layers, "--layers"), (heads, "--heads"))]
+        chosen = [
+            parse_numbers(text, option)
+            for text, option in ((layers, "--layers"), (heads, "--heads"))
+        ]
         files = draw_traces(source, output, *chosen)
     else:
         from attention_probe.figures.make_figure import make_figure  # it needs torch

@@ -22,9 +22,13 @@ def heads(
         str,
         typer.Option(help="Condition to subtract, usually another filler; several: text-1,text-2."),
     ] = HEADS_BASELINE,
-    condition: Annotated[str, typer.Option(help="Condition to subtract it from, or several.")] = STUDIED,
+    condition: Annotated[
+        str, typer.Option(help="Condition to subtract it from, or several.")
+    ] = STUDIED,
     top: Annotated[int | None, typer.Option(min=1, help="Show only the first N heads.")] = 20,
-    form: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")] = "text",
+    form: Annotated[
+        Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")
+    ] = "text",
 ) -> None:
     """Rank all heads by how far a measure differs between two conditions, corrected for looking at all of them.
 
@@ -44,15 +48,27 @@ def heads(
         frame = rank_heads(opened, measure, old, new)
     remarks = [frame.attrs["note"]]
     if frame["p_adjusted"].notna().any():
-        remarks.append(f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['significant']} of {len(frame)}")
+        remarks.append(
+            f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['significant']} of {len(frame)}"
+        )
     shown = frame.head(top) if top else frame
     if form != "text":
-        typer.echo(shown.to_csv(index=False).rstrip() if form == "csv" else shown.to_json(orient="records", indent=1))
+        typer.echo(
+            shown.to_csv(index=False).rstrip()
+            if form == "csv"
+            else shown.to_json(orient="records", indent=1)
+        )
         typer.echo("\n".join(remarks), err=True)
         return
     short = {"mean_difference": "difference", "standard_error": "SE"}
     columns = [
-        Column(name, short.get(name, name), partial(number, digits=5) if shown[name].dtype.kind == "f" else str)
+        Column(
+            name,
+            short.get(name, name),
+            partial(number, digits=5) if shown[name].dtype.kind == "f" else str,
+        )
         for name in map(str, shown.columns)
     ]
-    typer.echo(render([Table(f"{measure}, {condition} - {baseline}", records(shown), columns, remarks)]))
+    typer.echo(
+        render([Table(f"{measure}, {condition} - {baseline}", records(shown), columns, remarks)])
+    )

@@ -27,35 +27,54 @@ if TYPE_CHECKING:
 
 def probe(
     source: Annotated[
-        Path | None, typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file.")
+        Path | None,
+        typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file."),
     ] = None,
     logs: Annotated[
-        list[str] | None, typer.Option("--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable."
+        ),
     ] = None,
     metric: Metric = None,
-    dataset: Annotated[str | None, typer.Option(help="Without a run: math500, or a JSONL file.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Without a run: math500, or a JSONL file.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder or hub name; default: the run's.")
+    ] = None,
     layers: Annotated[str, typer.Option(help="Counted from 1, such as 1,3 or 1-3.")] = "1",
-    conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
+    conditions: Annotated[
+        str | None, typer.Option(help="Such as mless,random; default: the run's.")
+    ] = None,
     layout: LayoutName = None,
     flip: Annotated[
-        Choice | None, typer.Option(help="Only problems with this outcome; `changed`: either direction.")
+        Choice | None,
+        typer.Option(help="Only problems with this outcome; `changed`: either direction."),
     ] = None,
     baseline: Baseline = BASELINE,
     condition: Condition = STUDIED,
-    controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")
+    ] = False,
     subject: Subject = None,
     level: Level = None,
     ids: Annotated[str | None, typer.Option(help="Only these problems, comma-separated.")] = None,
     n: DrawCount = None,
     seed: DrawSeed = DEFAULT_SEED,
     queries: Annotated[
-        Literal["prompt", "completion"], typer.Option(help="Whose attention: the prompt's, or the recorded answer's.")
+        Literal["prompt", "completion"],
+        typer.Option(help="Whose attention: the prompt's, or the recorded answer's."),
     ] = "prompt",
     decompose: Annotated[
-        bool, typer.Option("--decompose", help="Position-gap control; shift, scale and bias of each head's output.")
+        bool,
+        typer.Option(
+            "--decompose", help="Position-gap control; shift, scale and bias of each head's output."
+        ),
     ] = False,
-    activations: Annotated[bool, typer.Option("--activations", help="Record the first MLP too.")] = False,
+    activations: Annotated[
+        bool, typer.Option("--activations", help="Record the first MLP too.")
+    ] = False,
     dtype: Annotated[Dtype, typer.Option(help="Type that the layers are computed in.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[
@@ -88,7 +107,9 @@ def probe(
         model=model,
         layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),
         conditions=split_words(conditions),
-        record=Record(completion=queries == "completion", decompose=decompose, activations=activations),
+        record=Record(
+            completion=queries == "completion", decompose=decompose, activations=activations
+        ),
         dtype=dtype,
         device=device,
     )
@@ -116,5 +137,7 @@ def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
     pairs = [log.partition("=") for log in logs or ()]
     for condition, _, path in pairs:
         if not condition or not path:
-            raise ConfigError(f"--log {condition!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl.")
+            raise ConfigError(
+                f"--log {condition!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl."
+            )
     return {condition: path for condition, _, path in pairs} or None

@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 from attention_probe.analysis.average_curves import bootstrap_band, chosen_problems
 from attention_probe.figures.curve_figures import draw_groups, stamp
 from attention_probe.figures.figure_config import FigureConfig, ModelConfig
-from attention_probe.measure.measure_activations import ACTIVATION_BINS, ACTIVATION_UNITS, CLASSES, COVERED
+from attention_probe.measure.measure_activations import (
+    ACTIVATION_BINS,
+    ACTIVATION_UNITS,
+    CLASSES,
+    COVERED,
+)
 from attention_probe.traces import AttentionTraces
 from harness.constants import BASELINE, STUDIED
 from harness.display.figures import figure_style
@@ -78,7 +83,11 @@ def _average(
     """Means of a [prompt, quantity] table, with bands and the number of prompts that have a value."""
     low, high = bootstrap_band(table, clusters)
     return about.assign(
-        condition=condition, mean=_mean(table), low=low, high=high, count=np.isfinite(table).sum(axis=0)
+        condition=condition,
+        mean=_mean(table),
+        low=low,
+        high=high,
+        count=np.isfinite(table).sum(axis=0),
     )
 
 
@@ -88,7 +97,9 @@ def _mean(table: NDArray[np.float64]) -> NDArray[np.float64]:
     return mean
 
 
-def _relative_change(table: NDArray[np.float64], without: NDArray[np.float64]) -> NDArray[np.float64]:
+def _relative_change(
+    table: NDArray[np.float64], without: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """A [prompt, quantity] table whose mean is the means' relative change, and that scatters as it does (linearised).
 
     A mean of each prompt's own relative changes would be ruled by those with next to nothing without filler.
@@ -129,12 +140,28 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     looks = figure_style.looks(_PAIR)
     for condition, look in looks.items():
         mean, _, _ = _percent(table, "histogram", condition)
-        above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=figure_style.short_label(condition))
+        above.stairs(
+            mean,
+            _EDGES,
+            color=look.colour,
+            linestyle=look.dashes,
+            label=figure_style.short_label(condition),
+        )
     mean, below_it, above_it = _percent(table, "histogram", _CHANGE)
     below.stairs(mean, _EDGES, baseline=None, color=looks[WITH].colour, linewidth=0.8)
-    below.stairs(above_it, _EDGES, baseline=below_it, color=looks[WITH].colour, alpha=0.2, linewidth=0, fill=True)
+    below.stairs(
+        above_it,
+        _EDGES,
+        baseline=below_it,
+        color=looks[WITH].colour,
+        alpha=0.2,
+        linewidth=0,
+        fill=True,
+    )
     below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
-    if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():  # else a logarithmic axis has no ends
+    if (
+        table.loc[table["quantity"] == "histogram", "mean"] > 0
+    ).any():  # else a logarithmic axis has no ends
         above.set_yscale("log")
     above.yaxis.set_major_formatter("{x:g}")
     top, _, _ = _percent(table, "histogram_top", WITHOUT)
@@ -143,7 +170,10 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     for axes in (above, below):
         axes.set_xlim(0, _EDGES[-1])
         axes.axvspan(1, _EDGES[-1], color=figure_style.GRID, alpha=0.6, linewidth=0, zorder=0)
-        axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, _EDGES[-2:].mean()], ["0", "0.2", "0.4", "0.6", "0.8", "all\nlarger"])
+        axes.set_xticks(
+            [0, 0.2, 0.4, 0.6, 0.8, _EDGES[-2:].mean()],
+            ["0", "0.2", "0.4", "0.6", "0.8", "all\nlarger"],
+        )
         figure_style.tidy(axes, grid="y")
     above.tick_params(labelbottom=False)
 
@@ -161,7 +191,15 @@ def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float
         draw_groups(above, condition, shift, read[condition], look.colour, width=0.37)
     mean, low, high = read[_CHANGE]
     look = looks[WITH]
-    below.errorbar(places, mean, [mean - low, high - mean], fmt=look.marker, color=look.colour, markersize=4, capsize=2)
+    below.errorbar(
+        places,
+        mean,
+        [mean - low, high - mean],
+        fmt=look.marker,
+        color=look.colour,
+        markersize=4,
+        capsize=2,
+    )
     below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
     above.set_xticks(places, [])
     below.set_xticks(places, CLASSES)
@@ -196,5 +234,7 @@ class _Form(NamedTuple):
 
 _FORMS = {
     "histogram": _Form(_draw_histogram, (2.0, 1.1), "Activations per bin (%)", _note_on_bins),
-    "token_classes": _Form(_draw_token_classes, (1.6, 1.1), "Activations near zero (%)", _note_on_thresholds),
+    "token_classes": _Form(
+        _draw_token_classes, (1.6, 1.1), "Activations near zero (%)", _note_on_thresholds
+    ),
 }

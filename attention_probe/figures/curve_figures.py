@@ -36,7 +36,11 @@ PANELS_ACROSS = 3
 
 BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""
-QUERIES = {"common": "common queries", "published": "published definition", "completion": "queries of the answer"}
+QUERIES = {
+    "common": "common queries",
+    "published": "published definition",
+    "completion": "queries of the answer",
+}
 EXPLAINED = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
@@ -44,7 +48,9 @@ EXPLAINED = {
 }
 
 
-def read_curves(panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces) -> pandas.DataFrame:
+def read_curves(
+    panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces
+) -> pandas.DataFrame:
     """The curves of panels of one model, one row per point, every condition of a panel over the same problems.
 
     Rows of the kind `control` are the curves of matched problems that did not flip; they are never averaged with the
@@ -59,16 +65,24 @@ def read_curves(panels: Sequence[Panel], config: FigureConfig, traces: Attention
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
     """
     tables = []
-    for (row, layer), group in itertools.groupby(panels, lambda panel: (panel.row, panel.head.layer)):
+    for (row, layer), group in itertools.groupby(
+        panels, lambda panel: (panel.row, panel.head.layer)
+    ):
         same = list(group)  # every trace is read once for all of them
         shows, subtracted = same[0].shows, same[0].shows.subtracted
         conditions = [*shows.series, *([subtracted] if subtracted else [])]
         problems = {"curve": chosen_problems(traces, conditions)}
-        matched = [name for name in shared_problems(traces, conditions) if name not in set(problems["curve"])]
+        matched = [
+            name
+            for name in shared_problems(traces, conditions)
+            if name not in set(problems["curve"])
+        ]
         if matched:
             problems["control"] = matched
         legends = {
-            contrast_name(condition, subtracted) if subtracted else condition: same[0].name(condition)
+            contrast_name(condition, subtracted) if subtracted else condition: same[0].name(
+                condition
+            )
             for condition in shows.series
         }
         for kind, problem_ids in problems.items():
@@ -84,7 +98,9 @@ def read_curves(panels: Sequence[Panel], config: FigureConfig, traces: Attention
                 exclude_first=config.exclude_first_token,
             )
             curves = curves.assign(row=row, kind=kind, on_outcome=traces.header.on_outcome)
-            curves = curves.assign(legend=curves["condition"].map(legends), model=same[0].head.model)
+            curves = curves.assign(
+                legend=curves["condition"].map(legends), model=same[0].head.model
+            )
             for panel in same:
                 points = curves[curves["head"] == panel.head.head]
                 tables.append(points.assign(panel=panel.title, column=panel.column))
@@ -101,7 +117,9 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
         RunError: a run is missing or unfinished.
     """
     if config.reference is None:
-        table = accuracy_table(pandas.concat([load_run(run) for run in config.runs])).assign(reference=None)
+        table = accuracy_table(pandas.concat([load_run(run) for run in config.runs])).assign(
+            reference=None
+        )
     else:
         published = read_reference(str(config.reference))
         rows = [
@@ -114,7 +132,9 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
     return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)
 
 
-def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> pandas.DataFrame:
+def figure_table(
+    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
+) -> pandas.DataFrame:
     """Every number that the figure shows, one row per point; layers and heads count from 1.
 
     Args:
@@ -134,12 +154,18 @@ def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Da
         shown = bars[["model", "condition", *names]].rename(columns=names)
         kinds = shown["note"].isna().map({True: "bar", False: "reference bar"})
         legends = shown["condition"].map(label)
-        tables.append(shown.assign(kind=kinds, panel=config.bars.title, legend=legends, unit="percent"))
+        tables.append(
+            shown.assign(kind=kinds, panel=config.bars.title, legend=legends, unit="percent")
+        )
     return pandas.concat(tables, ignore_index=True).assign(figure=config.name)
 
 
 def draw_figure(
-    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None, *, note: bool = True
+    config: FigureConfig,
+    curves: pandas.DataFrame,
+    bars: pandas.DataFrame | None = None,
+    *,
+    note: bool = True,
 ) -> Figure:
     """The figure: rows times heads as in the study, PANELS_ACROSS in a line.
 
@@ -150,14 +176,19 @@ def draw_figure(
         note: Whether what `explain_figure` says stands below.
     """
     panels, beside = config.panels, int(config.bars is not None)
-    across, down = min(len(config.heads), PANELS_ACROSS), math.ceil(len(config.heads) / PANELS_ACROSS)
+    across, down = (
+        min(len(config.heads), PANELS_ACROSS),
+        math.ceil(len(config.heads) / PANELS_ACROSS),
+    )
     named = {(panel.name(one), look) for panel in panels for one, look in panel.looks.items()}
     one_legend = not beside and len(named) == len(dict(named))
     height = 0.7 + (1.75 if down == 1 else 1.4) * down * len(config.rows)
     said = " ".join(explain_figure(config, curves, bars)) if note else ""
     with figure_style.drawing(height, said, legend=one_legend, title=config.title) as figure:
         grid = figure.add_gridspec(
-            down * len(config.rows), across + beside, width_ratios=[*[across] * beside, *[1] * across]
+            down * len(config.rows),
+            across + beside,
+            width_ratios=[*[across] * beside, *[1] * across],
         )
         above = 0 if one_legend else 1.6 * FONT
         for panel in panels:
@@ -185,7 +216,9 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _add_legend(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2).set_in_layout(False)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2).set_in_layout(
+        False
+    )
 
 
 def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
@@ -209,7 +242,11 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
         line = mine[mine["kind"] == "curve"]
         # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
         thickness = 0.8 + (0.5 if panel.limits else 0.2) * (len(panel.looks) - 1 - place)
-        marks: Any = {"marker": look.marker, "markevery": (3 + 4 * place, 12), "markersize": 2.5 if panel.limits else 0}
+        marks: Any = {
+            "marker": look.marker,
+            "markevery": (3 + 4 * place, 12),
+            "markersize": 2.5 if panel.limits else 0,
+        }
         draw_curve(axes, line, look, panel.name(condition), linewidth=thickness, **marks)
         control = mine[(mine["kind"] == "control") & (2 * mine["count"] >= mine["prompts"])]
         if len(control):
@@ -244,7 +281,9 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
     left_out = [] if panel.shows.view == "full" else ["filler"]
     left_out += ["first token"] if points["first_token_excluded"].any() else []
     if panel.column + PANELS_ACROSS >= len(config.heads):
-        axes.set_xlabel("Token position" + (f"\n({' and '.join(left_out)} left out)" if left_out else ""))
+        axes.set_xlabel(
+            "Token position" + (f"\n({' and '.join(left_out)} left out)" if left_out else "")
+        )
     lines = (len(config.heads) - 1) // PANELS_ACROSS
     if panel.column == lines // 2 * PANELS_ACROSS:  # of several lines the middle one
         subtracted = panel.shows.subtracted
@@ -261,15 +300,25 @@ def stamp(axes: Axes, title: str, table: pandas.DataFrame, *, above: float = 0) 
         table: What the panel shows. Its columns `on_outcome` and `reference` say whether there is a stamp.
         above: Points between the axes and the stamp.
     """
-    words = {"on_outcome": "selected on outcome", "reference": "reference numbers"}  # no table has both
+    words = {
+        "on_outcome": "selected on outcome",
+        "reference": "reference numbers",
+    }  # no table has both
     stamps = [said for column, said in words.items() if column in table and table[column].any()]
     axes.set_title(title, pad=3 + above + len(stamps) * (FONT + 0.5))
     for said in stamps:
-        look: Any = {"ha": "center", "fontsize": FONT - 0.5, "fontweight": "bold", "color": "#b00020"}
+        look: Any = {
+            "ha": "center",
+            "fontsize": FONT - 0.5,
+            "fontweight": "bold",
+            "color": "#b00020",
+        }
         axes.annotate(said, (0.5, 1), (0, 2 + above), "axes fraction", "offset points", **look)
 
 
-def draw_groups(axes: Axes, condition: str, place: float, values: Any, colour: str, **more: Any) -> BarContainer:
+def draw_groups(
+    axes: Axes, condition: str, place: float, values: Any, colour: str, **more: Any
+) -> BarContainer:
     """A condition's bars, one in each group, so far from the middle of the groups.
 
     Args:
@@ -285,7 +334,13 @@ def draw_groups(axes: Axes, condition: str, place: float, values: Any, colour: s
     lines = {"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2}
     where = np.arange(len(mean)) + place
     return axes.bar(
-        where, mean, yerr=reach, color=colour, label=figure_style.short_label(condition), error_kw=lines, **more
+        where,
+        mean,
+        yerr=reach,
+        color=colour,
+        label=figure_style.short_label(condition),
+        error_kw=lines,
+        **more,
     )
 
 
@@ -295,11 +350,15 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     for place, condition in enumerate(BARS, start=-1):
         rows = table[table["condition"] == condition].set_index("model").reindex(models)
         values = rows[["accuracy", "accuracy_low", "accuracy_high"]].T
-        bars = draw_groups(axes, condition, 0.27 * place, values, figure_style.LOOKS[condition].colour, width=0.25)
+        bars = draw_groups(
+            axes, condition, 0.27 * place, values, figure_style.LOOKS[condition].colour, width=0.25
+        )
         axes.bar_label(bars, fmt="{:.1f}" if measured else "{:g}", padding=1, fontsize=FONT - 1.5)
     axes.set_ylim(limits)
     letters = int(28 * INCHES / (LETTER * FONT) / len(models))
-    axes.set_xticks(range(len(models)), [textwrap.fill(visible(name, keep=""), letters) for name in models])
+    axes.set_xticks(
+        range(len(models)), [textwrap.fill(visible(name, keep=""), letters) for name in models]
+    )
     interval = ", 95 % score interval" if measured else ""
     axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {limits[0]:g}")
     figure_style.tidy(axes, grid="y")
@@ -313,16 +372,24 @@ def explain_figure(
     counts = ", ".join(map(str, drawn.groupby(["row", "column"])["prompts"].max().unique()))
     yield f"n = {counts} prompts a panel."
     parts = [(panel, points_of(panel, drawn)) for panel in config.panels]
-    seen = pandas.concat(points[points["x"].between(*(panel.limits or (0, np.inf)))] for panel, points in parts)
+    seen = pandas.concat(
+        points[points["x"].between(*(panel.limits or (0, np.inf)))] for panel, points in parts
+    )
     if seen["low"].notna().any():
-        together = ", those of one problem drawn together" if (seen["clusters"] < seen["prompts"]).any() else ""
+        together = (
+            ", those of one problem drawn together"
+            if (seen["clusters"] < seen["prompts"]).any()
+            else ""
+        )
         yield f"Bands: 95 % bootstrap intervals over prompts{together}."
     if (2 * seen["count"] < seen["prompts"]).any():
         yield "Dotted, without band: fewer than half reach so far."
     if any(panel.y_limits and points["mean"].max() > panel.y_limits[1] for panel, points in parts):
         yield "Axes with fixed ends cut off what lies above."
     if drawn["on_outcome"].any():
-        yield "Selected on outcome" + (f": {config.prompts.flip.replace('_', ' ')}." if config.prompts.flip else ".")
+        yield "Selected on outcome" + (
+            f": {config.prompts.flip.replace('_', ' ')}." if config.prompts.flip else "."
+        )
     if (curves["kind"] == "control").any():
         yield "Dashed: matched, not flipped."
     yield from (f"{note[0].upper()}{note[1:]}." for note in curves["note"].dropna().unique())

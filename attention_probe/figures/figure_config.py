@@ -123,7 +123,9 @@ class ModelConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.c not in NEAR_ZERO_FACTORS:
-            raise ValueError(f"c: expected one of {', '.join(map(str, NEAR_ZERO_FACTORS))}, got {self.c:g}")
+            raise ValueError(
+                f"c: expected one of {', '.join(map(str, NEAR_ZERO_FACTORS))}, got {self.c:g}"
+            )
         return self
 
 
@@ -144,7 +146,10 @@ class Panel(NamedTuple):
     @property
     def title(self) -> str:
         """The panel's title."""
-        return self.head.title or f"{self.head.name or ''} Layer {self.head.layer} Head {self.head.head}".strip()
+        return (
+            self.head.title
+            or f"{self.head.name or ''} Layer {self.head.layer} Head {self.head.head}".strip()
+        )
 
     @property
     def y_limits(self) -> Limits | None:
@@ -191,7 +196,11 @@ class FigureConfig(Strict):
     def _consistent(self) -> Self:
         curves, flip = self.kind == "curves", self.prompts.flip
         keys = "`heads` and `rows`" if curves else "`models`"
-        is_complete = self.heads and self.rows and not self.models if curves else self.models and not self.heads
+        is_complete = (
+            self.heads and self.rows and not self.models
+            if curves
+            else self.models and not self.heads
+        )
         for index, row in enumerate(self.rows):
             if len(row.y_limits) not in (0, 1, len(self.heads)):
                 raise ValueError(f"rows.{index}: y_limits: expected one pair or one for each head")
@@ -200,8 +209,14 @@ class FigureConfig(Strict):
                 raise ValueError(f"heads.{index}: needs `model`, here or for the whole figure")
         for is_wrong, message in (
             (not is_complete, f"kind: {self.kind} needs {keys}, and these only"),
-            (self.traces and not curves, "traces: activations are measured, the engine does not record them"),
-            (flip and not curves, "prompts: a figure of activations has no place for controls: expected no `flip`"),
+            (
+                self.traces and not curves,
+                "traces: activations are measured, the engine does not record them",
+            ),
+            (
+                flip and not curves,
+                "prompts: a figure of activations has no place for controls: expected no `flip`",
+            ),
             (
                 flip in (*CHANGES, CHANGED) and not self.prompts.controls,
                 "prompts: problems that flipped are shown beside matched ones: expected `controls: true`",
@@ -220,7 +235,10 @@ class FigureConfig(Strict):
     @property
     def title(self) -> str:
         """The model's name, if all panels are of one model; else each has its own in its title."""
-        names = {head.name or self.model_name or label_model(head.model or self.model or "") for head in self.heads}
+        names = {
+            head.name or self.model_name or label_model(head.model or self.model or "")
+            for head in self.heads
+        }
         return names.pop() if len(names) == 1 and self.bars is None else ""
 
     @property
@@ -229,7 +247,9 @@ class FigureConfig(Strict):
         usual_looks, title, panels = looks(self.conditions), self.title, []
         for row_index, row in enumerate(self.rows):
             limits = row.limits if self.seed_document else None
-            row_looks = {name: _look(usual_looks[name], series.colour) for name, series in row.series.items()}
+            row_looks = {
+                name: _look(usual_looks[name], series.colour) for name, series in row.series.items()
+            }
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
                 name = "" if title else head.name or self.model_name or label_model(model)
@@ -264,8 +284,12 @@ def _forget_model(values: Any, before: Any) -> None:
     pairs = [(values, before)]
     for key in ("heads", "models", "rows") if isinstance(values, dict) else ():
         lists = [config.get(key) for config in (values, before)]
-        pairs += zip(*lists, strict=False) if all(isinstance(entries, list) for entries in lists) else ()
-    pairs = [pair for pair in pairs if all(isinstance(entry, dict) for entry in pair)]  # the schema refuses others
+        pairs += (
+            zip(*lists, strict=False) if all(isinstance(entries, list) for entries in lists) else ()
+        )
+    pairs = [
+        pair for pair in pairs if all(isinstance(entry, dict) for entry in pair)
+    ]  # the schema refuses others
     if any(new.get("model") != old.get("model") for new, old in pairs):
         for new, old in pairs:
             for name in OF_A_MODEL if new is values else (*OF_A_MODEL, "name"):

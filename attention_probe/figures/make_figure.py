@@ -51,7 +51,11 @@ def make_figure(
 
     def measure(model: str, layers: Iterable[int], record: Record) -> AttentionTraces:
         settings = ProbeSettings(
-            model=model, layers=tuple(layers), conditions=config.conditions, record=record, device=device
+            model=model,
+            layers=tuple(layers),
+            conditions=config.conditions,
+            record=record,
+            device=device,
         )
         path = config.traces or _measure(settings, config.prompts, folder / "traces", advance)
         traces = AttentionTraces.open(path)
@@ -96,7 +100,10 @@ FIGURES: dict[str, Callable[[FigureConfig, Measure], tuple[Figure, pandas.DataFr
 
 
 def _measure(
-    settings: ProbeSettings, prompts: PromptsConfig, folder: Path, advance: Callable[[int, int], None]
+    settings: ProbeSettings,
+    prompts: PromptsConfig,
+    folder: Path,
+    advance: Callable[[int, int], None],
 ) -> Path:
     """A complete folder of traces, named after what was measured, so that what is there is not measured again."""
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
@@ -106,7 +113,10 @@ def _measure(
         settings.layers,
         settings.conditions,
         source.prompts_sha256,
-        [(problem.id, problem.outcome, problem.is_control) for problem in select(source, criterion)],
+        [
+            (problem.id, problem.outcome, problem.is_control)
+            for problem in select(source, criterion)
+        ],
         criterion.on_outcome,
         asdict(settings.record),
     ]

@@ -10,7 +10,12 @@ from typing import Any
 import pandas
 
 from attention_probe.analysis.average_curves import shared_problems
-from attention_probe.figures.curve_figures import draw_figure, explain_figure, figure_table, read_curves
+from attention_probe.figures.curve_figures import (
+    draw_figure,
+    explain_figure,
+    figure_table,
+    read_curves,
+)
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.traces import AttentionTraces
 from harness.constants import Definition
@@ -20,7 +25,10 @@ from harness.runs.attention_file import AttentionFile
 
 
 def read_layer(
-    traces: AttentionTraces, layer: int, heads: Sequence[int] = (), definition: Definition = "common"
+    traces: AttentionTraces,
+    layer: int,
+    heads: Sequence[int] = (),
+    definition: Definition = "common",
 ) -> tuple[FigureConfig, pandas.DataFrame]:
     """The figure of one layer, and its curves, over the problems that all conditions have.
 
@@ -40,15 +48,22 @@ def read_layer(
             "model": traces.header.model,
             "prompts": {"run": traces.path},
             "definition": definition,
-            "heads": [{"layer": layer, "head": head} for head in heads or range(1, traces.header.head_count + 1)],
-            "rows": [{"view": "aligned", "series": {condition: {} for condition in traces.conditions}}],
+            "heads": [
+                {"layer": layer, "head": head}
+                for head in heads or range(1, traces.header.head_count + 1)
+            ],
+            "rows": [
+                {"view": "aligned", "series": {condition: {} for condition in traces.conditions}}
+            ],
             "note": "That inserted tokens take attention from the others is no finding: softmax guarantees it.",
         }
     )
     return config, read_curves(config.panels, config, traces)
 
 
-def draw_traces(path: Path, folder: Path, layers: Sequence[int] = (), heads: Sequence[int] = ()) -> list[Path]:
+def draw_traces(
+    path: Path, folder: Path, layers: Sequence[int] = (), heads: Sequence[int] = ()
+) -> list[Path]:
     """Draw a figure of every recorded layer, or of those asked, and return the files.
 
     Raises:
@@ -61,7 +76,11 @@ def draw_traces(path: Path, folder: Path, layers: Sequence[int] = (), heads: Seq
             config, curves = read_layer(traces, layer, heads)
             receipt = figure_receipt(config, [traces.receipt])
             files += write_figure(
-                draw_figure(config, curves), figure_table(config, curves, None), folder, config.name, receipt
+                draw_figure(config, curves),
+                figure_table(config, curves, None),
+                folder,
+                config.name,
+                receipt,
             )
     return files
 
@@ -76,7 +95,11 @@ def figure_receipt(config: FigureConfig, probes: Sequence[Mapping[str, Any]]) ->
 
 
 def read_attention(
-    path: Path, *, layer: int | None = None, heads: Sequence[int] | None = None, definition: Definition = "common"
+    path: Path,
+    *,
+    layer: int | None = None,
+    heads: Sequence[int] | None = None,
+    definition: Definition = "common",
 ) -> AttentionFile:
     """The mean curves of some heads of one layer, over the problems that all conditions have.
 
@@ -99,6 +122,8 @@ def read_attention(
             model=str(header.fingerprint["name"]),
             figure=draw_figure(config, curves, note=False),
             notes=tuple(explain_figure(config, curves)),
-            prompts=tuple((one.problem_id, one.condition, one.prompt_sha256) for one in traces.entries()),
+            prompts=tuple(
+                (one.problem_id, one.condition, one.prompt_sha256) for one in traces.entries()
+            ),
             receipt=traces.receipt,
         )

@@ -38,7 +38,10 @@ def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
 def mass_measures(mass: Float[Tensor, "head query region"]) -> dict[str, Float[Tensor, " head"]]:
     """Mean attention on each region over the given queries, which are of REGIONS."""
     means = dict(zip(REGIONS, mass.mean(1).unbind(-1), strict=True))
-    return {**{f"mass_{name}": means[name] for name in REGIONS[:-1]}, "lambda": 1 - means["inserted"]}
+    return {
+        **{f"mass_{name}": means[name] for name in REGIONS[:-1]},
+        "lambda": 1 - means["inserted"],
+    }
 
 
 def decompose(
@@ -73,7 +76,9 @@ def decompose(
         "scale": size(scale) / original,
         "bias": size(bias) / original,
         # a query that sees nothing of what was inserted has no bias to point anywhere
-        "bias_cosine": (_direction(bias) * _direction(gap)).sum(-1).masked_fill(mass == 0, torch.nan),
+        "bias_cosine": (_direction(bias) * _direction(gap))
+        .sum(-1)
+        .masked_fill(mass == 0, torch.nan),
         "bias_relative_norm": size(bias) / shifted,
     }
     residual = size(with_filler - (gap - scale) - bias) / size(with_filler).clamp_min(tiny)
@@ -82,4 +87,6 @@ def decompose(
 
 def _direction(vectors: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
     """Vectors of length 1, in float64: b may be 1e-12 long, and torch's cosine takes anything below 1e-8 for longer."""
-    return torch.nn.functional.normalize(vectors.double(), dim=-1, eps=torch.finfo(torch.float64).tiny)
+    return torch.nn.functional.normalize(
+        vectors.double(), dim=-1, eps=torch.finfo(torch.float64).tiny
+    )

@@ -92,14 +92,23 @@ class Reference:
         """
         magnitude = _magnitude(activations).ravel()
         median, top = np.quantile(magnitude, [0.5, COVERED], overwrite_input=True)
-        return cls(mad=float(np.median(np.abs(magnitude - median), overwrite_input=True)), top=float(top))
+        return cls(
+            mad=float(np.median(np.abs(magnitude - median), overwrite_input=True)), top=float(top)
+        )
 
 
 _SHARE = "share of activations"
 ACTIVATION_UNITS = {f"near_zero_c{c:g}": _SHARE for c in NEAR_ZERO_FACTORS}
-ACTIVATION_UNITS |= {"l1": "activation", "l2": "activation", "gini": "0 to 1", "histogram_top": "activation"}
+ACTIVATION_UNITS |= {
+    "l1": "activation",
+    "l2": "activation",
+    "gini": "0 to 1",
+    "histogram_top": "activation",
+}
 for _c in NEAR_ZERO_FACTORS:
-    ACTIVATION_UNITS |= {f"near_zero_{name}_c{_c:g}": _SHARE for name in CLASSES} | {f"threshold_c{_c:g}": "activation"}
+    ACTIVATION_UNITS |= {f"near_zero_{name}_c{_c:g}": _SHARE for name in CLASSES} | {
+        f"threshold_c{_c:g}": "activation"
+    }
 ACTIVATION_UNITS |= {f"tokens_{name}": "tokens" for name in CLASSES}
 """Every number that `measure_activations` gives, with its unit."""
 
@@ -133,7 +142,9 @@ def measure_activations(
     magnitude = _magnitude(activations)
     counts = np.zeros(ACTIVATION_BINS + 1, dtype=np.int32)
     if reference.top:
-        counts[:ACTIVATION_BINS], _ = np.histogram(magnitude, bins=ACTIVATION_BINS, range=(0, reference.top))
+        counts[:ACTIVATION_BINS], _ = np.histogram(
+            magnitude, bins=ACTIVATION_BINS, range=(0, reference.top)
+        )
         counts[ACTIVATION_BINS] = magnitude.size - counts.sum()
     squares = np.einsum("ij,ij->i", magnitude, magnitude, dtype=np.float64)
     found = {
@@ -145,13 +156,19 @@ def measure_activations(
     classes = classify(tokens)
     for c in NEAR_ZERO_FACTORS:
         threshold = NORMAL_CONSISTENCY * reference.mad * c
-        near_zero = (magnitude < threshold).mean(axis=1) if reference.mad else np.full(len(magnitude), np.nan)
+        near_zero = (
+            (magnitude < threshold).mean(axis=1)
+            if reference.mad
+            else np.full(len(magnitude), np.nan)
+        )
         found[f"threshold_c{c:g}"] = threshold
         found[f"near_zero_c{c:g}"] = float(near_zero.mean())
         for index, name in enumerate(CLASSES):
             chosen = near_zero[classes == index]
             found[f"near_zero_{name}_c{c:g}"] = float(chosen.mean()) if len(chosen) else np.nan
-    found |= {f"tokens_{name}": float(np.count_nonzero(classes == i)) for i, name in enumerate(CLASSES)}
+    found |= {
+        f"tokens_{name}": float(np.count_nonzero(classes == i)) for i, name in enumerate(CLASSES)
+    }
     return found, counts
 
 
@@ -163,7 +180,9 @@ def _magnitude(activations: Tensor) -> NDArray[np.float32]:
     """
     magnitude: NDArray[np.float32] = activations.detach().abs().float().cpu().numpy()
     if not np.isfinite(magnitude).all():
-        raise ModelError("The first MLP's activations are infinite or NaN: probe with --dtype float32.")
+        raise ModelError(
+            "The first MLP's activations are infinite or NaN: probe with --dtype float32."
+        )
     return magnitude
 
 

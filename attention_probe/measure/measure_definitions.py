@@ -17,17 +17,37 @@ SHARE = "share of one query's attention"
 _OF_OUTPUT = "share of |o_wo|"
 
 MEASURES: dict[str, Quantity] = {
-    "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence, be it a filler's."),
-    "mass_instruction": Quantity(SHARE, "Mean attention on the instruction, the very first token left out."),
-    "mass_filler": Quantity(SHARE, "Mean attention on the filler's tokens, the very first token left out."),
+    "mass_first": Quantity(
+        SHARE, "Mean attention on the very first token of the sequence, be it a filler's."
+    ),
+    "mass_instruction": Quantity(
+        SHARE, "Mean attention on the instruction, the very first token left out."
+    ),
+    "mass_filler": Quantity(
+        SHARE, "Mean attention on the filler's tokens, the very first token left out."
+    ),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
-    "mass_completion": Quantity(SHARE, "Mean attention on the completion; 0 for a prompt's queries, which precede it."),
-    "mass_other": Quantity(SHARE, "Mean attention on everything else: template, separators, examples."),
-    "lambda": Quantity("share", "1 - m, the factor that scales the attention on what was there before."),
-    "position_shift": Quantity(_OF_OUTPUT, "Mean |o_gap - o_wo| / |o_wo|: how far moved positions move the output."),
-    "scale": Quantity(_OF_OUTPUT, "Mean |m o_gap| / |o_wo|: how far the scaling by 1 - m moves the output."),
-    "bias": Quantity(_OF_OUTPUT, "Mean |b| / |o_wo|, b = what the inserted tokens add to the output."),
-    "bias_cosine": Quantity("cosine", "Mean cosine of b with o_gap, each query alike, however short its b."),
+    "mass_completion": Quantity(
+        SHARE, "Mean attention on the completion; 0 for a prompt's queries, which precede it."
+    ),
+    "mass_other": Quantity(
+        SHARE, "Mean attention on everything else: template, separators, examples."
+    ),
+    "lambda": Quantity(
+        "share", "1 - m, the factor that scales the attention on what was there before."
+    ),
+    "position_shift": Quantity(
+        _OF_OUTPUT, "Mean |o_gap - o_wo| / |o_wo|: how far moved positions move the output."
+    ),
+    "scale": Quantity(
+        _OF_OUTPUT, "Mean |m o_gap| / |o_wo|: how far the scaling by 1 - m moves the output."
+    ),
+    "bias": Quantity(
+        _OF_OUTPUT, "Mean |b| / |o_wo|, b = what the inserted tokens add to the output."
+    ),
+    "bias_cosine": Quantity(
+        "cosine", "Mean cosine of b with o_gap, each query alike, however short its b."
+    ),
     "bias_relative_norm": Quantity("share of |o_gap|", "Mean |b| / |o_gap|."),
 }
 """Every measure of a head, by name. All are means over the same queries in every condition, the problem's tokens; with
@@ -44,9 +64,15 @@ _TOKEN, _CURVE = ("position",), ("layer", "head", "position")
 ARRAYS: dict[str, Quantity] = {
     "token_ids": Quantity("vocabulary id", "The prompt, as the model got it.", _TOKEN),
     "roles": Quantity("index into token_roles.ROLES", "What each token belongs to.", _TOKEN),
-    "original_pos": Quantity("position", "The same token's place without filler; -1 for inserted tokens.", _TOKEN),
-    "mean_all": Quantity(SHARE, "A key token's mean weight over all later queries: the published definition.", _CURVE),
-    "mean_common": Quantity(SHARE, "The same over those later queries that the prompt without filler has.", _CURVE),
+    "original_pos": Quantity(
+        "position", "The same token's place without filler; -1 for inserted tokens.", _TOKEN
+    ),
+    "mean_all": Quantity(
+        SHARE, "A key token's mean weight over all later queries: the published definition.", _CURVE
+    ),
+    "mean_common": Quantity(
+        SHARE, "The same over those later queries that the prompt without filler has.", _CURVE
+    ),
     "activation_histogram": Quantity(
         "activations", "See activations.measure_activations; empty unless asked.", ("bin",)
     ),

@@ -14,7 +14,12 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_probe.measure.head_decomposition import REGIONS, decompose, key_regions, mass_measures
+from attention_probe.measure.head_decomposition import (
+    REGIONS,
+    decompose,
+    key_regions,
+    mass_measures,
+)
 from attention_probe.measure.measure_activations import Reference, measure_activations
 from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture
@@ -60,15 +65,24 @@ def measure_group(
     baselines: list[_Passed] = []
     references: list[Reference] = []
     for name in dict.fromkeys((BASELINE, *group[0])):
-        rows = [_Row.of(prompts[name], shared[name], record) for prompts, shared in zip(group, common, strict=True)]
+        rows = [
+            _Row.of(prompts[name], shared[name], record)
+            for prompts, shared in zip(group, common, strict=True)
+        ]
         passed = _run(loaded, rows, record)
         gaps: Sequence[_Passed | None] = [None] * len(rows)
         if name == BASELINE:
             baselines = passed
-            references = [Reference.of(one.activations) for one in passed] if record.activations else []
+            references = (
+                [Reference.of(one.activations) for one in passed] if record.activations else []
+            )
         elif record.decompose:
-            whole = [(prompts[name], shared[name]) for prompts, shared in zip(group, common, strict=True)]
-            left = [_Row.of(one.position_gap(), shared[~one.inserted], record) for one, shared in whole]
+            whole = [
+                (prompts[name], shared[name]) for prompts, shared in zip(group, common, strict=True)
+            ]
+            left = [
+                _Row.of(one.position_gap(), shared[~one.inserted], record) for one, shared in whole
+            ]
             gaps = _run(loaded, left, replace(record, activations=False))
         for place, (one, baseline, gap) in enumerate(zip(passed, baselines, gaps, strict=True)):
             layers = [_head_measures(layer, one, baseline, gap) for layer in loaded.layers]
@@ -76,12 +90,19 @@ def measure_group(
             exact = residuals and loaded.layers[0] == 0
             found[place][name] = one.curves(loaded.layers) | {
                 "measures": {key: np.stack([layer[key] for layer in layers]) for key in layers[0]},
-                "self_check": {"decomposition_residual": float(residuals[0].max())} if exact else {},
+                "self_check": {"decomposition_residual": float(residuals[0].max())}
+                if exact
+                else {},
             }
             if record.activations:
                 texts = [one.row.prompt.tokens[i] for i in one.row.problem.tolist()]
-                activations, histogram = measure_activations(one.activations, references[place], texts)
-                found[place][name] |= {"activations": activations, "activation_histogram": histogram}
+                activations, histogram = measure_activations(
+                    one.activations, references[place], texts
+                )
+                found[place][name] |= {
+                    "activations": activations,
+                    "activation_histogram": histogram,
+                }
     return found
 
 
@@ -112,7 +133,9 @@ class _Row:
         everything = torch.ones(len(prompt), dtype=torch.bool)
         return cls(
             prompt=prompt,
-            query_sets=torch.stack([completion, completion] if record.completion else [everything, shared]),
+            query_sets=torch.stack(
+                [completion, completion] if record.completion else [everything, shared]
+            ),
             regions=key_regions(prompt),
             queries=completion.nonzero()[:, 0] if record.completion else problem,
             problem=problem,
@@ -168,7 +191,9 @@ def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Pas
     return [_Passed(row, given, place) for place, row in enumerate(rows)]
 
 
-def _head_measures(layer: int, one: _Passed, baseline: _Passed, gap: _Passed | None) -> dict[str, NDArray[np.float32]]:
+def _head_measures(
+    layer: int, one: _Passed, baseline: _Passed, gap: _Passed | None
+) -> dict[str, NDArray[np.float32]]:
     """The measures of one prompt's heads in one layer, and `residual` where the change was decomposed."""
     found, queries = one.given[layer], one.row.queries
     mass = found.region_mass[one.place][:, queries]

@@ -77,11 +77,18 @@ def causal_mask(
     Raises:
         ModelError: queries may see later keys.
     """
-    kept = {name: arguments[name] for name in arguments.keys() & {"batch_size", "mask_function", "use_vmap", "device"}}
+    kept = {
+        name: arguments[name]
+        for name in arguments.keys() & {"batch_size", "mask_function", "use_vmap", "device"}
+    }
     rule = partial(sdpa_mask, attention_mask=attention_mask, allow_is_causal_skip=False, **kept)
     # Padding on the right comes after every real query; what padding itself attends to is never looked at.
-    late_padding = attention_mask is None or not bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any())
-    plain = allow_is_causal_skip and late_padding and (local_size is None or kv_length <= local_size)
+    late_padding = attention_mask is None or not bool(
+        (attention_mask[:, 1:] & ~attention_mask[:, :-1]).any()
+    )
+    plain = (
+        allow_is_causal_skip and late_padding and (local_size is None or kv_length <= local_size)
+    )
     mask = CausalMask(plain=plain, window=local_size, rule=rule)
     if not plain and bool(mask.block(slice(0, q_length - 1), slice(q_length - 1, q_length)).any()):
         raise ModelError("This model is not causal: it lets tokens see later ones.")
@@ -104,11 +111,17 @@ def attend(
     """The registered attention function: the normal output, reduced on the way if its layer is asked."""
     layer = getattr(module, "layer_idx", None)
     if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
-        raise ModelError(f"{type(module).__name__} calls its attention without a layer or a mask: it cannot be probed.")
+        raise ModelError(
+            f"{type(module).__name__} calls its attention without a layer or a mask: it cannot be probed."
+        )
     batch, heads, length, head_dim = query.shape
     reduction = Reduction(capture, heads, value) if layer in capture.asked else None
     output = None
-    if layer != capture.asked[-1] or capture.output_region is not None or capture.waits_for_activations:
+    if (
+        layer != capture.asked[-1]
+        or capture.output_region is not None
+        or capture.waits_for_activations
+    ):
         output = value.new_empty(batch, length, heads, value.shape[-1])
     flat_value = value.reshape(batch * value.shape[1], length, -1)
     for queries, keys, weights in weight_blocks(
@@ -156,7 +169,9 @@ def weight_blocks(
     kv_heads = key.shape[1]
     flat_key = key.reshape(batch * kv_heads, length, head_dim)
     buffer = query.new_empty(batch * heads * min(size, length) * length)
-    lowest = torch.finfo(torch.float32).min  # not -inf: a row of padding, which sees nothing, must stay finite
+    lowest = torch.finfo(
+        torch.float32
+    ).min  # not -inf: a row of padding, which sees nothing, must stay finite
     for start in range(0, length, size):
         queries = slice(start, min(start + size, length))
         count = queries.stop - queries.start
@@ -170,10 +185,14 @@ def weight_blocks(
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
         if mask.plain:
-            scores[..., -count:] += torch.full((count, count), lowest, device=scores.device).triu_(1)
+            scores[..., -count:] += torch.full((count, count), lowest, device=scores.device).triu_(
+                1
+            )
         else:
             visible = mask.block(queries, keys)
-            scores += torch.zeros(visible.shape, device=scores.device).masked_fill_(~visible, lowest)
+            scores += torch.zeros(visible.shape, device=scores.device).masked_fill_(
+                ~visible, lowest
+            )
         if sinks is not None:
             sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
             weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
@@ -209,7 +228,9 @@ def quiet(*, progress: bool = True) -> Iterator[None]:
 @contextmanager
 def switched_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Give the model another attention implementation, and put its own back afterwards."""
-    before = model.config._attn_implementation  # transformers sets it publicly, and shows it nowhere else
+    before = (
+        model.config._attn_implementation
+    )  # transformers sets it publicly, and shows it nowhere else
     with quiet():
         model.set_attn_implementation(name)
     try:

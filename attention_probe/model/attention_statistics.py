@@ -96,7 +96,9 @@ class Reduction:
         values: Its value vectors.
     """
 
-    def __init__(self, asked: Capture, heads: int, values: Float[Tensor, "batch kv_head key head_dim"]) -> None:
+    def __init__(
+        self, asked: Capture, heads: int, values: Float[Tensor, "batch kv_head key head_dim"]
+    ) -> None:
         batch, length = asked.real.shape
         self._asked = asked
         self._sets = (asked.query_sets & asked.real[:, None]).float()
@@ -104,14 +106,18 @@ class Reduction:
         self._values = None
         if asked.output_region is not None:
             self._values = values
-            self._columns = asked.key_regions[:, asked.output_region].any(0).nonzero()[:, 0]  # in any of the prompts
+            self._columns = (
+                asked.key_regions[:, asked.output_region].any(0).nonzero()[:, 0]
+            )  # in any of the prompts
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, device=asked.real.device)
 
         self._sums = zeros(batch, heads, self._sets.shape[1], length)
         self._mass = zeros(batch, heads, length, self._regions.shape[1])
-        self._output = None if self._values is None else zeros(batch, heads, length, self._values.shape[-1])
+        self._output = (
+            None if self._values is None else zeros(batch, heads, length, self._values.shape[-1])
+        )
 
     def add(self, weights: Float[Tensor, "batch head q k"], queries: slice, keys: slice) -> None:
         """Take in a block. Its diagonal is zeroed in place, because a key's own query does not come after it.
@@ -123,10 +129,16 @@ class Reduction:
         """
         mass = torch.matmul(self._regions[..., keys], weights.flatten(1, 2).mT).mT
         self._mass[:, :, queries] = mass.reshape(*weights.shape[:3], mass.shape[-1])
-        if self._output is not None and self._values is not None and self._asked.output_region is not None:
+        if (
+            self._output is not None
+            and self._values is not None
+            and self._asked.output_region is not None
+        ):
             region = self._asked.output_region
             columns = self._columns[(self._columns >= keys.start) & (self._columns < keys.stop)]
-            part = weights[..., columns - keys.start] * self._regions[:, None, None, region, columns]
+            part = (
+                weights[..., columns - keys.start] * self._regions[:, None, None, region, columns]
+            )
             values = self._values[:, :, None, columns].to(part.dtype)
             kv_heads = values.shape[1]
             grouped = torch.unflatten(part, 1, (kv_heads, part.shape[1] // kv_heads))
@@ -134,7 +146,9 @@ class Reduction:
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
         self._sums[..., keys].add_(torch.matmul(self._sets[:, None, :, queries], weights))
 
-    def finish(self, output: Float[Tensor, "batch head query head_dim"] | None = None) -> LayerCapture:
+    def finish(
+        self, output: Float[Tensor, "batch head query head_dim"] | None = None
+    ) -> LayerCapture:
         """The means and counts over all blocks.
 
         Args:
@@ -143,12 +157,16 @@ class Reduction:
         real = self._asked.real
         later = self._sets.flip(-1).cumsum(-1).flip(-1) - self._sets
         count = later * real[:, None]
-        mean = self._sums.transpose(1, 2) / count[:, :, None]  # 0 / 0, where there is no later query, is NaN
+        mean = (
+            self._sums.transpose(1, 2) / count[:, :, None]
+        )  # 0 / 0, where there is no later query, is NaN
         padding = ~real[:, None, :, None]
         return LayerCapture(
             column_mean=mean.masked_fill(~real[:, None, None], torch.nan),
             column_count=count.long(),
             region_mass=self._mass.masked_fill(padding, torch.nan),
-            region_output=None if self._output is None else self._output.masked_fill(padding, torch.nan),
+            region_output=None
+            if self._output is None
+            else self._output.masked_fill(padding, torch.nan),
             output=None if self._output is None else output,
         )

@@ -61,12 +61,18 @@ def capture(
     model = loaded.model
     token_ids = token_ids.to(model.device)
     batch, length = token_ids.shape
-    real = (torch.ones_like(token_ids) if attention_mask is None else attention_mask.to(model.device)).bool()
+    real = (
+        torch.ones_like(token_ids) if attention_mask is None else attention_mask.to(model.device)
+    ).bool()
     usual = (real.long().cumsum(-1) - 1).clamp_min(0)
     positions = usual if position_ids is None else position_ids.to(model.device)
     accepted = inspect.signature(model.forward).parameters
-    if "position_ids" not in accepted or not any(one.kind is one.VAR_KEYWORD for one in accepted.values()):
-        raise ModelError(f"{type(model).__name__} takes no positions, or no further arguments: it cannot be probed.")
+    if "position_ids" not in accepted or not any(
+        one.kind is one.VAR_KEYWORD for one in accepted.values()
+    ):
+        raise ModelError(
+            f"{type(model).__name__} takes no positions, or no further arguments: it cannot be probed."
+        )
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
     # Padding becomes a copy of a token that is there: nothing looks at it, and it may be no id of the vocabulary.
     token_ids = token_ids.where(real, token_ids.gather(1, real.long().argmax(-1, keepdim=True)))
@@ -79,10 +85,20 @@ def capture(
         chunk=chunk,
         waits_for_activations=activations,
     )
-    with torch.inference_mode(), _recorded_activations(loaded, found), switched_attention(model, ATTENTION):
+    with (
+        torch.inference_mode(),
+        _recorded_activations(loaded, found),
+        switched_attention(model, ATTENTION),
+    ):
         with suppress(Done):
             # without a mask Hugging Face takes a gap in the positions for a border between documents
-            model(token_ids, attention_mask=real.long(), position_ids=positions, use_cache=False, capture=found)
+            model(
+                token_ids,
+                attention_mask=real.long(),
+                position_ids=positions,
+                use_cache=False,
+                capture=found,
+            )
     if missing := [layer for layer in found.asked if layer not in found.layers]:
         known = count_from_one(softmax_layers(loaded.config)) or "none known"
         raise ModelError(
@@ -90,7 +106,9 @@ def capture(
             f"counted from 1: {known}."
         )
     for layer in found.asked:
-        if heads := found[layer].not_finite(real):  # a mean over some heads or prompts would hide it, or spread it
+        if heads := found[layer].not_finite(
+            real
+        ):  # a mean over some heads or prompts would hide it, or spread it
             raise ModelError(
                 f"{loaded.name}: attention is NaN or infinite in Layer {layer + 1}, Head {count_from_one(heads)}, "
                 f"counted from 1, in {str(model.dtype).removeprefix('torch.')}: broken weights, or an overflow."
@@ -101,7 +119,11 @@ def capture(
 def softmax_layers(config: PretrainedConfig) -> list[int]:
     """Indices of the layers with softmax attention; empty where the config does not tell kinds of layers apart."""
     kinds = getattr(config, "layer_types", None) or ()
-    return [i for i, kind in enumerate(kinds) if kind.endswith("attention") and kind != "linear_attention"]
+    return [
+        i
+        for i, kind in enumerate(kinds)
+        if kind.endswith("attention") and kind != "linear_attention"
+    ]
 
 
 @contextmanager

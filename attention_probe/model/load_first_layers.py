@@ -102,20 +102,30 @@ def load_model(
     """
     try:
         torch.empty(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has no class for it
-        raise ConfigError(f"--device {device} cannot be used: {str(error).strip().splitlines()[0][:200]}") from None
+    except (
+        RuntimeError,
+        AssertionError,
+        NotImplementedError,
+    ) as error:  # torch has no class for it
+        raise ConfigError(
+            f"--device {device} cannot be used: {str(error).strip().splitlines()[0][:200]}"
+        ) from None
     name = smollm2_model.resolve_model(name)
     refuse_missing_folder(name)
     is_folder = Path(name).expanduser().is_dir()
     name = str(Path(name).expanduser()) if is_folder else name
     try:
         config_path = Path(str(cached_file(name, "config.json")))
-        commit = None if is_folder else config_path.parent.name  # the hub's cache names its folders so
+        commit = (
+            None if is_folder else config_path.parent.name
+        )  # the hub's cache names its folders so
         whole = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=False)
         config = whole.get_text_config(decoder=True)  # the language model's alone
         chosen, count = tuple(sorted(set(layers))), config.num_hidden_layers
         if any(getattr(one, "quantization_config", None) for one in (whole, config)):
-            raise ModelError(f"{name} is quantised: its attention is not that of the model it was made from.")
+            raise ModelError(
+                f"{name} is quantised: its attention is not that of the model it was made from."
+            )
         if config.is_encoder_decoder:
             kind = f"({config.model_type}) is an encoder-decoder"
             raise ModelError(f"{name} {kind}: expected a causal language model.")
@@ -142,7 +152,9 @@ def load_model(
             )
     except HarnessError:
         raise
-    except Exception as error:  # the hub, safetensors, JSON, transformers and each kind of config have their own
+    except (
+        Exception
+    ) as error:  # the hub, safetensors, JSON, transformers and each kind of config have their own
         said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
         told = f"{name} cannot be read: {said}" if is_folder else explain_hub_error(name, error)
         raise ModelError(told) from error
@@ -167,34 +179,53 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
         model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
     count = config.num_hidden_layers
     lists = {
-        path: part for path, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count
+        path: part
+        for path, part in model.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) == count
     }
     depth = min((path.count(".") for path in lists), default=0)
     outermost = [path for path in lists if path.count(".") == depth]
     kinds = {type(part) for path in outermost for part in lists[path].modules()}
-    counting = [kind.__name__ for kind in kinds if "config.num_hidden_layers" in inspect.getsource(kind)]
+    counting = [
+        kind.__name__ for kind in kinds if "config.num_hidden_layers" in inspect.getsource(kind)
+    ]
     if len(outermost) != 1:
         got = ", ".join(outermost) or "none"
-        raise ModelError(f"{name} cannot be cut: expected one list of its {count} layers, got {got}.")
+        raise ModelError(
+            f"{name} cannot be cut: expected one list of its {count} layers, got {got}."
+        )
     if counting:
-        raise ModelError(f"{name} cannot be cut: its {', '.join(counting)} depends on how many layers there are.")
+        raise ModelError(
+            f"{name} cannot be cut: its {', '.join(counting)} depends on how many layers there are."
+        )
     return str(outermost[0])
 
 
-def _refuse_mismatch(name: str, model: PreTrainedModel, layers_path: str, found: dict[str, Any]) -> None:
+def _refuse_mismatch(
+    name: str, model: PreTrainedModel, layers_path: str, found: dict[str, Any]
+) -> None:
     """Raise ModelError for tensors that the model lacks, has too many in its kept layers, or has in another shape."""
-    in_layer = re.compile(rf"^({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\.(\d+)\.")
+    in_layer = re.compile(
+        rf"^({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\.(\d+)\."
+    )
     kept = len(model.get_submodule(layers_path))
     unexpected = [
         key
         for key in found["unexpected_keys"]
         # a buffer that old GPT-2 checkpoints store, and that models now compute
-        if (at := in_layer.match(key)) and int(at[2]) < kept and not key.endswith(".attn.masked_bias")
+        if (at := in_layer.match(key))
+        and int(at[2]) < kept
+        and not key.endswith(".attn.masked_bias")
     ]
     for names, what in (
         (found["missing_keys"], "lacks tensors that the model needs"),
         (unexpected, "has tensors in the asked layers that the model does not"),
-        ([key for key, *_ in found["mismatched_keys"]], "has tensors of another shape than config.json says"),
+        (
+            [key for key, *_ in found["mismatched_keys"]],
+            "has tensors of another shape than config.json says",
+        ),
     ):
         if names:
-            raise ModelError(f"{name} {what}: {list_first(sorted(names), 4)}. Fetch the checkpoint again.")
+            raise ModelError(
+                f"{name} {what}: {list_first(sorted(names), 4)}. Fetch the checkpoint again."
+            )

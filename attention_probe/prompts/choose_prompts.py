@@ -61,13 +61,17 @@ def prompts_config(**values: Any) -> PromptsConfig:
         ConfigError: the options contradict each other.
     """
     try:
-        return PromptsConfig.model_validate({name: value for name, value in values.items() if value is not None})
+        return PromptsConfig.model_validate(
+            {name: value for name, value in values.items() if value is not None}
+        )
     except ValidationError as error:
         raise ConfigError(explain(error, "prompts")) from None
 
 
 def open_source(
-    prompts: PromptsConfig, conditions: Sequence[str], load_tokenizer: Callable[[], PreTrainedTokenizerBase]
+    prompts: PromptsConfig,
+    conditions: Sequence[str],
+    load_tokenizer: Callable[[], PreTrainedTokenizerBase],
 ) -> Source:
     """The prompts of a run as they were run, or those of a dataset, built for the model's tokenizer.
 
@@ -78,7 +82,9 @@ def open_source(
     """
     answered = prompts.run or prompts.logs
     if answered is not None:
-        return read_source(answered, layout=prompts.layout and str(prompts.layout), metric=prompts.metric)
+        return read_source(
+            answered, layout=prompts.layout and str(prompts.layout), metric=prompts.metric
+        )
     assert prompts.dataset is not None  # the config has one of the two
     wanted = [name.removesuffix(GAP) for name in conditions]
     return build_source(

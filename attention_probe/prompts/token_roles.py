@@ -81,7 +81,9 @@ class TokenizedPrompt:
         names = ("token_ids", "roles", "original_pos", "positions")
         arrays: dict[str, Any] = {name: getattr(self, name)[kept] for name in names}
         tokens = tuple(self.tokens[place] for place in kept.tolist())
-        return replace(self, condition=f"{self.condition}{GAP}", tokens=tokens, filler_span=None, **arrays)
+        return replace(
+            self, condition=f"{self.condition}{GAP}", tokens=tokens, filler_span=None, **arrays
+        )
 
 
 def tokenize(
@@ -104,7 +106,10 @@ def tokenize(
         PromptMismatchError: the token ids are not those that the run recorded, or a segment is not in the text.
     """
     sources = {name: without_gap(name, problem.prompts) for name in conditions}
-    built = {name: _build(_prompt(problem, name), tokenizer) for name in dict.fromkeys((BASELINE, *sources.values()))}
+    built = {
+        name: _build(_prompt(problem, name), tokenizer)
+        for name in dict.fromkeys((BASELINE, *sources.values()))
+    }
     aligned = align_prompts(problem.id, built, tokenizer)
     tokenized = {}
     for name, source in sources.items():
@@ -120,11 +125,13 @@ def align_prompts(
 ) -> dict[str, TokenizedPrompt]:
     """The built prompts of a problem by condition, aligned to the baseline's, which is among them."""
     unaligned = {
-        condition: _with_roles(problem_id, condition, prompt, tokenizer) for condition, prompt in prompts.items()
+        condition: _with_roles(problem_id, condition, prompt, tokenizer)
+        for condition, prompt in prompts.items()
     }
     baseline = unaligned[BASELINE]
     return {
-        condition: replace(prompt, original_pos=_align(baseline, prompt)) for condition, prompt in unaligned.items()
+        condition: replace(prompt, original_pos=_align(baseline, prompt))
+        for condition, prompt in unaligned.items()
     }
 
 
@@ -135,13 +142,17 @@ def without_gap(name: str, there: Collection[str]) -> str:
 
 def common_tokens(prompts: Mapping[str, TokenizedPrompt]) -> dict[str, NDArray[np.bool_]]:
     """Which tokens of each prompt every one of the prompts has; in order they are the same tokens."""
-    shared = set.intersection(*(set(prompt.original_pos.tolist()) for prompt in prompts.values())) - {ABSENT}
+    shared = set.intersection(
+        *(set(prompt.original_pos.tolist()) for prompt in prompts.values())
+    ) - {ABSENT}
     return {name: np.isin(prompt.original_pos, list(shared)) for name, prompt in prompts.items()}
 
 
 def _prompt(problem: Problem, condition: str) -> AnsweredPrompt:
     if condition not in problem.prompts:
-        raise RunError(f"Problem {problem.id} was not asked under {condition!r}, but {', '.join(problem.prompts)}.")
+        raise RunError(
+            f"Problem {problem.id} was not asked under {condition!r}, but {', '.join(problem.prompts)}."
+        )
     return problem.prompts[condition]
 
 
@@ -162,7 +173,9 @@ def _with_roles(
     problem_id: str, condition: str, prompt: BuiltPrompt, tokenizer: PreTrainedTokenizerBase
 ) -> TokenizedPrompt:
     """The prompt's tokens, each at its own position."""
-    assert prompt.token_ids is not None and prompt.offsets is not None  # the model's tokenizer is known
+    assert (
+        prompt.token_ids is not None and prompt.offsets is not None
+    )  # the model's tokenizer is known
     roles = prompt.token_roles
     in_filler = np.flatnonzero(roles == FILLER)
     positions = np.arange(len(roles), dtype=np.int32)
@@ -180,10 +193,16 @@ def _with_roles(
 
 
 def _pieces(
-    ids: Iterable[int], offsets: Iterable[tuple[int, int]], text: str, tokenizer: PreTrainedTokenizerBase
+    ids: Iterable[int],
+    offsets: Iterable[tuple[int, int]],
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[str, ...]:
     pairs = zip(ids, offsets, strict=True)
-    return tuple(text[a:b] if a < b else str(tokenizer.convert_ids_to_tokens(token)) for token, (a, b) in pairs)
+    return tuple(
+        text[a:b] if a < b else str(tokenizer.convert_ids_to_tokens(token))
+        for token, (a, b) in pairs
+    )
 
 
 def _align(base: TokenizedPrompt, other: TokenizedPrompt) -> NDArray[np.int32]:
@@ -231,7 +250,9 @@ def _append_completion(
     completion is read by itself. A model may have written the same text in other tokens.
     """
     if not prompt.completions:
-        raise RunError(f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is recorded.")
+        raise RunError(
+            f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is recorded."
+        )
     completion = prompt.completions[0]
     size, text = len(tokenized), prompt.prompt + completion
     ids, offsets = encode(text, tokenizer)

@@ -29,7 +29,9 @@ def execute(notebook: dict[str, Any], folder: Path) -> Iterator[list[dict[str, A
             with contextlib.redirect_stdout(printed):
                 exec(compile(tree, f"cell {number}", "exec"), names)
                 if isinstance(last, ast.Expr):
-                    value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+                    value = eval(
+                        compile(ast.Expression(last.value), f"cell {number}", "eval"), names
+                    )
             yield [*_stream(printed.getvalue()), *_shown(value, number)]
 
 
@@ -39,7 +41,11 @@ def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _stream(text: str) -> list[dict[str, Any]]:
-    return [{"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)}] if text else []
+    return (
+        [{"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)}]
+        if text
+        else []
+    )
 
 
 def _shown(value: Any, number: int) -> list[dict[str, Any]]:
@@ -52,8 +58,13 @@ def _shown(value: Any, number: int) -> list[dict[str, Any]]:
     if isinstance(value, Figure):
         picture = io.BytesIO()
         value.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-        data = {"image/png": base64.b64encode(picture.getvalue()).decode() + "\n", "text/plain": ["<Figure>"]}
-    return [{"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}]
+        data = {
+            "image/png": base64.b64encode(picture.getvalue()).decode() + "\n",
+            "text/plain": ["<Figure>"],
+        }
+    return [
+        {"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}
+    ]
 
 
 def main() -> None:
@@ -62,7 +73,9 @@ def main() -> None:
     for path in map(Path, sys.argv[1:]):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         results = list(execute(notebook, path.parent))
-        for number, (cell, outputs) in enumerate(zip(code_cells(notebook), results, strict=True), start=1):
+        for number, (cell, outputs) in enumerate(
+            zip(code_cells(notebook), results, strict=True), start=1
+        ):
             cell["execution_count"], cell["outputs"] = number, outputs
         path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")

@@ -57,7 +57,9 @@ class Criterion(Strict):
         if self.flip is not None and self.baseline == self.condition:
             raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice.")
         if self.controls and self.flip not in (*CHANGES, CHANGED):
-            raise ConfigError(f"Controls are matched to problems that flipped, got the flip {self.flip}.")
+            raise ConfigError(
+                f"Controls are matched to problems that flipped, got the flip {self.flip}."
+            )
         return self
 
     @property
@@ -71,7 +73,9 @@ class Criterion(Strict):
 
     def outcome(self, problem: Problem) -> str:
         """One of `FLIPS`, or `UNDECIDED`."""
-        before, after = (_share_right(problem.prompts.get(name)) for name in (self.baseline, self.condition))
+        before, after = (
+            _share_right(problem.prompts.get(name)) for name in (self.baseline, self.condition)
+        )
         if before is None or after is None:
             return UNDECIDED
         if before == after:
@@ -94,11 +98,21 @@ def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
     """
     require_verdicts(source, criterion)
     outcomes = _outcomes(source, criterion)
-    matching = [problem for problem in _candidates(source, criterion) if criterion.wants(outcomes.get(problem.id))]
+    matching = [
+        problem
+        for problem in _candidates(source, criterion)
+        if criterion.wants(outcomes.get(problem.id))
+    ]
     if len(matching) < (criterion.n or 1):
         kind = (criterion.flip or "in the selection").replace("_", " ")
-        message = f"expected {criterion.n} problems {kind}, got {len(matching)}" if matching else f"no problem {kind}"
-        counts = [f"{name.replace('_', ' ')} {n}" for name, n in count_outcomes(source, criterion).items()]
+        message = (
+            f"expected {criterion.n} problems {kind}, got {len(matching)}"
+            if matching
+            else f"no problem {kind}"
+        )
+        counts = [
+            f"{name.replace('_', ' ')} {n}" for name, n in count_outcomes(source, criterion).items()
+        ]
         raise ConfigError(f"{source.name}: {message}: {', '.join(counts) or 'nothing was graded'}.")
     draw = random.Random(criterion.seed)
     if criterion.n is not None:
@@ -111,7 +125,9 @@ def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
             replace(control, matched_to=flipped.id)
             for control, flipped in match_controls(matching, unflipped, outcomes, draw)
         ]
-    return tuple(replace(problem, outcome=outcomes.get(problem.id)) for problem in (*matching, *controls))
+    return tuple(
+        replace(problem, outcome=outcomes.get(problem.id)) for problem in (*matching, *controls)
+    )
 
 
 def count_outcomes(source: Source, criterion: Criterion) -> dict[str, int]:
@@ -123,7 +139,9 @@ def count_outcomes(source: Source, criterion: Criterion) -> dict[str, int]:
 
 def _outcomes(source: Source, criterion: Criterion) -> dict[str, str]:
     """The outcome of every problem; empty if nothing was graded."""
-    if source.metric is None or not {criterion.baseline, criterion.condition} <= set(source.conditions):
+    if source.metric is None or not {criterion.baseline, criterion.condition} <= set(
+        source.conditions
+    ):
         return {}
     return {problem.id: criterion.outcome(problem) for problem in source.problems}
 
@@ -143,7 +161,9 @@ def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
         known = {getattr(problem, name) for problem in source.problems}
         if unknown := [value for value in values if value not in known]:
             near = list_near(str(unknown[0]), sorted(map(str, known)))
-            raise ConfigError(f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {near}.")
+            raise ConfigError(
+                f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {near}."
+            )
     return [
         problem
         for problem in source.problems
@@ -166,7 +186,10 @@ def require_verdicts(source: Source, criterion: Criterion) -> None:
 
 
 def match_controls(
-    flipped: Sequence[Problem], unflipped: Sequence[Problem], outcomes: Mapping[str, str], draw: random.Random
+    flipped: Sequence[Problem],
+    unflipped: Sequence[Problem],
+    outcomes: Mapping[str, str],
+    draw: random.Random,
 ) -> list[tuple[Problem, Problem]]:
     """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
 
@@ -183,7 +206,9 @@ def match_controls(
         stayed = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"
         alike = [one for one in left if one.subject == problem.subject]
         if not alike:
-            raise ConfigError(f"Subject {problem.subject!r} has too few problems that did not flip to be controls.")
+            raise ConfigError(
+                f"Subject {problem.subject!r} has too few problems that did not flip to be controls."
+            )
         nearest = min(
             alike,
             key=lambda one: (

@@ -61,7 +61,9 @@ class Side:
         there = list(frame["condition"].unique())
         chosen = condition or (run.baseline if run.baseline in there else there[0])
         if chosen not in there:
-            raise RunError(f"{path} has no condition {chosen!r}: expected one of {list_near(chosen, there)}.")
+            raise RunError(
+                f"{path} has no condition {chosen!r}: expected one of {list_near(chosen, there)}."
+            )
         last = Path(path).resolve().name
         return cls(
             name=last if chosen == "log" else f"{last}:{chosen}",
@@ -83,15 +85,25 @@ def compare_pair(old: Side, new: Side) -> Leaderboard:
         raise ComparisonError(f"{old.name} is given twice.")
     if how := other_problems(old.run, new.run):
         raise ComparisonError(f"{new.run.name} cannot be compared with {old.run.name}: {how}.")
-    graders = [str(side.run.about["grader_version"]) for side in sides if side.run.about.get("grader_version")]
+    graders = [
+        str(side.run.about["grader_version"])
+        for side in sides
+        if side.run.about.get("grader_version")
+    ]
     if len({*graders}) > 1:
-        raise ComparisonError(f"Graders {' and '.join(graders)} cannot be compared: `mless regrade` the older run.")
+        raise ComparisonError(
+            f"Graders {' and '.join(graders)} cannot be compared: `mless regrade` the older run."
+        )
     model = " / ".join(dict.fromkeys(str(side.run.about["model"]) for side in sides))
     names = [side.name if old.name != new.name else side.run.name for side in sides]
     frames = []
     for name, side in zip(names, sides, strict=True):
         ids, draws = side.samples["problem_id"].astype(str), side.samples.get("draw", 1)
-        frames.append(side.samples.assign(model=model, layout="paired", condition=name, problem_id=ids, draw=draws))
+        frames.append(
+            side.samples.assign(
+                model=model, layout="paired", condition=name, problem_id=ids, draw=draws
+            )
+        )
     joined = pandas.concat(frames, ignore_index=True)
     about = {"source": "pair", "model": model, "greedy": old.run.about.get("greedy")}
     run = Run(name=" ".join(names), about=about, read=lambda: joined, read_prompts=list)
@@ -122,7 +134,9 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
         return 3, f"Not shown: {row['unmeasured']}."
     # the length of an interval falls with the root of the number of problems
     quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
-    needed = math.ceil(row["problems"] * (quantiles * (row["difference"] - row["low"]) / points) ** 2)
+    needed = math.ceil(
+        row["problems"] * (quantiles * (row["difference"] - row["low"]) / points) ** 2
+    )
     # beside problems, new draws of examples lengthen it
     draws = ", and as many times the draws of examples," if row["draws"] >= FEWEST_DRAWS else ""
     return 3, (

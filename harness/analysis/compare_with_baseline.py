@@ -112,7 +112,9 @@ def compare(
     if not 0 < margin < 100:
         raise ComparisonError(f"margin: expected points above 0 and below 100, got {margin}.")
     if primary is not None and (by or primary not in (contrasts or ())):
-        raise ComparisonError(f"primary: expected one of the contrasts, over all problems, got {primary}.")
+        raise ComparisonError(
+            f"primary: expected one of the contrasts, over all problems, got {primary}."
+        )
     settings = by_setting(count_outcomes(frame, by=by) if counted is None else counted)
     pairs = {row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
     _refuse_unknown(settings, baseline, pairs.values())
@@ -122,11 +124,19 @@ def compare(
     rows: list[Row] = []
     for setting, arms in settings.items():
         table = []
-        for name, (condition, against) in ({name: (name, baseline) for name in arms} | pairs).items():
+        for name, (condition, against) in (
+            {name: (name, baseline) for name in arms} | pairs
+        ).items():
             if condition not in arms or against not in arms:
                 continue
             new, old = arms[condition][0], arms[against][0]
-            row = {**dict(setting), "condition": name, "baseline": against, "margin": margin, "role": "tested"}
+            row = {
+                **dict(setting),
+                "condition": name,
+                "baseline": against,
+                "margin": margin,
+                "role": "tested",
+            }
             row |= measure_accuracy(new)
             if condition == against:
                 row["role"] = "baseline"
@@ -146,7 +156,10 @@ def compare(
     judge(rows, primary=about)
     model_column, layout_column, *others = COMPARISON_COLUMNS
     return pandas.DataFrame(rows, columns=[model_column, layout_column, *by, *others]).astype(
-        {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(("primary", "within_margin", "by_format"), "boolean")}
+        {
+            **dict.fromkeys(_COUNTS, "Int64"),
+            **dict.fromkeys(("primary", "within_margin", "by_format"), "boolean"),
+        }
     )
 
 
@@ -164,14 +177,19 @@ def count_changed_completions(
         return {}
     split = ["model", "layout", *by]
     keys = [*split, "condition", "problem_id", "sample_index"]
-    first, again = (frame.loc[frame["replicate"] == replicate, [*keys, text]] for replicate in (0, 1))
+    first, again = (
+        frame.loc[frame["replicate"] == replicate, [*keys, text]] for replicate in (0, 1)
+    )
     both = first.merge(again, on=keys)
     changed = (both[f"{text}_x"] != both[f"{text}_y"]).groupby(
         [both[key] for key in (*split, "condition")], observed=True
     )
     counts: dict[tuple[Setting, str], tuple[int, int]] = {}
     for (*values, condition), differs in changed:
-        counts[tuple(zip(split, values, strict=True)), str(condition)] = int(differs.sum()), len(differs)
+        counts[tuple(zip(split, values, strict=True)), str(condition)] = (
+            int(differs.sum()),
+            len(differs),
+        )
     return counts
 
 
@@ -180,10 +198,17 @@ def effects_by_draw(frame: pandas.DataFrame, contrast: tuple[str, str]) -> Itera
     condition, baseline = contrast
     several = frame[frame["replicate"] == 0] if "draw" in frame else frame[:0]
     for (model, layout), part in several.groupby(["model", "layout"], observed=True, sort=False):
-        arms: Any = 100 * part.groupby(["condition", "draw"], observed=True)["correct"].mean().unstack("draw")
+        arms: Any = 100 * part.groupby(["condition", "draw"], observed=True)[
+            "correct"
+        ].mean().unstack("draw")
         if {condition, baseline} <= {*arms.index} and len(arms.columns) > 1:
             points = (arms.loc[condition] - arms.loc[baseline]).tolist()
-            yield {"model": model, "layout": layout, "contrast": contrast_name(*contrast), "differences": points}
+            yield {
+                "model": model,
+                "layout": layout,
+                "contrast": contrast_name(*contrast),
+                "differences": points,
+            }
 
 
 def row_name(condition: str, against: str, baseline: str) -> str:
@@ -213,7 +238,9 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
         gate = 0.0
         first = [row for row in tested if row["condition"] == primary]
         for step in (first, [row for row in tested if row["condition"] != primary]):
-            adjusted = np.maximum(gate, np.minimum(1, len(settings) * holm([row["p"] for row in step])))
+            adjusted = np.maximum(
+                gate, np.minimum(1, len(settings) * holm([row["p"] for row in step]))
+            )
             for row, p in zip(step, adjusted.tolist(), strict=True):
                 word = verdict(p, row["difference"], within_margin=row["within_margin"])
                 word = "unmeasured" if row.get("unmeasured") and word not in PASSED else word
@@ -224,9 +251,9 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
 
 def _may_be_format(row: Row) -> bool:
     """Whether the part of a difference among answered samples is the smaller one, and may be 0."""
-    return bool(row["answered_low"] <= 0 <= row["answered_high"]) and 2 * abs(row["answered_difference"]) < abs(
-        row["difference"]
-    )
+    return bool(row["answered_low"] <= 0 <= row["answered_high"]) and 2 * abs(
+        row["answered_difference"]
+    ) < abs(row["difference"])
 
 
 def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
@@ -237,7 +264,9 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     samples = old.samples_by_prompt
     most = int(samples.max())
     gained, lost = (
-        np.sum([count_flips(*pair, k=most) for pair in zip(before, right, strict=True)], axis=0) * most / old.k
+        np.sum([count_flips(*pair, k=most) for pair in zip(before, right, strict=True)], axis=0)
+        * most
+        / old.k
     )
     change = estimate_over_draws(old.by_draw(right - before), old.by_draw(samples), old.clusters)
     answered = estimate_over_draws(
@@ -314,7 +343,9 @@ def _refuse_unknown(
     for setting, arms in settings.items():
         if baseline not in arms:
             where = ", ".join(f"{column} {value}" for column, value in setting)
-            raise ComparisonError(f"{where}: no baseline condition {baseline!r} among {', '.join(arms)}.")
+            raise ComparisonError(
+                f"{where}: no baseline condition {baseline!r} among {', '.join(arms)}."
+            )
     known = {name for arms in settings.values() for name in arms}
     if unknown := [name for pair in contrasts for name in pair if name not in known]:
         near = list_near(unknown[0], sorted(known))

@@ -73,7 +73,9 @@ class Outcomes:
     @property
     def name(self) -> str:
         """Setting, condition and replicate, for messages."""
-        words = [f"{column} {value}" for column, value in (*self.setting, ("condition", self.condition))]
+        words = [
+            f"{column} {value}" for column, value in (*self.setting, ("condition", self.condition))
+        ]
         return ", ".join([*words, f"replicate {self.replicate}"] if self.replicate else words)
 
 
@@ -95,21 +97,32 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
     place = [*keys, "problem_id", "sample_index"]
     for wrong, what in (
         (frame["correct"].isna(), "has no verdict; grade the run again with `mless regrade`"),
-        (frame.duplicated(place), "occurs more than once; models of different runs need different labels"),
+        (
+            frame.duplicated(place),
+            "occurs more than once; models of different runs need different labels",
+        ),
     ):
         if wrong.any():
             first = frame.loc[wrong.to_numpy(), place].iloc[0]
-            raise ComparisonError(f"{', '.join(f'{name} {value}' for name, value in first.items())}: {what}.")
+            raise ComparisonError(
+                f"{', '.join(f'{name} {value}' for name, value in first.items())}: {what}."
+            )
     numbers, names = pandas.factorize(frame["problem_id"])
-    clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[np.unique(numbers, return_index=True)[1]]
+    clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[
+        np.unique(numbers, return_index=True)[1]
+    ]
     counts = {
         "correct": frame["correct"].to_numpy(dtype=np.int64),
-        "graded": frame["verdict"].isin(GRADED).to_numpy(dtype=np.int64) if "verdict" in frame else 1,
+        "graded": frame["verdict"].isin(GRADED).to_numpy(dtype=np.int64)
+        if "verdict" in frame
+        else 1,
         "samples": 1,
     }
     prompt = {name: frame.get(name, 0) for name in ("instruction", "draw")}
     frame = frame[keys].assign(problem=numbers, **prompt, **counts)
-    problems = frame.groupby([*keys, "problem", *prompt], observed=True, sort=False, dropna=False)[[*counts]]
+    problems = frame.groupby([*keys, "problem", *prompt], observed=True, sort=False, dropna=False)[
+        [*counts]
+    ]
     counted = []
     arms: Any = problems.sum().groupby(level=keys, observed=True, sort=False, dropna=False)
     for key, unordered in arms:
@@ -150,7 +163,9 @@ def refuse_unpaired(baseline: Outcomes, other: Outcomes) -> None:
     for one in (baseline, other):
         if (lacking := one.samples < one.k).any():
             named = list_first([str(name) for name in one.problem_ids[lacking]])
-            raise ComparisonError(f"{one.name}: samples are missing: expected {one.k} of each problem, not of {named}.")
+            raise ComparisonError(
+                f"{one.name}: samples are missing: expected {one.k} of each problem, not of {named}."
+            )
     ours, theirs = set(baseline.problem_ids.tolist()), set(other.problem_ids.tolist())
     if only_one := list_first(sorted(map(str, ours ^ theirs))):
         raise ComparisonError(
@@ -205,5 +220,8 @@ def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
     """
     counted = count_outcomes(frame[frame["replicate"] == 0])
     return pandas.DataFrame(
-        [{**dict(one.setting), "condition": one.condition, **measure_accuracy(one)} for one in counted]
+        [
+            {**dict(one.setting), "condition": one.condition, **measure_accuracy(one)}
+            for one in counted
+        ]
     )

@@ -39,7 +39,8 @@ CAUSE_COLUMNS = {
 
 
 def causes_table(
-    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]], conditions: Mapping[str, Condition]
+    settings: Mapping[Setting, Mapping[str, Sequence[Outcomes]]],
+    conditions: Mapping[str, Condition],
 ) -> pandas.DataFrame:
     """The filler as it is, and each of its cells, against the position gap.
 
@@ -70,7 +71,12 @@ def causes_table(
             for name, effect, p in zip(names, effects, adjusted.tolist(), strict=True):
                 cell = conditions[name].cell or {"layers": None, "on": [True, True, True]}
                 _, scale, bias = cell["on"]
-                about = {**dict(setting), "filler": fillers[key], "condition": name, "layers": cell["layers"]}
+                about = {
+                    **dict(setting),
+                    "filler": fillers[key],
+                    "condition": name,
+                    "layers": cell["layers"],
+                }
                 rows.append({**about, "valid_attention": scale == bias, **effect, "p_adjusted": p})
     return pandas.DataFrame(rows, columns=list(CAUSE_COLUMNS))
 
@@ -81,4 +87,8 @@ def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:
     effect = estimate_over_draws(changes, gap.by_draw(gap.samples_by_prompt), gap.clusters)
     low, high = effect.interval()
     points = {"difference": effect.difference, "low": low, "high": high}
-    return {"problems": len(gap.clusters), "p": effect.p, **{name: 100 * share for name, share in points.items()}}
+    return {
+        "problems": len(gap.clusters),
+        "p": effect.p,
+        **{name: 100 * share for name, share in points.items()},
+    }

@@ -55,7 +55,9 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     return table[list(MEDIATOR_COLUMNS)].reset_index()
 
 
-def audit_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Sequence[str] = ()) -> pandas.DataFrame:
+def audit_table(
+    frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Sequence[str] = ()
+) -> pandas.DataFrame:
     """Accuracy by each grader of the same completions, in percent, by model, layout and condition.
 
     Beside each grader's column stands `..._difference`: from the baseline in points, over problems that the grader
@@ -70,7 +72,9 @@ def audit_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Sequen
     first = frame[frame["replicate"] == 0]
     keys, names = ["model", "layout", *by, "condition"], ["ours", *GRADERS]
     scores = first[[*keys, "problem_id"]].assign(ours=first["correct"], **first[list(GRADERS)])
-    scores = scores.assign(**scores[names].astype(float), boxes_after_first=first["boxes_after_first"] > 0)
+    scores = scores.assign(
+        **scores[names].astype(float), boxes_after_first=first["boxes_after_first"] > 0
+    )
     arms = scores.groupby(keys, observed=True, sort=False)
     right = 100 * arms[names].mean()
     new, old = _pair(scores, keys, names, baseline)
@@ -88,6 +92,11 @@ def _pair(
     new = samples.groupby([*keys, "problem_id"], observed=True, sort=False)[columns].mean()
     places: Any = new.index
     at_baseline = places.get_level_values("condition") == baseline
-    old = new[at_baseline].droplevel("condition").reindex(places.droplevel("condition")).set_axis(places)
+    old = (
+        new[at_baseline]
+        .droplevel("condition")
+        .reindex(places.droplevel("condition"))
+        .set_axis(places)
+    )
     old.loc[at_baseline] = np.nan
     return new, old

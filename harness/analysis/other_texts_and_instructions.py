@@ -58,7 +58,9 @@ INSTRUCTION_COLUMNS = {
 """Meaning of each column of `instructions_table`."""
 
 
-def text_table(settings: Mapping[Setting, Arms], conditions: Mapping[str, Condition]) -> pandas.DataFrame:
+def text_table(
+    settings: Mapping[Setting, Arms], conditions: Mapping[str, Condition]
+) -> pandas.DataFrame:
     """Each condition with a filler against the mean of other texts of its length and place: a row for each kind.
 
     A condition that is itself one of so many texts has no row.
@@ -97,14 +99,24 @@ def merge_instructions(
         reference_conditions: By name, with kind, `of` and number.
     """
     conditions = [str(name) for name in frame["condition"].unique()]
-    others = {name: fields for name, fields in reference_conditions.items() if fields["kind"] == OTHER_INSTRUCTION}
+    others = {
+        name: fields
+        for name, fields in reference_conditions.items()
+        if fields["kind"] == OTHER_INSTRUCTION
+    }
     if not others.keys() & set(conditions):
         return frame
     names = frame["condition"].astype(str)
-    numbers = names.map({name: others[name]["number"] if name in others else 0 for name in conditions})
-    merged = names.map({name: others[name]["of"] if name in others else name for name in conditions})
+    numbers = names.map(
+        {name: others[name]["number"] if name in others else 0 for name in conditions}
+    )
+    merged = names.map(
+        {name: others[name]["of"] if name in others else name for name in conditions}
+    )
     return frame.assign(
-        condition=pandas.Categorical(merged, [name for name in conditions if name not in others], ordered=True),
+        condition=pandas.Categorical(
+            merged, [name for name in conditions if name not in others], ordered=True
+        ),
         sample_index=frame["sample_index"] + numbers * (1 + frame["sample_index"].max()),
         instruction=numbers,
     ).sort_values("condition", kind="stable", ignore_index=True)
@@ -122,14 +134,21 @@ def instructions_table(
         contrasts: What stands under `condition`, with the condition and what it is compared with.
         reference_conditions: As of `merge_instructions`.
     """
-    names = {(fields["of"], fields["number"]): name for name, fields in reference_conditions.items()}
+    names = {
+        (fields["of"], fields["number"]): name for name, fields in reference_conditions.items()
+    }
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
         for name, pair in contrasts.items():
-            both = [(arms[old][0], arms[new][0]) for new, old in _under_each_instruction(pair, arms, names)]
+            both = [
+                (arms[old][0], arms[new][0])
+                for new, old in _under_each_instruction(pair, arms, names)
+            ]
             if len(both) < FEWEST_INSTRUCTIONS:
                 continue
-            effects = [pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in both]
+            effects = [
+                pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in both
+            ]
             found = [one["difference"] for one in effects if one["p"] < ALPHA]
             draws = [
                 100 * float(changes.sum() / samples.sum())
@@ -138,10 +157,22 @@ def instructions_table(
                     new.right_by_prompt - old.right_by_prompt, old.samples_by_prompt, strict=True
                 )
             ]
-            row = {**dict(setting), "condition": name, "instructions": len(both), **_over_prompts(both)}
+            row = {
+                **dict(setting),
+                "condition": name,
+                "instructions": len(both),
+                **_over_prompts(both),
+            }
             row |= {"least": min(draws), "most": max(draws)}
             row |= {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)}
-            rows.append(row | {"effects": [[one[end] for end in ("difference", "low", "high")] for one in effects]})
+            rows.append(
+                row
+                | {
+                    "effects": [
+                        [one[end] for end in ("difference", "low", "high")] for one in effects
+                    ]
+                }
+            )
     return pandas.DataFrame(rows, columns=list(INSTRUCTION_COLUMNS))
 
 
@@ -164,4 +195,7 @@ def _over_prompts(both: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
     """The mean difference over pairs of outcomes, the second less the first, with its interval for new prompts."""
     clusters = both[0][0].clusters
     pooled = pool_changes([(new.right - old.right, old.k) for old, new in both], clusters)
-    return {name: pooled[name] for name in ("problems", "difference", "low", "high", "new_low", "new_high", "new_p")}
+    return {
+        name: pooled[name]
+        for name in ("problems", "difference", "low", "high", "new_low", "new_high", "new_p")
+    }

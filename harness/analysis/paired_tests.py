@@ -36,7 +36,9 @@ def by_cluster(values: npt.ArrayLike, clusters: Integers) -> tuple[Floats, Float
         clusters: The number of its cluster, from 0 without gaps.
     """
     sizes = np.bincount(clusters)
-    return np.bincount(clusters, values) / sizes, np.asarray(sizes * (len(sizes) / len(clusters)), dtype=np.float64)
+    return np.bincount(clusters, values) / sizes, np.asarray(
+        sizes * (len(sizes) / len(clusters)), dtype=np.float64
+    )
 
 
 def cluster_terms(values: npt.ArrayLike, clusters: Integers) -> Floats:
@@ -117,10 +119,15 @@ class PairedDifference:
         """By how much the exact upper limit of a share of clusters exceeds the observed one."""
         if changes == self.clusters:
             return 0.0
-        return float(betaincinv(changes + 1, self.clusters - changes, 1 - alpha / 2)) - changes / self.clusters
+        return (
+            float(betaincinv(changes + 1, self.clusters - changes, 1 - alpha / 2))
+            - changes / self.clusters
+        )
 
 
-def estimate_difference(changes: npt.ArrayLike, k: int, *, clusters: Integers | None = None) -> PairedDifference:
+def estimate_difference(
+    changes: npt.ArrayLike, k: int, *, clusters: Integers | None = None
+) -> PairedDifference:
     """The difference between two conditions with its test and interval: those of every table.
 
     The test takes a gain and a loss of one size for equally likely. Where few problems gain much and many lose a
@@ -137,7 +144,10 @@ def estimate_difference(changes: npt.ArrayLike, k: int, *, clusters: Integers | 
     # a loss is measured as the gain that it mirrors, so that exchanging the conditions mirrors the interval
     sized_sums = np.column_stack([-sums if sums.sum() < 0 else sums, np.bincount(clusters)])
     kinds, counts = np.unique(sized_sums, axis=0, return_counts=True)
-    plus = np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts))) @ kinds
+    plus = (
+        np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts)))
+        @ kinds
+    )
     minus = counts @ kinds - plus
     with np.errstate(divide="ignore", invalid="ignore"):
         means = np.stack([plus[:, 0] / plus[:, 1], minus[:, 0] / minus[:, 1]]) / k
@@ -178,7 +188,12 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
     observed = abs(int(numbers.sum())) // common
     total = int(sizes @ counts)
     if total > EXACT_SIGN_FLIPS:
-        plus = np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts))) @ sizes
+        plus = (
+            np.random.default_rng(DEFAULT_SEED).binomial(
+                counts, 0.5, size=(SIGN_PATTERNS, len(counts))
+            )
+            @ sizes
+        )
         return (1 + int((np.abs(2 * plus - total) >= observed).sum())) / (1 + SIGN_PATTERNS)
     chances: Floats = np.ones(1)  # of each sum of the sizes with a plus
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
@@ -211,7 +226,9 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
     ends = [
         outer
         if abs(mean - outer) < ROOT_GAP
-        else brentq(lambda at: abs(_statistic(*distinct, at)) - critical, mean, _towards(outer, mean))
+        else brentq(
+            lambda at: abs(_statistic(*distinct, at)) - critical, mean, _towards(outer, mean)
+        )
         for outer in (0.0, 1.0)
     ]
     return float(ends[0]), float(ends[1])
@@ -231,7 +248,11 @@ def _statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float)
     if difference == 0:
         return 0.0
     variance = _variance(weights * (distinct - mean), counts / n, -mean, 1 - mean)
-    return math.copysign(math.inf, difference) if variance <= 0 else difference / math.sqrt(variance / n)
+    return (
+        math.copysign(math.inf, difference)
+        if variance <= 0
+        else difference / math.sqrt(variance / n)
+    )
 
 
 def _variance(centred: Floats, shares: Floats, low: float, high: float) -> float:
@@ -247,7 +268,10 @@ def _variance(centred: Floats, shares: Floats, low: float, high: float) -> float
     def excess(tilt: float) -> float:
         return float((shares * centred / (1 + tilt * centred)).sum())
 
-    weakest, strongest = _towards(-1 / max(high, centred.max()), 0), _towards(-1 / min(low, centred.min()), 0)
+    weakest, strongest = (
+        _towards(-1 / max(high, centred.max()), 0),
+        _towards(-1 / min(low, centred.min()), 0),
+    )
     if excess(weakest) <= 0:
         tilt = weakest
     elif excess(strongest) >= 0:

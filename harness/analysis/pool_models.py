@@ -63,20 +63,40 @@ def pool(counted: Iterable[Outcomes], contrasts: Mapping[str, tuple[str, str]]) 
     for (_, (_, layout)), arms in by_setting(counted).items():
         layouts.setdefault(str(layout), []).append({name: one for name, (one, *_) in arms.items()})
     rows = []
-    for (layout, every), (name, (condition, baseline)) in product(layouts.items(), contrasts.items()):
-        both = [(arms[baseline], arms[condition]) for arms in every if {condition, baseline} <= arms.keys()]
+    for (layout, every), (name, (condition, baseline)) in product(
+        layouts.items(), contrasts.items()
+    ):
+        both = [
+            (arms[baseline], arms[condition])
+            for arms in every
+            if {condition, baseline} <= arms.keys()
+        ]
         problems = [set(old.problem_ids.tolist()) for old, _ in both]
-        paired = all(old.k == new.k and (old.problem_ids == new.problem_ids).all() for old, new in both)
-        if len(both) < 2 or not (shared := set.intersection(*problems)) or not paired:  # which `compare` refuses
+        paired = all(
+            old.k == new.k and (old.problem_ids == new.problem_ids).all() for old, new in both
+        )
+        if (
+            len(both) < 2 or not (shared := set.intersection(*problems)) or not paired
+        ):  # which `compare` refuses
             continue
         asked = [[problem in shared for problem in old.problem_ids.tolist()] for old, _ in both]
-        changes = [((new.right - old.right)[kept], old.k) for kept, (old, new) in zip(asked, both, strict=True)]
+        changes = [
+            ((new.right - old.right)[kept], old.k)
+            for kept, (old, new) in zip(asked, both, strict=True)
+        ]
         clusters = pandas.factorize(both[0][0].clusters[asked[0]])[0]
-        rows.append({"layout": layout, "condition": name, "baseline": baseline} | pool_changes(changes, clusters))
-    return pandas.DataFrame(rows, columns=list(POOLED_COLUMNS)).astype({"models": "Int64", "problems": "Int64"})
+        rows.append(
+            {"layout": layout, "condition": name, "baseline": baseline}
+            | pool_changes(changes, clusters)
+        )
+    return pandas.DataFrame(rows, columns=list(POOLED_COLUMNS)).astype(
+        {"models": "Int64", "problems": "Int64"}
+    )
 
 
-def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> dict[str, Any]:
+def pool_changes(
+    changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None
+) -> dict[str, Any]:
     """The pooled effect of one contrast, as the columns of `POOLED_COLUMNS` that are numbers.
 
     Args:
@@ -89,7 +109,12 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
     clusters = np.arange(scaled.shape[1]) if clusters is None else clusters
     pooled = estimate_difference(scaled.sum(axis=0), k * len(changes), clusters=clusters)
     low, high = pooled.interval()
-    row = {"models": len(changes), "problems": len(clusters), "difference": pooled.difference, "p": pooled.p}
+    row = {
+        "models": len(changes),
+        "problems": len(clusters),
+        "difference": pooled.difference,
+        "p": pooled.p,
+    }
     row |= {"low": low, "high": high}
     if len(changes) >= FEWEST_MODELS:
         crossed = estimate_crossed(scaled, np.full_like(scaled, k), clusters)
@@ -135,7 +160,9 @@ class CrossedDifference:
         """The interval of the mean: 0 is outside exactly if p is below 1 - `level`."""
         low, high = self.fixed.interval(level)
         reach = float(stdtrit(self.freedom, (1 + level) / 2)) * self.error
-        return max(-1.0, min(low, self.difference - reach)), min(1.0, max(high, self.difference + reach))
+        return max(-1.0, min(low, self.difference - reach)), min(
+            1.0, max(high, self.difference + reach)
+        )
 
 
 def estimate_over_draws(
@@ -150,7 +177,9 @@ def estimate_over_draws(
     """
     if len(changes) >= FEWEST_DRAWS:
         return estimate_crossed(changes, samples, clusters)
-    return estimate_difference(changes.sum(axis=0), int(samples.sum(axis=0).max()), clusters=clusters)
+    return estimate_difference(
+        changes.sum(axis=0), int(samples.sum(axis=0).max()), clusters=clusters
+    )
 
 
 def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -> CrossedDifference:
@@ -166,7 +195,8 @@ def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -
     fixed = estimate_difference(changes.sum(axis=0), k, clusters=clusters)
     sizes = np.bincount(clusters)
     of_cells, in_cells = (
-        np.array([np.bincount(clusters, row, minlength=len(sizes)) for row in table]) for table in (changes, samples)
+        np.array([np.bincount(clusters, row, minlength=len(sizes)) for row in table])
+        for table in (changes, samples)
     )
     means = np.divide(of_cells, in_cells, out=np.full(of_cells.shape, np.nan), where=in_cells > 0)
     # the terms of a ratio, as in `paired_tests.cluster_terms`
@@ -200,7 +230,10 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)
     per_model, per_problem = is_cell.sum(axis=1), is_cell.sum(axis=0)
     # with how many cells a cell shares its model, and its problem: the mean over cells
-    same_model, same_problem = float((per_model**2).sum()) / cells, float((per_problem**2).sum()) / cells
+    same_model, same_problem = (
+        float((per_model**2).sum()) / cells,
+        float((per_problem**2).sum()) / cells,
+    )
     squares = [
         float((residuals.sum(axis=1) ** 2 / per_model).sum()),
         float((residuals.sum(axis=0) ** 2 / per_problem).sum()),
@@ -213,7 +246,10 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     ]
     # least squares, as problems that were asked by one model each cannot be told from the rest: only their sum counts
     of_models, of_problems, of_rest = np.linalg.lstsq(expected, squares)[0]
-    parts = np.array([same_model * of_models + of_rest, same_problem * of_problems + of_rest, -of_rest]) / cells
+    parts = (
+        np.array([same_model * of_models + of_rest, same_problem * of_problems + of_rest, -of_rest])
+        / cells
+    )
     freedoms = np.maximum(1, [models - 1, problems - 1, cells - models - problems + 1])
     variance = float(parts.sum())
     freedom = variance**2 / float((parts**2 / freedoms).sum()) if variance > 0 else 0.0

@@ -53,7 +53,9 @@ def detection_power(
     most = 1 if k == 1 else 0.5
     if not (0 < discordance <= most and size <= discordance):
         least = f"at least the effect, {size:g}," if size else "above 0"
-        raise ComparisonError(f"discordance: expected {least} and up to {most:g} with k = {k}, got {discordance:g}.")
+        raise ComparisonError(
+            f"discordance: expected {least} and up to {most:g} with k = {k}, got {discordance:g}."
+        )
     rng = np.random.default_rng(DEFAULT_SEED)
     if prompts > 1:
         effects = rng.normal(size, spread, size=(SIMULATED_RUNS, prompts))
@@ -62,7 +64,9 @@ def detection_power(
         variance = of_prompts + of_problems
         # the degrees of freedom of `pool_models.crossed_error`
         freedom = variance**2 / (of_prompts**2 / (prompts - 1) + of_problems**2 / max(1, n - 1))
-        freedom = np.where(of_prompts > MODELS_HEEDED * of_problems, np.minimum(freedom, prompts - 1), freedom)
+        freedom = np.where(
+            of_prompts > MODELS_HEEDED * of_problems, np.minimum(freedom, prompts - 1), freedom
+        )
         return float((means > stdtrit(freedom, 1 - alpha / 2) * np.sqrt(variance)).mean())
     # a sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h under the baseline,
     # so its difference is a binomial of 2 k draws less k; their share and h give the effect and the discordance
@@ -77,7 +81,13 @@ def detection_power(
 
 
 def minimal_detectable_effect(
-    *, n: int, k: int = 1, discordance: float, alpha: float = ALPHA, prompts: int = 1, spread: float = 0.0
+    *,
+    n: int,
+    k: int = 1,
+    discordance: float,
+    alpha: float = ALPHA,
+    prompts: int = 1,
+    spread: float = 0.0,
 ) -> float:
     """The least true difference, as a share of the problems, found 4 times in 5; NaN if even the greatest is not.
 
@@ -85,7 +95,9 @@ def minimal_detectable_effect(
     """
 
     def is_found(effect: float) -> bool:
-        power = detection_power(effect, n=n, k=k, discordance=discordance, alpha=alpha, prompts=prompts, spread=spread)
+        power = detection_power(
+            effect, n=n, k=k, discordance=discordance, alpha=alpha, prompts=prompts, spread=spread
+        )
         return power >= POWER
 
     low, high = 0.0, discordance

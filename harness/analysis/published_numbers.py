@@ -76,7 +76,11 @@ def read_reference(name: str) -> Reference:
         ConfigError: there is no such file, or it is not of that form.
     """
     shipped = resources.folder("results") / "reference"
-    path = Path(name) if Path(name).is_file() else shipped / f"{Path(name).name.removesuffix('.yaml')}.yaml"
+    path = (
+        Path(name)
+        if Path(name).is_file()
+        else shipped / f"{Path(name).name.removesuffix('.yaml')}.yaml"
+    )
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
         raise ConfigError(f"Reference {name!r}: expected a YAML file, or one of {known}.")
@@ -120,7 +124,9 @@ def reference_table(
     return table[list(REFERENCE_COLUMNS)]
 
 
-def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]], layouts: Sequence[str]) -> list[str]:
+def setup_differences(
+    reference: Reference, receipts: Sequence[Mapping[str, Any]], layouts: Sequence[str]
+) -> list[str]:
     """Sentences about differences between the reference's set-up and ours.
 
     Args:
@@ -133,10 +139,16 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
     said = [f"Model: {', '.join(strangers)} is not in the reference."] if strangers else []
     setup = reference.setup
     compared: dict[str, tuple[str, Iterable[str]]] = {
-        "Dataset": (reference.dataset, (one.get("dataset_name") or "not named in the logs" for one in receipts)),
+        "Dataset": (
+            reference.dataset,
+            (one.get("dataset_name") or "not named in the logs" for one in receipts),
+        ),
         "Sampling": (setup.sampling, (describe_sampling(one) or "not known" for one in receipts)),
         "Prompt": (setup.layout, layouts),
-        "Grader": (setup.grader, (one.get("metric") or "compares the last box as mathematics" for one in receipts)),
+        "Grader": (
+            setup.grader,
+            (one.get("metric") or "compares the last box as mathematics" for one in receipts),
+        ),
     }
     for what, (published, ours) in compared.items():
         if (found := list(dict.fromkeys(ours))) != [published]:

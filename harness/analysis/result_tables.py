@@ -14,7 +14,11 @@ from harness.analysis.compare_with_baseline import compare, effects_by_draw
 from harness.analysis.count_correct import Outcomes, by_setting, count_outcomes
 from harness.analysis.filler_parts import causes_table
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
-from harness.analysis.other_texts_and_instructions import instructions_table, merge_instructions, text_table
+from harness.analysis.other_texts_and_instructions import (
+    instructions_table,
+    merge_instructions,
+    text_table,
+)
 from harness.analysis.pool_models import pool
 from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
@@ -173,7 +177,9 @@ def _make_tables_over_conditions(
     settings = by_setting(counted)
     return {
         "pooled": pool(counted, pairs),
-        "instructions": instructions_table(by_setting(counted_apart), pairs, design.reference_conditions),
+        "instructions": instructions_table(
+            by_setting(counted_apart), pairs, design.reference_conditions
+        ),
         "texts": text_table(settings, conditions),
         "sweeps": sweep_table(counted, conditions, baseline=design.baseline),
         "causes": causes_table(settings, conditions),
@@ -184,7 +190,11 @@ def _pair_conditions(counted: Sequence[Outcomes], design: _Design) -> dict[str, 
     """Each condition with the baseline, and the contrasts that have another baseline, by name."""
     baseline = design.baseline
     names = dict.fromkeys(outcomes.condition for outcomes in counted)
-    pairs = {name: (name, baseline) for name in names if name not in (baseline, *design.reference_conditions)}
+    pairs = {
+        name: (name, baseline)
+        for name in names
+        if name not in (baseline, *design.reference_conditions)
+    }
     for name in design.contrasts or ():
         if read_contrast(name)[1] != baseline:
             pairs[name] = read_contrast(name)
@@ -209,7 +219,9 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
             fields = run.reference_conditions.get(name, {})
             other, known_fields = known.setdefault(name, (run.name, fields))
             if fields != known_fields:
-                raise ComparisonError(f"{run.name}: the condition {name!r} is another one than in {other}.")
+                raise ComparisonError(
+                    f"{run.name}: the condition {name!r} is another one than in {other}."
+                )
     return {name: fields for name, (_, fields) in known.items() if fields}
 
 
@@ -233,7 +245,9 @@ def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None
         return None, None
     every = dict.fromkeys(str(name) for facts in registered for name in facts["contrasts"])
     primaries = {facts.get("primary") for facts in registered}
-    kept = tuple(name for name in every if set(read_contrast(name)) <= set().union(*map(_conditions, runs)))
+    kept = tuple(
+        name for name in every if set(read_contrast(name)) <= set().union(*map(_conditions, runs))
+    )
     return kept, primaries.pop() if len(primaries) == 1 and primaries <= set(kept) else None
 
 

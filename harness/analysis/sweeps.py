@@ -40,7 +40,9 @@ SWEEP_COLUMNS = {
 """Meaning of each column of `sweep_table`."""
 
 
-def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition], *, baseline: str) -> pandas.DataFrame:
+def sweep_table(
+    counted: Iterable[Outcomes], conditions: Mapping[str, Condition], *, baseline: str
+) -> pandas.DataFrame:
     """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
 
     Args:
@@ -51,13 +53,21 @@ def sweep_table(counted: Iterable[Outcomes], conditions: Mapping[str, Condition]
     rows: list[dict[str, Any]] = []
     for setting, arms in by_setting(counted).items():
         for group, by_length in group_lengths(conditions).items():
-            there = [length for length, name in by_length.items() if length and name != baseline and name in arms]
+            there = [
+                length
+                for length, name in by_length.items()
+                if length and name != baseline and name in arms
+            ]
             if baseline not in arms or len(there) < FEWEST_LENGTHS:
                 continue
             old = arms[baseline][0]
             swept = [arms[by_length[length]][0] for length in there]
-            changes = np.array([old.by_draw(new.right_by_prompt - old.right_by_prompt) for new in swept])
-            mean, extremes = estimate_trend(changes, old.by_draw(old.samples_by_prompt), old.clusters)
+            changes = np.array(
+                [old.by_draw(new.right_by_prompt - old.right_by_prompt) for new in swept]
+            )
+            mean, extremes = estimate_trend(
+                changes, old.by_draw(old.samples_by_prompt), old.clusters
+            )
             row = {
                 **dict(setting),
                 "filler": group.filler,
@@ -107,7 +117,9 @@ def group_lengths(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict
             without_filler.setdefault(condition.words, name)
         elif condition.filler_tokens:
             columns = condition.describe()
-            filler = SweptFiller(columns["filler"], columns["placement"], condition.words, condition.filler_content)
+            filler = SweptFiller(
+                columns["filler"], columns["placement"], condition.words, condition.filler_content
+            )
             groups.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
     for filler, lengths in groups.items():
         if filler.words in without_filler:

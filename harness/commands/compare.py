@@ -10,7 +10,9 @@ from harness.commands.options import Explain, FormatName, Metric
 
 
 def compare(
-    old: Annotated[str, typer.Argument(metavar="A", help="A run, RUN:CONDITION, or a sample log of lm-eval.")],
+    old: Annotated[
+        str, typer.Argument(metavar="A", help="A run, RUN:CONDITION, or a sample log of lm-eval.")
+    ],
     new: Annotated[str, typer.Argument(metavar="B", help="What is compared with it.")],
     metric: Metric = None,
     filter_: Annotated[

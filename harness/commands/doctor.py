@@ -8,7 +8,9 @@ import typer
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be loaded.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Also check that this model's tokenizer can be loaded.")
+    ] = None,
 ) -> None:
     """Check the installation, and name the fix for each check that fails."""
     from harness.check_installation import check_installation
@@ -16,7 +18,9 @@ def doctor(
 
     checks = check_installation(model)
     columns = [Column(name, name, str, numeric=False) for name in ("result", "subject", "found")]
-    rows = [{"result": check.result, "subject": check.subject, "found": check.found} for check in checks]
+    rows = [
+        {"result": check.result, "subject": check.subject, "found": check.found} for check in checks
+    ]
     fixes = [f"{check.subject}: {check.fix}" for check in checks if check.fix]
     typer.echo(render([Table("Installation", rows, columns, fixes)]))
     if any(check.result == "FAIL" for check in checks):

@@ -11,7 +11,9 @@ from harness.commands.options import Overrides
 
 
 def fetch(
-    config: Annotated[Path, typer.Argument(help="A run config, or `smollm2`: prints that model's folder last.")],
+    config: Annotated[
+        Path, typer.Argument(help="A run config, or `smollm2`: prints that model's folder last.")
+    ],
     overrides: Overrides = None,
 ) -> None:
     """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1; or the model `smollm2`."""
@@ -33,5 +35,7 @@ def fetch(
             folder = fetch_repository(name, arguments.get(revision), weights=key == "pretrained")
             lines.append(f"{key:<11}{name}@{folder.name} in {folder}")
     dataset = open_dataset(settings.dataset)
-    lines.append(f"data       {dataset.source}, {len(dataset.problems)} problems, sha256 {dataset.sha256[:12]}")
+    lines.append(
+        f"data       {dataset.source}, {len(dataset.problems)} problems, sha256 {dataset.sha256[:12]}"
+    )
     typer.echo("\n".join(lines))

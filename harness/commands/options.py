@@ -10,21 +10,40 @@ from harness.constants import Format, Split
 
 RunNames = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Run folders, lm-eval output folders, folders of these, or CONDITION=LOG."),
+    typer.Argument(
+        metavar="RUN...",
+        help="Run folders, lm-eval output folders, folders of these, or CONDITION=LOG.",
+    ),
 ]
-Metric = Annotated[str | None, typer.Option(help="Metric to read verdicts from in logs of other tasks.")]
+Metric = Annotated[
+    str | None, typer.Option(help="Metric to read verdicts from in logs of other tasks.")
+]
 FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
-SplitBy = Annotated[list[Split] | None, typer.Option("--by", help="Split the table by this; repeatable.")]
-Baseline = Annotated[str | None, typer.Option(help="Condition that the others are compared with; default: the run's.")]
-Explain = Annotated[bool, typer.Option("--explain", help="Say below a table of plain text what each column means.")]
+SplitBy = Annotated[
+    list[Split] | None, typer.Option("--by", help="Split the table by this; repeatable.")
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(help="Condition that the others are compared with; default: the run's."),
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Say below a table of plain text what each column means.")
+]
 Condition = Annotated[str, typer.Option(help="Condition that is compared with the baseline.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
-LayoutName = Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")]
+LayoutName = Annotated[
+    str | None, typer.Option(help="raw, chat or as_published, where there are several.")
+]
 Subject = Annotated[str | None, typer.Option(help="Only this subject.")]
 Level = Annotated[int | None, typer.Option(help="Only this level.")]
-DrawCount = Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")]
+DrawCount = Annotated[
+    int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")
+]
 DrawSeed = Annotated[int, typer.Option(help="Seed of the random draw.")]
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable."
+    ),
 ]

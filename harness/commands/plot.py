@@ -13,11 +13,15 @@ from harness.constants import DEFAULT_SEED, Kind
 
 def plot(
     runs: RunNames,
-    kind: Annotated[list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")] = None,
+    kind: Annotated[
+        list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")
+    ] = None,
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path(
+        "figures"
+    ),
 ) -> None:
     """Draw accuracies, differences, lengths of completions and sweeps: PNG, SVG, PDF, the numbers as CSV.
 

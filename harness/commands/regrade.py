@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 
 
 def regrade(
-    run: Annotated[Path, typer.Argument(help="A run folder; sample logs of lm-eval; a CSV or JSONL of completions.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run folder; sample logs of lm-eval; a CSV or JSONL of completions."),
+    ],
     metric: Metric = None,
-    completion: Annotated[str, typer.Option(help="Column of completions in a CSV or JSONL.")] = "completion",
+    completion: Annotated[
+        str, typer.Option(help="Column of completions in a CSV or JSONL.")
+    ] = "completion",
     gold: Annotated[str, typer.Option(help="Column of gold answers in it.")] = "gold",
 ) -> None:
     """Grade and audit a finished run again; or grade the last boxes of any log or table beside its own verdicts."""
@@ -27,7 +32,9 @@ def regrade(
     from harness.runs.run_folder import JOURNAL
 
     if run.exists() and not is_stored(run / JOURNAL):
-        typer.echo(describe_grades(regrade_logs(run, metric=metric, completion=completion, gold=gold)))
+        typer.echo(
+            describe_grades(regrade_logs(run, metric=metric, completion=completion, gold=gold))
+        )
         return
     typer.echo(regrade_run(run))
     show_run(run)
@@ -40,7 +47,9 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.execution.grade_again import REGRADED_SHOWN
 
     summary = f"{len(grades)} samples: right by mless {grades['ours'].mean():.1%}"
-    counts = ", ".join(f"{verdict} {count}" for verdict, count in grades["verdict"].value_counts().items())
+    counts = ", ".join(
+        f"{verdict} {count}" for verdict, count in grades["verdict"].value_counts().items()
+    )
     title = "The first"
     if grades["theirs"].notna().all():
         summary += f", by the log's metric {grades['theirs'].mean():.1%}"
@@ -55,4 +64,6 @@ def describe_grades(grades: pandas.DataFrame) -> str:
         Column("verdict", "verdict", str, numeric=False),
     ]
     table = Table(title, rows, columns)
-    return "\n".join([f"{summary}.", f"Verdicts: {counts}.", *(["", render([table])] if len(grades) else [])])
+    return "\n".join(
+        [f"{summary}.", f"Verdicts: {counts}.", *(["", render([table])] if len(grades) else [])]
+    )

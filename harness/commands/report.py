@@ -15,15 +15,26 @@ from harness.constants import Definition
 def report(
     runs: RunNames,
     traces: Annotated[
-        list[Path] | None, typer.Option(help="Traces of these runs' prompts; repeatable; default: what they recorded.")
+        list[Path] | None,
+        typer.Option(
+            help="Traces of these runs' prompts; repeatable; default: what they recorded."
+        ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path(
+        "report.html"
+    ),
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
-    layer: Annotated[int | None, typer.Option(help="Counted from 1; default: the first of the traces.")] = None,
-    head: Annotated[list[int] | None, typer.Option(help="Counted from 1; repeatable; default: all.")] = None,
-    definition: Annotated[Definition, typer.Option(help="Queries that the attention curves average over.")] = "common",
+    layer: Annotated[
+        int | None, typer.Option(help="Counted from 1; default: the first of the traces.")
+    ] = None,
+    head: Annotated[
+        list[int] | None, typer.Option(help="Counted from 1; repeatable; default: all.")
+    ] = None,
+    definition: Annotated[
+        Definition, typer.Option(help="Queries that the attention curves average over.")
+    ] = "common",
 ) -> None:
     """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
     from harness.display.report.report_page import write_report
@@ -36,7 +47,9 @@ def report(
     found = locate(runs)
     own = [run / RECORDED for run in found if isinstance(run, Path)]
     shown = traces or [path for path in own if path.is_dir()]
-    curves = [read_attention(path, layer=layer, heads=chosen, definition=definition) for path in shown]
+    curves = [
+        read_attention(path, layer=layer, heads=chosen, definition=definition) for path in shown
+    ]
     given: dict[str, Any] = {"baseline": baseline, "margin": margin, "metric": metric}
     size = write_report(found, output, attention=curves, **given)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

@@ -13,33 +13,55 @@ from harness.commands.options import Overrides
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(help="A run config, e.g. configs/runs/products.yaml; or give --model.")
+        Path | None,
+        typer.Argument(help="A run config, e.g. configs/runs/products.yaml; or give --model."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="ORG/NAME", help="Run this model on MATH-500, without a config of your own.")
+        str | None,
+        typer.Option(
+            metavar="ORG/NAME", help="Run this model on MATH-500, without a config of your own."
+        ),
     ] = None,
     overrides: Overrides = None,
-    dataset: Annotated[str | None, typer.Option(metavar="math500|FILE", help="Problems: a JSONL file.")] = None,
-    conditions: Annotated[str | None, typer.Option(metavar="wo,mless", help="Only these of the study's.")] = None,
-    max_gen_toks: Annotated[int | None, typer.Option(metavar="N", help="The most tokens of a completion.")] = None,
-    repeats: Annotated[int | None, typer.Option(metavar="N", help="Ask each problem N times.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="math500|FILE", help="Problems: a JSONL file.")
+    ] = None,
+    conditions: Annotated[
+        str | None, typer.Option(metavar="wo,mless", help="Only these of the study's.")
+    ] = None,
+    max_gen_toks: Annotated[
+        int | None, typer.Option(metavar="N", help="The most tokens of a completion.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(metavar="N", help="Ask each problem N times.")
+    ] = None,
     apply_chat_template: Annotated[
         bool | None, typer.Option(help="Set the layout to chat, or to raw; default: the config's.")
     ] = None,
-    num_fewshot: Annotated[int | None, typer.Option(metavar="N", help="Show N examples before the question.")] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(metavar="N", help="Show N examples before the question.")
+    ] = None,
     record_attention: Annotated[
-        str | None, typer.Option(metavar="1-3|all", help="Keep attention of these layers as traces.")
+        str | None,
+        typer.Option(metavar="1-3|all", help="Keep attention of these layers as traces."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run folder; default: the config's `output`/`name`.")
+        Path | None,
+        typer.Option("--output", "-o", help="Run folder; default: the config's `output`/`name`."),
     ] = None,
     engines: Annotated[
         str | None,
-        typer.Option(metavar="auto|N", help="Run N engines, or one on each GPU that there is; default: one."),
+        typer.Option(
+            metavar="auto|N", help="Run N engines, or one on each GPU that there is; default: one."
+        ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print a line every 30 s instead of progress bars.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print a line every 30 s instead of progress bars.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan; load no model.")
+    ] = False,
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
     from harness.display.dry_run import describe_plan, show_prompts
@@ -52,7 +74,9 @@ def run(
 
     if (config is None) == (model is None):
         got = "both" if config else "neither"
-        raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
+        raise ConfigError(
+            f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two."
+        )
     changed: dict[str, object] = {
         "max_gen_toks": max_gen_toks,
         "repeats": repeats,
@@ -63,7 +87,9 @@ def run(
     changed["conditions"] = conditions and conditions.replace(" ", "").split(",")
     if apply_chat_template is not None:
         changed["layouts"] = ["chat"] if apply_chat_template else ["raw"]
-    own = [f"{key}={json.dumps(value)}" for key, value in changed.items() if value is not None] + (overrides or [])
+    own = [f"{key}={json.dumps(value)}" for key, value in changed.items() if value is not None] + (
+        overrides or []
+    )
     settings = config_of_model(str(model), own) if config is None else load_config(config, own)
     wanted = check_backend(settings, engines)
     folder = output or settings.folder

@@ -18,19 +18,32 @@ SHOWN_LETTERS = 1200
 
 
 def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or an lm-eval output folder.")],
-    problem: Annotated[str | None, typer.Argument(metavar="[PROBLEM]", help="The id of one of its problems.")] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="The problems that a condition changed.")] = False,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run folder, or an lm-eval output folder.")
+    ],
+    problem: Annotated[
+        str | None, typer.Argument(metavar="[PROBLEM]", help="The id of one of its problems.")
+    ] = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="The problems that a condition changed.")
+    ] = False,
     baseline: Baseline = None,
     condition: Annotated[
-        str | None, typer.Option(help="Of one problem only this condition; or the one that changed it, default mless.")
+        str | None,
+        typer.Option(
+            help="Of one problem only this condition; or the one that changed it, default mless."
+        ),
     ] = None,
-    direction: Annotated[Choice, typer.Option(help="With --changed: the outcome to show.")] = "changed",
+    direction: Annotated[
+        Choice, typer.Option(help="With --changed: the outcome to show.")
+    ] = "changed",
     subject: Subject = None,
     level: Level = None,
     layout: LayoutName = None,
     metric: Metric = None,
-    full: Annotated[bool, typer.Option("--full", help="Print whole completions, however long.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print whole completions, however long.")
+    ] = False,
 ) -> None:
     """Show what a run is and holds; the problems that changed; or one problem with every prompt and completion."""
     from rich.console import Console
@@ -42,16 +55,29 @@ def show(
     read = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
     if problem is not None:
-        print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN_LETTERS)
+        print_problem(
+            console,
+            read,
+            problem,
+            condition=condition,
+            layout=layout,
+            limit=None if full else SHOWN_LETTERS,
+        )
     elif changed:
         against, name = baseline or read.baseline, condition or STUDIED
-        criterion = Criterion(flip=direction, baseline=against, condition=name, subject=subject, level=level)
-        _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS)
+        criterion = Criterion(
+            flip=direction, baseline=against, condition=name, subject=subject, level=level
+        )
+        _show_changes(
+            console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS
+        )
     else:
         typer.echo(describe_run(read))
 
 
-def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None) -> None:
+def _show_changes(
+    console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None
+) -> None:
     from harness.analysis.choose_problems import count_outcomes, require_verdicts, select
     from harness.analysis.compare_with_baseline import compare
     from harness.analysis.result_tables import records

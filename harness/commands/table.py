@@ -6,13 +6,25 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Explain, FormatName, Margin, Metric, RunNames, SplitBy
+from harness.commands.options import (
+    Baseline,
+    Explain,
+    FormatName,
+    Margin,
+    Metric,
+    RunNames,
+    SplitBy,
+)
 
 
 def table(
     runs: RunNames,
     models: Annotated[
-        bool, typer.Option("--models", help="One row per model and layout; another table for runs of other problems.")
+        bool,
+        typer.Option(
+            "--models",
+            help="One row per model and layout; another table for runs of other problems.",
+        ),
     ] = False,
     form: FormatName = "text",
     by: SplitBy = None,
@@ -20,11 +32,19 @@ def table(
     margin: Margin = None,
     metric: Metric = None,
     mediators: Annotated[
-        bool, typer.Option("--mediators", help="Add what else changed: missing boxes, truncation, length, loops.")
+        bool,
+        typer.Option(
+            "--mediators", help="Add what else changed: missing boxes, truncation, length, loops."
+        ),
     ] = False,
-    audit: Annotated[bool, typer.Option("--audit", help="Add what every other grader says.")] = False,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Add what every other grader says.")
+    ] = False,
     reference: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Add published numbers: a name in results/reference, or a file.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Add published numbers: a name in results/reference, or a file."
+        ),
     ] = None,
     explain: Explain = False,
 ) -> None:

@@ -34,7 +34,14 @@ TOLD_UNGRADED = 0.05
 SHOWN_POINTS = 0.05
 """Fewer points or percent are 0.0 where they are shown."""
 
-_SHARED = {"model": "", "layout": "", "words": "", "models": "model", "problems": "problem", "repeats": "sample"}
+_SHARED = {
+    "model": "",
+    "layout": "",
+    "words": "",
+    "models": "model",
+    "problems": "problem",
+    "repeats": "sample",
+}
 """Columns that a title names in place of a column if all rows agree, with the noun of those that count something."""
 
 
@@ -43,10 +50,13 @@ def show_comparison(board: Leaderboard) -> Table:
     rows = rows_of_conditions(board, board.comparison)
     title, words = describe_table(board)
     format_moved = any(
-        abs((row["answered_difference"] or 0) - (row["difference"] or 0)) >= SHOWN_POINTS for row in rows
+        abs((row["answered_difference"] or 0) - (row["difference"] or 0)) >= SHOWN_POINTS
+        for row in rows
     )
     columns = [declared.ACCURACY, declared.DIFFERENCE, declared.P, declared.VERDICT]
-    columns.append(declared.ANSWERS if format_moved else declared.FLIPS)  # both are wider than a terminal
+    columns.append(
+        declared.ANSWERS if format_moved else declared.FLIPS
+    )  # both are wider than a terminal
     facts, remarks = _explain(board, rows)
     return Table(title, rows, [*words, *_explained(columns, facts)], remarks, facts)
 
@@ -54,7 +64,9 @@ def show_comparison(board: Leaderboard) -> Table:
 def show_leaderboard(board: Leaderboard) -> Table:
     """One row per model and layout, best baseline first: the primary difference whole, the others as bare numbers."""
     rows = rows_of_conditions(board, board.comparison)
-    others = [name for name in dict.fromkeys(row["condition"] for row in rows) if name != board.baseline]
+    others = [
+        name for name in dict.fromkeys(row["condition"] for row in rows) if name != board.baseline
+    ]
     main = next((row["condition"] for row in rows if row["primary"]), others[0] if others else "")
     not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
@@ -64,11 +76,17 @@ def show_leaderboard(board: Leaderboard) -> Table:
     title, words = describe_table(board)
     base = [*(one for one in words if one.heading != "condition"), declared.ACCURACY]
     base[-1] = replace(declared.ACCURACY, heading=f"{label(board.baseline)} %")
-    whole = replace(declared.DIFFERENCE, heading=f"{label(main)}{' *' if board.primary else ''} [{LEVEL}]")
+    whole = replace(
+        declared.DIFFERENCE, heading=f"{label(main)}{' *' if board.primary else ''} [{LEVEL}]"
+    )
     facts, remarks = _explain(board, rows)
     columns = [
         *(replace(one, of=board.baseline) for one in base),
-        *(replace(one, of=main) for one in _explained([whole, declared.P, declared.VERDICT], facts) if main),
+        *(
+            replace(one, of=main)
+            for one in _explained([whole, declared.P, declared.VERDICT], facts)
+            if main
+        ),
         *(replace(declared.BARE, heading=label(name), of=name) for name in others if name != main),
     ]
     first = "Best baseline first. All but the baseline's are differences: bold if the test was passed, else in brackets"
@@ -90,7 +108,9 @@ def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
     return title or "Differences from the baseline", [*map(word, differing)]
 
 
-def describe_shared_values(rows: Sequence[Row], names: Sequence[str], clusters: int = 0) -> tuple[str, list[str]]:
+def describe_shared_values(
+    rows: Sequence[Row], names: Sequence[str], clusters: int = 0
+) -> tuple[str, list[str]]:
     """What all rows have in common, in words, and the names of the columns in which they differ.
 
     Columns of conditions, fillers and splits count as differing, as there is usually more than one.
@@ -111,7 +131,8 @@ def describe_shared_values(rows: Sequence[Row], names: Sequence[str], clusters: 
 def _explained(columns: Sequence[Column], facts: dict[str, Any]) -> list[Column]:
     """The columns with the legends that there are facts for: where nothing is tested, nothing of tests is said."""
     return [
-        column if column.legend and facts.get(column.key, facts) else replace(column, legend="") for column in columns
+        column if column.legend and facts.get(column.key, facts) else replace(column, legend="")
+        for column in columns
     ]
 
 
@@ -134,7 +155,9 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
         examples = " with new draws of examples"
     elif has_examples or fewest_draws > 1:
         examples = " with these examples"
-    prompts = f"{len(instructions)} instructions together" if len(instructions) > 1 else "this prompt"
+    prompts = (
+        f"{len(instructions)} instructions together" if len(instructions) > 1 else "this prompt"
+    )
     facts = {
         "baseline": label(board.baseline),
         "prompts": prompts + examples,
@@ -167,7 +190,9 @@ def _remark_draws(board: Leaderboard) -> Iterator[str]:
         yield f"{one['contrast']} by draw{where}: {', '.join(map(signed, one['differences']))}"
 
 
-def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[Row]) -> Iterator[str]:
+def _remark_tests(
+    board: Leaderboard, compared: Sequence[Row], judged: Sequence[Row]
+) -> Iterator[str]:
     if board.primary:
         several = len({(row["model"], row["layout"]) for row in compared}) > 1
         share = ", with an equal share of alpha for each model and layout" if several else ""
@@ -176,7 +201,9 @@ def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[
         yield "No test was registered beforehand, so all are exploratory: neither adjusted nor judged."
     elif len(judged) < len(compared):
         yield "exploratory: not registered beforehand, so neither adjusted nor judged."
-    if others := dict.fromkeys(row["condition"] for row in compared if row["baseline"] != board.baseline):
+    if others := dict.fromkeys(
+        row["condition"] for row in compared if row["baseline"] != board.baseline
+    ):
         yield f"{', '.join(others)}: the first condition less the second."
 
 
@@ -191,7 +218,10 @@ def remark_ungraded(board: Leaderboard) -> Iterator[str]:
         yield f"unmeasured ({list_first(list(dict.fromkeys(names)), 4)}): {reason}."
     if board.by or not rows:
         return
-    shares = {(one["model"], one["layout"], one["condition"]): one for one in records(board.side_tables["mediators"])}
+    shares = {
+        (one["model"], one["layout"], one["condition"]): one
+        for one in records(board.side_tables["mediators"])
+    }
     states = {column.key: column.heading.removesuffix(" %") for column in declared.MEDIATORS[:4]}
     ungraded = {key: sum(one[state] for state in states) for key, one in shares.items()}
 
@@ -204,7 +234,11 @@ def remark_ungraded(board: Leaderboard) -> Iterator[str]:
     if max(ungraded[key] for key in worst) >= 100 * TOLD_UNGRADED:
         said = []
         for key in worst:
-            present = {word: shares[key][state] for state, word in states.items() if shares[key][state] >= 0.05}
+            present = {
+                word: shares[key][state]
+                for state, word in states.items()
+                if shares[key][state] >= 0.05
+            }
             endings = [f"{word} {share:.1f} %" for word, share in present.items()]
             said += [f"{label(key[-1])} {', '.join(endings)}"] if endings else []
         advice = ": raise max_gen_toks" if "cut off" in " ".join(said) else ""
@@ -225,5 +259,7 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
                 if harmed
                 else "NOT SEEN: this run has not shown that it could see any effect"
             )
-            change = f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
+            change = (
+                f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
+            )
             yield f"Positive control, {where} ({row['condition']}): {change}: {seen}."

@@ -47,7 +47,9 @@ PROMPT_COLUMNS = tuple(
 
 def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     """The plan as text: requests, what they can show, time, further lines, and a table of the prompts."""
-    return f"{fold([*_lines(plan), *further], hyphens=False, indent=10)}\n\n{render([_prompts(plan)])}"
+    return (
+        f"{fold([*_lines(plan), *further], hyphens=False, indent=10)}\n\n{render([_prompts(plan)])}"
+    )
 
 
 def show_prompts(plan: Plan) -> str:
@@ -57,7 +59,11 @@ def show_prompts(plan: Plan) -> str:
         prompt, text, at = arm.prompts[0], "", 0
         for low, high in prompt.fillers:
             words = prompt.text[low:high].split()
-            short = f"{' '.join(words[:2])} ... {words[-1]}" if len(words) > 8 else prompt.text[low:high]
+            short = (
+                f"{' '.join(words[:2])} ... {words[-1]}"
+                if len(words) > 8
+                else prompt.text[low:high]
+            )
             text += f"{prompt.text[at:low]}«{short}»"
             at = high
         count = "?" if prompt.token_ids is None else len(prompt.token_ids)
@@ -82,7 +88,9 @@ def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
     """The filler's tokens, from the fewest to the most, and those around it where no more differs from `wo`."""
     fillers = sorted({prompt.filler_tokens for arm in arms for prompt in arm.prompts})
     said, one = "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))), arms[0]
-    plain = [arm for arm in plan.arms.values() if arm.condition.is_plain and arm.condition.has_examples]
+    plain = [
+        arm for arm in plan.arms.values() if arm.condition.is_plain and arm.condition.has_examples
+    ]
     without = [arm for arm in plain if (arm.layout, arm.draw) == (one.layout, one.draw)]
     if not (without and one.condition.filler and one.lengths) or one.condition.words:
         return said
@@ -96,7 +104,11 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"template  {name}: {json.dumps(value)}"
     yield f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems, {plan.dataset.source}"
     named = ((one, describe_gold(one.answer)) for one in plan.dataset.problems)
-    golds = [f"{one.id}: {one.answer[:60]} ({why.removeprefix('gold answer: ')})" for one, why in named if why]
+    golds = [
+        f"{one.id}: {one.answer[:60]} ({why.removeprefix('gold answer: ')})"
+        for one, why in named
+        if why
+    ]
     if golds:
         share = f"{len(golds)} of {len(plan.dataset.problems)} gold answers"
         yield f"golds     {share} cannot be compared: at most the same text is right. {list_first(golds, 5)}"
@@ -107,7 +119,11 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.before_raw or 'no BOS token'}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     groups = Counter(group_name(one.kind, one.name) for one in config.all_conditions if one.kind)
-    extra = [f"{name} {config.replicates} times" for name in config.replicated[:2] if config.replicates > 1]
+    extra = [
+        f"{name} {config.replicates} times"
+        for name in config.replicated[:2]
+        if config.replicates > 1
+    ]
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     if changed := [one.name for one in config.conditions if one.intervention]:
@@ -117,7 +133,9 @@ def _lines(plan: Plan) -> Iterator[str]:
         told = "all layers" if layers == "all" else f"Layers {list_first([*map(str, layers)], 9)}"
         yield f"records   attention in {told}, of the first sample of each prompt"
     known = [
-        length * config.repeats_per_draw * plan.replicates(arm) for arm in plan.arms.values() for length in arm.lengths
+        length * config.repeats_per_draw * plan.replicates(arm)
+        for arm in plan.arms.values()
+        for length in arm.lengths
     ]
     if known:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
@@ -146,7 +164,11 @@ def _prompts(plan: Plan) -> Table:
                 "most": str(max(lengths)),
             }
         rows.append({column.key: "?" for column in PROMPT_COLUMNS} | row)
-    return Table("Tokens of the filler + its separators, its place, tokens of the prompt", rows, PROMPT_COLUMNS)
+    return Table(
+        "Tokens of the filler + its separators, its place, tokens of the prompt",
+        rows,
+        PROMPT_COLUMNS,
+    )
 
 
 def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
@@ -160,7 +182,11 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     tested = [pair for pair in config.tested if set(pair) <= names]
     primary = config.primary_contrast
     tests = (1 if primary else len(tested)) * max(1, len(config.layouts))
-    planned: dict[str, Any] = {"n": problems, "k": config.repeats, "discordance": PLANNED_DISCORDANCE}
+    planned: dict[str, Any] = {
+        "n": problems,
+        "k": config.repeats,
+        "discordance": PLANNED_DISCORDANCE,
+    }
     disagree = f"samples with and without a filler disagree on {100 * PLANNED_DISCORDANCE:.0f} % of the problems"
     power = f"{100 * POWER:.0f} % power"
     if tests:
@@ -168,17 +194,29 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         draws: dict[str, Any] = {}
         if config.draws >= FEWEST_DRAWS:  # then the test is for new draws too
             draws = {"prompts": config.draws, "spread": PLANNED_SPREAD}
-            conditions += f" and the effect scatters between draws by {100 * PLANNED_SPREAD:g} points"
+            conditions += (
+                f" and the effect scatters between draws by {100 * PLANNED_SPREAD:g} points"
+            )
         smallest = _in_points(minimal_detectable_effect(**planned, **draws, alpha=ALPHA / tests))
         contrasts = ", ".join(contrast_name(*pair) for pair in ([primary] if primary else tested))
         alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
         yield f"detects   differences from {smallest} on ({contrasts}; {power}, {alpha}, if {conditions})"
-    kinds = Counter(kind for one in config.conditions for kind in ("sentence", "random_ids") if getattr(one, kind))
+    kinds = Counter(
+        kind
+        for one in config.conditions
+        for kind in ("sentence", "random_ids")
+        if getattr(one, kind)
+    )
     texts = max(kinds.values(), default=0)
     instructions = 1 + len(config.across.instructions) if config.across else 0
-    for noun, count, fewest in (("texts", texts, FEWEST_TEXTS), ("instructions", instructions, FEWEST_INSTRUCTIONS)):
+    for noun, count, fewest in (
+        ("texts", texts, FEWEST_TEXTS),
+        ("instructions", instructions, FEWEST_INSTRUCTIONS),
+    ):
         if count >= fewest:
-            smallest = _in_points(minimal_detectable_effect(**planned, prompts=count, spread=PLANNED_SPREAD))
+            smallest = _in_points(
+                minimal_detectable_effect(**planned, prompts=count, spread=PLANNED_SPREAD)
+            )
             scatter = f"the effect scatters between {noun} by {100 * PLANNED_SPREAD:g} points"
             yield f"new       mean effects over new {noun} from {smallest} on ({count} {noun}; {power}, if {scatter})"
 
@@ -212,12 +250,16 @@ def _forecast(config: RunConfig, tokens: float) -> str:
         return ""
     arguments, cores = config.model_arguments(), count_cores()
     try:
-        own = AutoConfig.from_pretrained(arguments["pretrained"], revision=arguments.get("revision")).get_text_config()
+        own = AutoConfig.from_pretrained(
+            arguments["pretrained"], revision=arguments.get("revision")
+        ).get_text_config()
         layer = own.hidden_size * (4 * own.hidden_size + 3 * own.intermediate_size)
         size = own.num_hidden_layers * layer + own.vocab_size * own.hidden_size
     except (LookupError, AttributeError, OSError, ValueError):
         return ""
-    minutes = math.ceil((START_SECONDS + 2 * size * tokens / (cores * CORE_SPEEDS[computes_bf16()])) / 60)
+    minutes = math.ceil(
+        (START_SECONDS + 2 * size * tokens / (cores * CORE_SPEEDS[computes_bf16()])) / 60
+    )
     return f"about {minutes} min, may be wrong by 3 times ({size / 1e6:,.0f} million parameters on {cores} CPU cores)"
 
 
@@ -229,14 +271,24 @@ def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:
     for path in config.output.glob(f"*/{RECEIPT}"):
         try:
             receipt = json.loads(path.read_text(encoding="utf-8"))
-            model, timing, speed = receipt["config"]["model"], receipt["timing"], receipt["timing"]["tokens_per_second"]
-            engines = [session["engine"] for session in receipt["sessions"] if session.get("engine")] or [{}]
+            model, timing, speed = (
+                receipt["config"]["model"],
+                receipt["timing"],
+                receipt["timing"]["tokens_per_second"],
+            )
+            engines = [
+                session["engine"] for session in receipt["sessions"] if session.get("engine")
+            ] or [{}]
             same = _asked(model["backend"], model["model_args"]) == _asked(
                 config.model.backend, config.model.model_args
             )
-            if same and engines[-1].get("engines", 1) == 1:  # how many the next run will have is not known here
+            if (
+                same and engines[-1].get("engines", 1) == 1
+            ):  # how many the next run will have is not known here
                 devices = engines[-1].get("device_names") or ()
-                seconds = requests * timing["tokens"] / timing["samples"] / speed + timing["load_seconds"]
+                seconds = (
+                    requests * timing["tokens"] / timing["samples"] / speed + timing["load_seconds"]
+                )
                 number = max(1, math.ceil(seconds / 60 * max(1, len(devices))))
                 unit = "minute" if receipt["engine"]["device"] == "cpu" else "GPU-minute"
                 told = f"about {number} {unit}{'s' * (number > 1)} (as {path.parent}: {speed:,.0f} tokens/s"
@@ -247,5 +299,12 @@ def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:
 
 def _asked(backend: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """The settings in a config that decide the speed of a model."""
-    names = ("pretrained", "model", "dtype", "quantization", "enforce_eager", "tensor_parallel_size")
+    names = (
+        "pretrained",
+        "model",
+        "dtype",
+        "quantization",
+        "enforce_eager",
+        "tensor_parallel_size",
+    )
     return backend, *(arguments.get(name) for name in names)

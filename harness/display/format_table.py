@@ -83,7 +83,9 @@ class Column:
         data = row[self.of] if self.of else row
         values = [data.get(name) for name in self.key.split()]
         key = str(math.nan if self.numeric else "") if values[0] is None else str(values[0])
-        return Cell(text=self.format(*values), key=key, strong=self.strong and data["verdict"] in PASSED)
+        return Cell(
+            text=self.format(*values), key=key, strong=self.strong and data["verdict"] in PASSED
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,9 @@ class Table:
     @property
     def notes(self) -> tuple[str, ...]:
         """The legends and the remarks."""
-        legends = ((column.heading, column.legend.format_map(self.facts or {})) for column in self.columns)
+        legends = (
+            (column.heading, column.legend.format_map(self.facts or {})) for column in self.columns
+        )
         return (*(f"{heading}: {legend}." for heading, legend in legends if legend), *self.remarks)
 
     @property
@@ -130,7 +134,13 @@ class Table:
         return kept
 
 
-def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str] = (), *, explain: bool = True) -> str:
+def render(
+    tables: Sequence[Table],
+    form: Format = "text",
+    footer: Sequence[str] = (),
+    *,
+    explain: bool = True,
+) -> str:
     """Write tables one below the other, then the footer. A note that several tables share stands below the first.
 
     Args:
@@ -148,7 +158,14 @@ def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str]
         notes = [_escape(note, form) for note in chosen if note not in said]
         said.update(table.notes)
         write = {"text": _text, "markdown": _markdown, "latex": _latex}[form]
-        parts.append(write(_escape(table.title, form), rows, [column.numeric for column in table.columns], notes))
+        parts.append(
+            write(
+                _escape(table.title, form),
+                rows,
+                [column.numeric for column in table.columns],
+                notes,
+            )
+        )
     lines = [visible(line, keep="") for line in footer]
     if form == "text":
         below = fold(lines)
@@ -184,7 +201,11 @@ def _escape(text: str, form: Format) -> str:
     if form == "text":
         return shown.translate(_PLAIN)
     shown = " ".join(shown.split())
-    return _MARKDOWN.sub(r"\\\g<0>", shown.translate(_PLAIN)) if form == "markdown" else shown.translate(_LATEX)
+    return (
+        _MARKDOWN.sub(r"\\\g<0>", shown.translate(_PLAIN))
+        if form == "markdown"
+        else shown.translate(_LATEX)
+    )
 
 
 def _align(rows: Sequence[Sequence[str]], right: Sequence[bool], tablefmt: str) -> list[str]:
@@ -192,10 +213,14 @@ def _align(rows: Sequence[Sequence[str]], right: Sequence[bool], tablefmt: str) 
     headers: Sequence[str] = ()
     if tablefmt != "plain":
         headers, *rows = rows
-    return str(tabulate(rows, headers, tablefmt=tablefmt, disable_numparse=True, colalign=aligned)).splitlines()
+    return str(
+        tabulate(rows, headers, tablefmt=tablefmt, disable_numparse=True, colalign=aligned)
+    ).splitlines()
 
 
-def _text(title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]) -> str:
+def _text(
+    title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]
+) -> str:
     """Plain text.
 
     In a table that is too wide, headings take two lines, and what the first columns say (such as a model's name) stands
@@ -205,7 +230,10 @@ def _text(title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], note
     words = next((place for place, numeric in enumerate(right) if numeric), len(right) - 1)
     for lifted in range(words + 1):
         names, *body = [row[lifted:] for row in rows]
-        for headings in (zip(*(("", name) for name in names), strict=True), zip(*map(_break, names), strict=True)):
+        for headings in (
+            zip(*(("", name) for name in names), strict=True),
+            zip(*map(_break, names), strict=True),
+        ):
             top = list(headings)
             rule = ["-" * max(map(len, column)) for column in zip(*top, *body, strict=True)]
             width = len("  ".join(rule))
@@ -220,26 +248,46 @@ def _text(title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], note
     groups = [", ".join(row[:lifted]) for row in rows[1:]]
     for group, above, line in zip(groups, ["", *groups], lines[-len(body) :], strict=False):
         shown += ["", group, line] if group != above else [line]
-    return "\n".join([fold([title], hyphens=False), "", *shown]) + (f"\n\n{fold(notes)}" if notes else "")
+    return "\n".join([fold([title], hyphens=False), "", *shown]) + (
+        f"\n\n{fold(notes)}" if notes else ""
+    )
 
 
 def _break(name: str) -> tuple[str, str]:
     """A heading in two lines of like length."""
-    cuts = [("", name), *((name[: at.end()].strip(), name[at.end() :]) for at in re.finditer("[ _]", name))]
+    cuts = [
+        ("", name),
+        *((name[: at.end()].strip(), name[at.end() :]) for at in re.finditer("[ _]", name)),
+    ]
     return min(cuts, key=lambda cut: max(map(len, cut)))
 
 
-def _markdown(title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]) -> str:
+def _markdown(
+    title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]
+) -> str:
     said = [f"- {note}" for note in notes]
-    return "\n".join([f"**{title}**", "", *_align(rows, right, "pipe"), *([""] if said else []), *said])
+    return "\n".join(
+        [f"**{title}**", "", *_align(rows, right, "pipe"), *([""] if said else []), *said]
+    )
 
 
-def _latex(title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]) -> str:
-    guarded = [[f"{{}}{row[0]}" if row[0].startswith(("[", "*")) else row[0], *row[1:]] for row in rows]
+def _latex(
+    title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]
+) -> str:
+    guarded = [
+        [f"{{}}{row[0]}" if row[0].startswith(("[", "*")) else row[0], *row[1:]] for row in rows
+    ]
     rules = iter((r"\toprule", r"\midrule", r"\bottomrule"))
-    lines = [next(rules) if line == r"\hline" else line for line in _align(guarded, right, "latex_raw")]
+    lines = [
+        next(rules) if line == r"\hline" else line for line in _align(guarded, right, "latex_raw")
+    ]
     said = [rf"\par\footnotesize {note}" for note in notes]
     body = [r"\centering", rf"\caption{{{title}}}", *lines, *said]
     return "\n".join(
-        [r"% needs \usepackage{booktabs}", r"\begin{table}", *(f"  {line}" for line in body), r"\end{table}"]
+        [
+            r"% needs \usepackage{booktabs}",
+            r"\begin{table}",
+            *(f"  {line}" for line in body),
+            r"\end{table}",
+        ]
     )

@@ -16,7 +16,13 @@ from harness.constants import ALPHA, PASSED
 NONE = "\N{EN DASH}"
 """Shown for a missing value."""
 MINUS = "\N{MINUS SIGN}"
-LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence", "mless+gap": "Position gap"}
+LABELS = {
+    "wo": "w/o",
+    "mless": "w/ Mless",
+    "mful": "w/ Mful",
+    "random": "Random sentence",
+    "mless+gap": "Position gap",
+}
 """The study's labels of its conditions."""
 LEVEL = f"{100 * (1 - ALPHA):g} %"
 """Level of the intervals that are shown."""
@@ -93,7 +99,9 @@ def p_value(value: Any) -> str:
     return next((text for text in texts if (float(text) < ALPHA) == (value < ALPHA)), repr(value))
 
 
-def verdict(word: Any, role: Any, within_margin: Any = False, margin: Any = None, by_format: Any = False) -> str:
+def verdict(
+    word: Any, role: Any, within_margin: Any = False, margin: Any = None, by_format: Any = False
+) -> str:
     """The verdict in a word. A significant difference says if it is within the margin, or may be all format."""
     if word is None:
         return NONE if role == "baseline" else str(role)
@@ -131,5 +139,6 @@ def visible(text: object, *, keep: str = "\n\t") -> str:
     if shown.isprintable():  # nearly always
         return shown
     return "".join(
-        name_character(one) if unicodedata.category(one) in HIDDEN and one not in keep else one for one in shown
+        name_character(one) if unicodedata.category(one) in HIDDEN and one not in keep else one
+        for one in shown
     )

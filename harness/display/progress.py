@@ -14,7 +14,14 @@ from threading import Event, Thread, Timer
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
 from rich.text import Text
 
@@ -35,7 +42,9 @@ _bars_shown = Event()
 @contextmanager
 def sign_of_life() -> Iterator[None]:
     """Say on a terminal after a second and a half that something is being done, unless bars show it."""
-    timer = Timer(1.5, lambda: _bars_shown.is_set() or print("mless: working", file=sys.stderr, flush=True))
+    timer = Timer(
+        1.5, lambda: _bars_shown.is_set() or print("mless: working", file=sys.stderr, flush=True)
+    )
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
@@ -73,7 +82,9 @@ def loading(log: Path) -> Iterator[None]:
             step = load_step(written)
             if step != told or time.monotonic() - last >= LOG_SECONDS:
                 told, last = step, time.monotonic()
-                print(f"mless: loading, {last - started:.0f} s: {step}", file=sys.stderr, flush=True)
+                print(
+                    f"mless: loading, {last - started:.0f} s: {step}", file=sys.stderr, flush=True
+                )
 
     Thread(target=watch, name="mless-loading", daemon=True).start()
     try:
@@ -99,7 +110,9 @@ class Progress:
         self._most = most
         self.running: Callable[[], Sequence[tuple[str, int]]] = list
         self._rows = {
-            name: self._bars.add_task(name, start=False, total=total, made=0, tokens=0, scored=0, correct=0)
+            name: self._bars.add_task(
+                name, start=False, total=total, made=0, tokens=0, scored=0, correct=0
+            )
             for name, total in {**totals, ALL: sum(totals.values())}.items()
         }
         self._known: Counter[str] = Counter()
@@ -125,12 +138,18 @@ class Progress:
     def line(self) -> None:
         """Print a line for a log now, wrapped at 80 columns."""
         self._shown = time.monotonic()
-        done = {task.description: f"{task.completed:.0f}/{task.total:.0f}" for task in self._bars.tasks}
+        done = {
+            task.description: f"{task.completed:.0f}/{task.total:.0f}" for task in self._bars.tasks
+        }
         *tasks, together = self._bars.tasks
-        parts = [f"{task.description}\0{done[task.description]}\0{_accuracy(task)}" for task in tasks]
+        parts = [
+            f"{task.description}\0{done[task.description]}\0{_accuracy(task)}" for task in tasks
+        ]
         said = f"mless: {done[ALL]} samples, {self._speed(together)} | {', '.join(parts)}"
         # \0 keeps a task together where the line is wrapped
-        lines = textwrap.fill(said, TABLE_WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace("\0", " ")
+        lines = textwrap.fill(
+            said, TABLE_WIDTH, subsequent_indent="  ", break_on_hyphens=False
+        ).replace("\0", " ")
         print(lines, file=sys.stderr, flush=True)
 
     def _count(self, name: str, **counts: int) -> None:
@@ -162,7 +181,11 @@ class Progress:
         seconds, made = together.finished_time or together.elapsed or 0, together.fields["made"]
         running = self.running()
         tokens = together.fields["tokens"] + sum(tokens for _, tokens in running)
-        part = self._tokens_left(together, running) / tokens if tokens else made and (together.remaining or 0) / made
+        part = (
+            self._tokens_left(together, running) / tokens
+            if tokens
+            else made and (together.remaining or 0) / made
+        )
         left = f", {timedelta(seconds=round(part * seconds))} left" if part else ""
         return f"{tokens / max(seconds, 1e-9):,.0f} tokens/s{left}"
 
@@ -178,7 +201,9 @@ class Progress:
             mean = known["tokens"] / known["made"] if known["made"] else self._most / 2
             begun = [tokens for name, tokens in running if name == task.description]
             left += ((task.remaining or 0) - len(begun)) * mean
-            left += sum(mean - tokens if tokens < mean else (self._most - tokens) / 2 for tokens in begun)
+            left += sum(
+                mean - tokens if tokens < mean else (self._most - tokens) / 2 for tokens in begun
+            )
         return left
 
 
@@ -190,7 +215,9 @@ class _Counted(ProgressColumn):
         self._speed = speed
 
     def render(self, task: Task) -> Text:
-        return Text(self._speed(task) if task.description == ALL else f"{_accuracy(task):>6} correct")
+        return Text(
+            self._speed(task) if task.description == ALL else f"{_accuracy(task):>6} correct"
+        )
 
 
 def _bars(column: ProgressColumn, *, quiet: bool = False) -> Bars:

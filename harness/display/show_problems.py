@@ -16,7 +16,15 @@ from rich.text import Text
 
 from harness.analysis.choose_problems import Criterion
 from harness.display.format_table import Column, Table, fold, render
-from harness.display.format_values import LEVEL, define_flips, describe_repeat, difference, flips, label, visible
+from harness.display.format_values import (
+    LEVEL,
+    define_flips,
+    describe_repeat,
+    difference,
+    flips,
+    label,
+    visible,
+)
 from harness.errors import RunError, list_first, list_near
 from harness.experiment.plan import group_name
 from harness.runs.answered_prompts import AnsweredPrompt, Problem
@@ -36,9 +44,18 @@ def describe_run(run: Run) -> str:
     first = frame[frame["replicate"] == 0]
     references = run.reference_conditions
     asked = first[~first["condition"].isin(references)]
-    groups = Counter(group_name(references.get(name, {}).get("kind"), name) for name in first["condition"].unique())
-    conditions = ", ".join(name if number == 1 else f"{number} {name}" for name, number in groups.items())
-    rows = [{"verdict": name, "samples": count} for name, count in asked["verdict"].value_counts().items() if count]
+    groups = Counter(
+        group_name(references.get(name, {}).get("kind"), name)
+        for name in first["condition"].unique()
+    )
+    conditions = ", ".join(
+        name if number == 1 else f"{number} {name}" for name, number in groups.items()
+    )
+    rows = [
+        {"verdict": name, "samples": count}
+        for name, count in asked["verdict"].value_counts().items()
+        if count
+    ]
     columns = [
         Column("verdict", "verdict", str, numeric=False),
         Column("samples", "samples", "{:,}".format),
@@ -49,7 +66,11 @@ def describe_run(run: Run) -> str:
         [
             fold([receipt_line({"name": run.name, **run.about}).removeprefix("receipt: ")]),
             "",
-            fold([f"{first['problem_id'].nunique()} problems, {', '.join(first['layout'].unique())}: {conditions}"]),
+            fold(
+                [
+                    f"{first['problem_id'].nunique()} problems, {', '.join(first['layout'].unique())}: {conditions}"
+                ]
+            ),
             "",
             render([Table(title, rows, columns)]),
             "",
@@ -60,7 +81,9 @@ def describe_run(run: Run) -> str:
     )
 
 
-def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Mapping[str, int]) -> str:
+def describe_changes(
+    row: Mapping[str, Any], criterion: Criterion, outcomes: Mapping[str, int]
+) -> str:
     """Above the problems that changed: what all problems say, and how many of them are listed.
 
     Args:
@@ -72,11 +95,17 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
     if row["aa_difference"] is not None:
         again = f"both sides were run again: {describe_repeat(row)}"
     matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
-    within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
+    within = ", ".join(
+        f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name))
+    )
     noun = "problems" if sum(outcomes.values()) <= row["problems"] else "problems by draw"
     listed = f"{matching} of {sum(outcomes.values())} {noun}" + (f" ({within})" if within else "")
     rule = ", by the share of their samples that is right" if row["repeats"] > 1 else ""
-    lacking = f"; {outcomes['undecided']} lack a verdict under one of the two" if outcomes["undecided"] else ""
+    lacking = (
+        f"; {outcomes['undecided']} lack a verdict under one of the two"
+        if outcomes["undecided"]
+        else ""
+    )
     return fold(
         [
             f"difference  {difference(row['difference'], row['low'], row['high'])} points, {LEVEL} interval",
@@ -89,7 +118,9 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
     )
 
 
-def print_changes(console: Console, problems: Iterable[Problem], criterion: Criterion, *, limit: int | None) -> None:
+def print_changes(
+    console: Console, problems: Iterable[Problem], criterion: Criterion, *, limit: int | None
+) -> None:
     """Print the problems that a criterion wants, each under its two conditions: a completion, its answer and verdict.
 
     Of several samples the first is shown that did what the outcome says, if one did.
@@ -102,18 +133,29 @@ def print_changes(console: Console, problems: Iterable[Problem], criterion: Crit
         right = expected.get(str(problem.outcome), (None, None))
         outcome = str(problem.outcome).replace("_", " ")
         segments = sides[0].requested.segments
-        text = "".join(segment.text for segment in segments if segment.role == "problem") or sides[0].prompt
+        text = (
+            "".join(segment.text for segment in segments if segment.role == "problem")
+            or sides[0].prompt
+        )
         console.print()
         _print_title(console, f"{outcome}  {problem.id}", sides[0])
         console.print(spell_out(text.strip(), console.encoding), overflow="fold")
         for prompt, wanted in zip(sides, right, strict=True):
-            agree = [n for n, verdict in enumerate(prompt.verdicts) if (verdict == "correct") is wanted]
+            agree = [
+                n for n, verdict in enumerate(prompt.verdicts) if (verdict == "correct") is wanted
+            ]
             console.print(Text(label(prompt.condition), style="bold"))
             _print_answers(console, prompt, [agree[0] if agree else 0], limit)
 
 
 def print_problem(
-    console: Console, run: Run, problem: str, *, condition: str | None, layout: str | None, limit: int | None
+    console: Console,
+    run: Run,
+    problem: str,
+    *,
+    condition: str | None,
+    layout: str | None,
+    limit: int | None,
 ) -> None:
     """Print one problem of a run: under each condition the prompt as the model got it, and what came back.
 
@@ -134,16 +176,24 @@ def print_problem(
         one
         for one in here
         if layout in (None, one.layout)
-        and (one.condition == condition if condition else one.condition not in run.reference_conditions)
+        and (
+            one.condition == condition
+            if condition
+            else one.condition not in run.reference_conditions
+        )
     ]
     if not shown:
         wanted = ", ".join(filter(None, (problem, condition, layout)))
-        there = dict.fromkeys(f"{one.condition} ({one.layout})" if here else one.problem_id for one in here or asked)
+        there = dict.fromkeys(
+            f"{one.condition} ({one.layout})" if here else one.problem_id for one in here or asked
+        )
         raise RunError(f"{run.name} has no {wanted}: expected one of {list_near(wanted, there)}.")
     _print_title(console, problem, shown[0])
     for one in shown:
         console.print()
-        parts = [(spell_out(text, console.encoding), _COLOURS.get(role, "")) for role, text in one.parts]
+        parts = [
+            (spell_out(text, console.encoding), _COLOURS.get(role, "")) for role, text in one.parts
+        ]
         draw = "" if one.problem_id == problem else f", {one.problem_id}"
         heading = (f"{label(one.condition)}, {one.layout}{draw}\n", "bold")
         console.print(Text.assemble(heading, *parts), overflow="fold")
@@ -162,7 +212,9 @@ def _print_title(console: Console, words: str, prompt: AnsweredPrompt) -> None:
     console.print(spell_out(about, console.encoding), style="bold")
 
 
-def _print_answers(console: Console, one: AnsweredPrompt, places: Iterable[int], limit: int | None) -> None:
+def _print_answers(
+    console: Console, one: AnsweredPrompt, places: Iterable[int], limit: int | None
+) -> None:
     """Print completions with verdict and answer; of a long one the beginning, and the end, where the answer is."""
     samples = list(zip_longest(one.verdicts, one.answers, one.completions))
     for place in places:
@@ -171,7 +223,9 @@ def _print_answers(console: Console, one: AnsweredPrompt, places: Iterable[int],
         shown = spell_out(completion or "not recorded", console.encoding).strip("\n")
         if limit is not None and (left_out := len(shown) - limit) > 40:
             half = limit // 2
-            shown = f"{shown[:half]}\n[{left_out:,} characters left out]\n{shown[half + left_out :]}"
+            shown = (
+                f"{shown[:half]}\n[{left_out:,} characters left out]\n{shown[half + left_out :]}"
+            )
         colour = "green" if verdict == "correct" else "red"
         said = Text(f"-> completion{number}: {verdict or 'not graded'}", style=colour)
         said.append(f", answer {spell_out(answer or '-', console.encoding)}\n", style="none")

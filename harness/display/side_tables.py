@@ -137,7 +137,11 @@ SIDE_TABLES = (
         columns=(
             Column("lengths", "tokens", _show_lengths),
             Column("difference low high", f"all lengths [{LEVEL}]", difference),
-            Column("longest_less_shortest longest_low longest_high", "longest less shortest", difference),
+            Column(
+                "longest_less_shortest longest_low longest_high",
+                "longest less shortest",
+                difference,
+            ),
             Column("p_adjusted", "p adj.", p_value),
             Column("best", "best", str),
         ),
@@ -223,7 +227,9 @@ def show_reference(
 ) -> Table:
     """Published numbers next to ours."""
     samples = f"{published.setup.samples} {plural('sample', published.setup.samples)}"
-    reading_error = "" if published.exact else f", read off a figure to within {published.uncertainty:g} points"
+    reading_error = (
+        "" if published.exact else f", read off a figure to within {published.uncertainty:g} points"
+    )
     remark = f"theirs: means of {samples} a problem{reading_error}."
     heading = REFERENCE.heading.replace("{source}", published.source)
     side = replace(REFERENCE, heading=heading, remarks=(remark, *differences))

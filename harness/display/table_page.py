@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.published_numbers import read_reference, reference_table, setup_differences
-from harness.analysis.result_tables import Leaderboard, as_csv, as_json, make_leaderboard, records, task_name
+from harness.analysis.result_tables import (
+    Leaderboard,
+    as_csv,
+    as_json,
+    make_leaderboard,
+    records,
+    task_name,
+)
 from harness.constants import Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
@@ -78,9 +85,13 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
         HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
     """
     if options.form == "csv" and len(options.side_tables) + bool(options.reference) > 1:
-        raise ConfigError("CSV holds one table: expected one of --mediators, --audit and --reference at most.")
+        raise ConfigError(
+            "CSV holds one table: expected one of --mediators, --audit and --reference at most."
+        )
     if options.reference and options.by:
-        raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
+        raise ConfigError(
+            "--reference has numbers over all problems: expected no --by beside it. Leave one out."
+        )
     loaded = [Run.load(run, metric=options.metric) for run in locate(runs)]
     groups = by_table(loaded) if options.models else [loaded]
     pages = [_make_page(group, options) for group in groups]
@@ -123,16 +134,25 @@ def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
 def _add_reference(page: _Page, name: str) -> None:
     """Add published numbers, and how their set-up differs from that of the runs."""
     board, published = page.board, read_reference(name)
-    page.frame = reference_table(board.comparison, board.side_tables["audit"], published, baseline=board.baseline)
+    page.frame = reference_table(
+        board.comparison, board.side_tables["audit"], published, baseline=board.baseline
+    )
     differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
     page.tables.append(show_reference(page.frame, published, differences))
     facts = published.model_dump(exclude={"accuracies"})
-    page.reference = {"name": name, **facts, "rows": records(page.frame), "differences": differences}
+    page.reference = {
+        "name": name,
+        **facts,
+        "rows": records(page.frame),
+        "differences": differences,
+    }
 
 
 def _name_page(board: Leaderboard) -> str:
     """The dataset and the runs."""
-    return f"{task_name(board.receipt)}, {list_first([str(entry['name']) for entry in board.receipt])}"
+    return (
+        f"{task_name(board.receipt)}, {list_first([str(entry['name']) for entry in board.receipt])}"
+    )
 
 
 def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:

@@ -51,12 +51,19 @@ def attention(
 
     name = smollm2_model.resolve_model(model)
     tokenizer = load_tokenizer(name)
-    ids = [list(encode(one, tokenizer)[0]) if isinstance(one, str) else list(map(int, one)) for one in prompts]
-    requests = [recorded_prompt(one, [[1] * len(one)] * 2, name=str(place)) for place, one in enumerate(ids)]
+    ids = [
+        list(encode(one, tokenizer)[0]) if isinstance(one, str) else list(map(int, one))
+        for one in prompts
+    ]
+    requests = [
+        recorded_prompt(one, [[1] * len(one)] * 2, name=str(place)) for place, one in enumerate(ids)
+    ]
     found: dict[str, Floats] = {}
     with closing(open_recorder({"pretrained": name, **arguments}, layers)) as engine:
         for finished in engine.stream(requests):
-            found |= {one.problem_id: means(done.attention, one.record)[:, 0] for one, done in finished}
+            found |= {
+                one.problem_id: means(done.attention, one.record)[:, 0] for one, done in finished
+            }
     return [found[one.problem_id] for one in requests]
 
 
@@ -66,7 +73,9 @@ def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | str) -> 
     Raises:
         ConfigError, ModelError: as `attention`.
     """
-    recorded = "all" if layers == "all" else sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
+    recorded = (
+        "all" if layers == "all" else sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
+    )
     opened = {"attention": [], "activations": [], "recorded": recorded}
     refuse_to_open(arguments, opened)
     return VLLMEngine({**arguments, "interventions": {"layers": opened}}, sampled=False)

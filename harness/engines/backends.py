@@ -59,12 +59,20 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
 
         names = sorted({"vllm", *served_model.PATHS, *model_registry.keys()})
         if backend not in names:
-            raise ConfigError(f"There is no model.backend {backend!r}: expected one of {list_near(backend, names)}.")
+            raise ConfigError(
+                f"There is no model.backend {backend!r}: expected one of {list_near(backend, names)}."
+            )
     return wanted
 
 
 def open_backend(
-    backend: str, arguments: Mapping[str, Any], *, sampled: bool, engines: str | None, most: int, log: Path
+    backend: str,
+    arguments: Mapping[str, Any],
+    *,
+    sampled: bool,
+    engines: str | None,
+    most: int,
+    log: Path,
 ) -> AbstractContextManager[VLLMEngine | EnginePool | served_model.ServedModel | LmEvalBackend]:
     """Load the model; it is shut down at the end of the context.
 
@@ -88,10 +96,14 @@ def open_backend(
     try:
         from lm_eval.api.registry import get_model
 
-        model = get_model(backend).create_from_arg_obj({"batch_size": LM_EVAL_BATCH_SIZE, **arguments})
+        model = get_model(backend).create_from_arg_obj(
+            {"batch_size": LM_EVAL_BATCH_SIZE, **arguments}
+        )
     except Exception as error:  # whatever lm-eval, transformers or a server's client raises
         name = str(arguments.get("pretrained") or "")
-        raise ModelError(explain_start_error(name, error, program=f"The backend {backend!r}")) from error
+        raise ModelError(
+            explain_start_error(name, error, program=f"The backend {backend!r}")
+        ) from error
     return nullcontext(LmEvalBackend(model))  # lm-eval's models end with the process
 
 
@@ -124,12 +136,19 @@ class LmEvalBackend:
             first = batch[0]
             if not first.sampling.greedy and first.seed is None:
                 # local models draw a whole batch from torch's one generator
-                set_seed(sample_seed(0, f"{first.task}:{first.problem_id}", first.sample_index, first.replicate))
+                set_seed(
+                    sample_seed(
+                        0, f"{first.task}:{first.problem_id}", first.sample_index, first.replicate
+                    )
+                )
             try:
                 texts = self.model.generate_until(instances)
             except Exception as error:  # whatever a server or a library raises
                 raise stopped("The backend", error) from error
-            yield [(request, Finished(text=str(text))) for request, text in zip(batch, texts, strict=True)]
+            yield [
+                (request, Finished(text=str(text)))
+                for request, text in zip(batch, texts, strict=True)
+            ]
 
     def facts(self) -> dict[str, Any]:
         """The device that generates, for the run's receipt; None where lm-eval's model does not tell."""

@@ -39,11 +39,18 @@ def describe_gpu_processes() -> str:
 
 def _visible_uuids() -> set[str] | None:
     """The GPUs of CUDA_VISIBLE_DEVICES, which may have numbers, or UUIDs cut short; None for all."""
-    wanted = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    wanted = [
+        one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()
+    ]
     if not wanted or any(one.startswith("MIG-") for one in wanted):
         return None
     known = _query("--query-gpu=index,uuid", 2)
-    return {uuid for index, uuid in known for one in wanted if one == index or (len(one) > 4 and uuid.startswith(one))}
+    return {
+        uuid
+        for index, uuid in known
+        for one in wanted
+        if one == index or (len(one) > 4 and uuid.startswith(one))
+    }
 
 
 def _query(what: str, columns: int) -> list[list[str]]:

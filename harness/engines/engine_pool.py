@@ -17,7 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, STALL_FACTOR, undisturbed
+from harness.engines.engine_processes import (
+    CONTINUE,
+    ENGINE_TURN_SECONDS,
+    STALL_FACTOR,
+    undisturbed,
+)
 from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE, Finished, VLLMEngine, refuse_too_long
 from harness.errors import (
     ConfigError,
@@ -120,7 +125,9 @@ class EnginePool:
                 self._start(min(self._size, left))
             else:  # whoever loads now would come too late
                 self._drop([engine for engine in self._engines if not engine.facts])
-            coming = min(self._size, left) if self._fruitless < FRUITLESS_STARTS else len(self._engines)
+            coming = (
+                min(self._size, left) if self._fruitless < FRUITLESS_STARTS else len(self._engines)
+            )
             self._hand_out(math.ceil(left / max(1, coming)))
             yield self._collect()
 
@@ -134,7 +141,9 @@ class EnginePool:
 
     def _start(self, size: int) -> None:
         """Start what is missing; where engines compile the first alone, so that the others find what it made."""
-        first = self._compiles and not self._lost and not any(engine.facts for engine in self._engines)
+        first = (
+            self._compiles and not self._lost and not any(engine.facts for engine in self._engines)
+        )
         while len(self._engines) < (1 if first else size) and self._fruitless < FRUITLESS_STARTS:
             handle, call = self._carrier.start()
             self._engines.append(_Engine(handle, call))
@@ -181,9 +190,13 @@ class EnginePool:
 
     def _refuse_shared_device(self, facts: Mapping[str, Any]) -> None:
         """Raise EngineError if another engine runs on the same GPU: one would get no memory, or both half the speed."""
-        taken = {uuid for engine in self._engines for uuid in engine.facts.get("device_uuids") or ()}
+        taken = {
+            uuid for engine in self._engines for uuid in engine.facts.get("device_uuids") or ()
+        }
         if shared := taken & {*(facts.get("device_uuids") or ())}:
-            raise EngineError(f"Two engines run on one GPU, {sorted(shared)[0]}: is CUDA_VISIBLE_DEVICES overridden?")
+            raise EngineError(
+                f"Two engines run on one GPU, {sorted(shared)[0]}: is CUDA_VISIBLE_DEVICES overridden?"
+            )
 
     def _look(self, silent: Sequence[_Engine]) -> None:
         """Give up engines that have been silent for too long.
@@ -195,9 +208,16 @@ class EnginePool:
         turn, self._turned = min(now - self._turned, 2 * ENGINE_TURN_SECONDS), now
         for engine in silent:
             engine.silent += turn
-            limit, what = (self._stall_seconds, "answered") if engine.facts else (self._load_seconds, "loaded")
+            limit, what = (
+                (self._stall_seconds, "answered")
+                if engine.facts
+                else (self._load_seconds, "loaded")
+            )
             if engine.silent > limit:
-                self._lose(engine, EngineError(f"An engine has not {what} for {limit:.0f} seconds. {CONTINUE}"))
+                self._lose(
+                    engine,
+                    EngineError(f"An engine has not {what} for {limit:.0f} seconds. {CONTINUE}"),
+                )
 
     def _lose(self, engine: _Engine, error: HarnessError) -> None:
         """Put the requests of an engine that failed back in their places.
@@ -210,14 +230,19 @@ class EnginePool:
         if isinstance(error, StartEndedError) and not any(engine.facts for engine in self._engines):
             raise error
         self._lost = True
-        self.so_far = {number: tokens for number, tokens in self.so_far.items() if number not in engine.held}
+        self.so_far = {
+            number: tokens for number, tokens in self.so_far.items() if number not in engine.held
+        }
         self._waiting.extendleft(reversed(engine.held.items()))
         self._fruitless = 0 if engine.samples else self._fruitless + 1
         given_up = self._fruitless >= FRUITLESS_STARTS
         if given_up and not self._engines:
             raise error
         follows = f"{len(self._engines)} left" if given_up else "another is started in its place"
-        print(f"mless: an engine is lost; {follows}. {str(error).replace(f' {CONTINUE}', '')}", file=sys.stderr)
+        print(
+            f"mless: an engine is lost; {follows}. {str(error).replace(f' {CONTINUE}', '')}",
+            file=sys.stderr,
+        )
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
         for engine in list(engines):
@@ -232,12 +257,16 @@ def check_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
         ConfigError: neither a number from 1 nor `auto`; several, with GPUs each that are no number.
         MissingDependencyError: more than one, and Ray is not installed.
     """
-    name, value = ("--engines", asked) if asked is not None else (DATA_PARALLEL, arguments.get(DATA_PARALLEL))
+    name, value = (
+        ("--engines", asked) if asked is not None else (DATA_PARALLEL, arguments.get(DATA_PARALLEL))
+    )
     wanted = AUTO if value == AUTO else _count(name, value, "auto, or ")
     if wanted != 1:
         _count_gpus(arguments)
         if importlib.util.find_spec("ray") is None:
-            raise MissingDependencyError(f"{name} is {wanted}, which needs the package 'ray'. Install `mless[ray]`.")
+            raise MissingDependencyError(
+                f"{name} is {wanted}, which needs the package 'ray'. Install `mless[ray]`."
+            )
     return wanted
 
 
@@ -254,11 +283,19 @@ def _count(name: str, value: object, also: str = "") -> int:
 
 def _count_gpus(arguments: Mapping[str, Any]) -> int:
     """How many GPUs one engine takes."""
-    return math.prod(_count(name, arguments.get(name)) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+    return math.prod(
+        _count(name, arguments.get(name))
+        for name in ("tensor_parallel_size", "pipeline_parallel_size")
+    )
 
 
 def open_engines(
-    arguments: Mapping[str, Any], engines: int | str, *, sampled: bool, most: int | None = None, log: Path | None = None
+    arguments: Mapping[str, Any],
+    engines: int | str,
+    *,
+    sampled: bool,
+    most: int | None = None,
+    log: Path | None = None,
 ) -> VLLMEngine | EnginePool:
     """One engine in this process, or several in Ray actors.
 

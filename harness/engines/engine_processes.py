@@ -71,16 +71,22 @@ def die_with_parent() -> None:
     """
     owner = os.environ.get(OWNER_VARIABLE)
     if owner and owner != process_identity(os.getpid()):
-        threading.Thread(target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True).start()
+        threading.Thread(
+            target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True
+        ).start()
         _end_at_sigterm_while_starting()
-        if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":  # of the run's own process, which stays silent
+        if (
+            os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR"
+        ):  # of the run's own process, which stays silent
             logger = logging.getLogger("vllm")
             logger.setLevel(logging.INFO)
             for handler in logger.handlers:
                 handler.setLevel(logging.INFO)
 
 
-os.register_at_fork(after_in_child=die_with_parent)  # once in each process: a module is imported once
+os.register_at_fork(
+    after_in_child=die_with_parent
+)  # once in each process: a module is imported once
 
 
 def process_identity(process_id: int) -> str:
@@ -158,12 +164,18 @@ class WorkerFacts:
 
         def attention_backends() -> list[str]:
             layers = self.vllm_config.compilation_config.static_forward_context.values()
-            attending = (layer for layer in layers if hasattr(layer, "get_attn_backend"))  # experts are there too
+            attending = (
+                layer for layer in layers if hasattr(layer, "get_attn_backend")
+            )  # experts are there too
             return sorted({layer.get_attn_backend().get_name() for layer in attending})
 
         def compute_capability() -> str:
             capability = current_platform.get_device_capability(self.local_rank)
-            return capability.as_version_str() if capability else torch.backends.cpu.get_cpu_capability()
+            return (
+                capability.as_version_str()
+                if capability
+                else torch.backends.cpu.get_cpu_capability()
+            )
 
         facts: dict[str, Callable[[], Any]] = {
             "device_name": lambda: current_platform.get_device_name(self.local_rank),
@@ -207,7 +219,10 @@ class WatchedCalls:
     """
 
     def __init__(
-        self, processes: Collection[BaseProcess], step_seconds: float, died: Callable[[], EngineError]
+        self,
+        processes: Collection[BaseProcess],
+        step_seconds: float,
+        died: Callable[[], EngineError],
     ) -> None:
         self._processes, self._died = processes, died
         self._stall_seconds = STALL_FACTOR * step_seconds
@@ -256,7 +271,9 @@ class WatchedCalls:
         """
         answer: Future[Any] = Future()
         self._calls.put((method, answer))
-        for looks in count(1):  # counted, as the clock also runs while this process is stopped by Ctrl-Z or a scheduler
+        for looks in count(
+            1
+        ):  # counted, as the clock also runs while this process is stopped by Ctrl-Z or a scheduler
             if wait([answer], timeout=ENGINE_TURN_SECONDS).done:
                 break
             if self._has_dead_process():
@@ -271,7 +288,9 @@ class WatchedCalls:
             return answer.result()
         if isinstance(error, EngineError):
             raise error
-        raise self._died() if type(error).__name__ == "EngineDeadError" else stopped("vLLM", error) from error
+        raise (
+            self._died() if type(error).__name__ == "EngineDeadError" else stopped("vLLM", error)
+        ) from error
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -298,7 +317,9 @@ def undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
@@ -310,7 +331,9 @@ def undisturbed() -> Iterator[None]:
 def dying_with_us(layers: Mapping[str, Sequence[int]] | None = None) -> Iterator[None]:
     """Processes that vLLM starts within the context end with this process, and open the layers of interventions."""
     chosen = os.environ.get("VLLM_PLUGINS")
-    own = {OWNER_VARIABLE: process_identity(os.getpid())} | ({INTERVENTIONS: json.dumps(layers)} if layers else {})
+    own = {OWNER_VARIABLE: process_identity(os.getpid())} | (
+        {INTERVENTIONS: json.dumps(layers)} if layers else {}
+    )
     os.environ.update(own)
     if chosen is not None:
         os.environ["VLLM_PLUGINS"] = f"{chosen},{PLUGIN},{OPENER}".lstrip(",")

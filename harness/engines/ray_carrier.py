@@ -44,12 +44,18 @@ def _explained() -> Iterator[None]:
 class EngineActor:
     """One engine in a process of its own, which Ray starts. Its methods are called from `RayCarrier`."""
 
-    def load(self, arguments: Mapping[str, Any], sampled: bool, log: str | None, threads: str | None) -> dict[str, Any]:
+    def load(
+        self, arguments: Mapping[str, Any], sampled: bool, log: str | None, threads: str | None
+    ) -> dict[str, Any]:
         """Load the model; return the engine's facts. `threads` is the run's own OMP_NUM_THREADS."""
         take_gpus()
         for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
-            del os.environ[name]  # a launcher's, meant for its own ranks: vLLM would wait for the others
-        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, from a number of CPUs that we do not ask for
+            del os.environ[
+                name
+            ]  # a launcher's, meant for its own ranks: vLLM would wait for the others
+        os.environ.pop(
+            "OMP_NUM_THREADS", None
+        )  # Ray's, from a number of CPUs that we do not ask for
         os.environ |= {"OMP_NUM_THREADS": threads} if threads else {}
         try:
             with open(log or os.devnull, "ab") as file:
@@ -68,7 +74,9 @@ class EngineActor:
             self._held.add(str(number))
         finished: list[Finished] = []
         started = time.monotonic()
-        while self._held and time.monotonic() - started < (EXCHANGE_SECONDS if finished else LONGEST_EXCHANGE_SECONDS):
+        while self._held and time.monotonic() - started < (
+            EXCHANGE_SECONDS if finished else LONGEST_EXCHANGE_SECONDS
+        ):
             done = self._engine.step()
             self._held.difference_update(one.request_id for one in done)
             finished += done
@@ -82,7 +90,10 @@ def take_gpus() -> None:
     """
     import ray
 
-    ids = sorted(map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]), key=lambda one: (len(one), one))
+    ids = sorted(
+        map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]),
+        key=lambda one: (len(one), one),
+    )
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if ids else ():
         os.environ[name] = ",".join(ids)
 
@@ -96,7 +107,12 @@ class RayCarrier:
     """
 
     def __init__(
-        self, arguments: Mapping[str, Any], *, sampled: bool, gpus_each: int = 1, log: Path | None = None
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        sampled: bool,
+        gpus_each: int = 1,
+        log: Path | None = None,
     ) -> None:
         import ray
 
@@ -110,7 +126,9 @@ class RayCarrier:
         self._load = ({**arguments, **folders}, sampled, log and str(log.absolute()), threads)
         self._folder: str | None = None
         self._ours = not ray.is_initialized()
-        atexit.register(self.close)  # lm-eval closes no model, and an interruption may come too early for us to
+        atexit.register(
+            self.close
+        )  # lm-eval closes no model, and an interruption may come too early for us to
         if self._ours:
             self._connect()
         found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
@@ -132,15 +150,27 @@ class RayCarrier:
             EngineError: Ray does not start, or no cluster answers.
         """
         address = os.environ.get("RAY_ADDRESS") or "local"
-        options: dict[str, Any] = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
+        options: dict[str, Any] = {
+            "address": address,
+            "logging_level": "ERROR",
+            "log_to_driver": False,
+        }
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of what it will do one day
+        os.environ.setdefault(
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+        )  # else Ray warns of what it will do one day
         try:
             if address == "local":
-                parent = os.environ.get("RAY_TMPDIR") or "/tmp"  # a short path, because sockets lie in it
+                parent = (
+                    os.environ.get("RAY_TMPDIR") or "/tmp"
+                )  # a short path, because sockets lie in it
                 self._folder = tempfile.mkdtemp(prefix="mless-ray-", dir=parent)
-                os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the home folder
-                os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would give our graders the engine's cores
+                os.environ.setdefault(
+                    "RAY_AUTH_TOKEN", secrets.token_hex(32)
+                )  # else Ray keeps one in the home folder
+                os.environ.setdefault(
+                    "RAY_worker_niceness", "0"
+                )  # Ray's 15 would give our graders the engine's cores
                 # no web server, no idle workers for every core, and memory for our small messages
                 options |= {"include_dashboard": False, "num_cpus": 1, "object_store_memory": 2**28}
                 options["_temp_dir"] = self._folder

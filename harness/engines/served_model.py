@@ -40,8 +40,23 @@ PATHS = {"local-completions": "/completions", "local-chat-completions": "/chat/c
 """lm-eval's names of the two APIs, and where each is below the server's address."""
 
 _KNOWN = (
-    *("base_url", "model", "tokenizer", "tokenizer_revision", "revision", "trust_remote_code", "max_length"),
-    *("chat_template_args", "enable_thinking", "num_concurrent", "max_retries", "timeout", "header"),
+    *(
+        "base_url",
+        "model",
+        "tokenizer",
+        "tokenizer_revision",
+        "revision",
+        "trust_remote_code",
+        "max_length",
+    ),
+    *(
+        "chat_template_args",
+        "enable_thinking",
+        "num_concurrent",
+        "max_retries",
+        "timeout",
+        "header",
+    ),
 )
 """Model arguments of a served model, with lm-eval's names and meanings."""
 
@@ -54,17 +69,29 @@ def check_served(config: RunConfig) -> None:
     """
     arguments, backend, layouts = config.model.model_args, config.model.backend, config.layouts
     chat = Layout.CHAT
-    wrong = [f"model.model_args.{name} is missing" for name in ("base_url", "model") if not arguments.get(name)]
-    wrong += [f"no argument {name!r}, near it: {list_near(name, _KNOWN)}" for name in arguments if name not in _KNOWN]
+    wrong = [
+        f"model.model_args.{name} is missing"
+        for name in ("base_url", "model")
+        if not arguments.get(name)
+    ]
+    wrong += [
+        f"no argument {name!r}, near it: {list_near(name, _KNOWN)}"
+        for name in arguments
+        if name not in _KNOWN
+    ]
     for name in ("num_concurrent", "max_retries", "timeout"):
         if not isinstance(value := arguments.get(name, 0), int | float) or value < 0:
             wrong.append(f"model.model_args.{name} is {value!r}, no number from 0 on")
     if config.gen_kwargs == "model_default":
-        wrong.append("`gen_kwargs: model_default` is in the model's own files, which a server does not show")
+        wrong.append(
+            "`gen_kwargs: model_default` is in the model's own files, which a server does not show"
+        )
     if config.model.templates_itself and {*layouts, chat} != {chat}:
         wrong.append(f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]")
     if chat in layouts and not (config.model.templates_itself or arguments.get("tokenizer")):
-        wrong.append("the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing")
+        wrong.append(
+            "the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing"
+        )
     if wrong:
         raise ConfigError(f"model.backend {backend}: {wrong[0]}. See configs/runs/served.yaml.")
 
@@ -89,9 +116,15 @@ class ServedModel:
         self._retries = int(arguments.get("max_retries", SERVED_RETRIES))
         self._timeout = float(arguments.get("timeout") or SERVED_TIMEOUT)
         key = os.environ.get("OPENAI_API_KEY")
-        self._headers = arguments.get("header") or ({"Authorization": f"Bearer {key}"} if key else {})
+        self._headers = arguments.get("header") or (
+            {"Authorization": f"Bearer {key}"} if key else {}
+        )
         switches = template_switches(arguments)
-        self._fixed = {"chat_template_kwargs": switches} if switches and path == PATHS["local-chat-completions"] else {}
+        self._fixed = (
+            {"chat_template_kwargs": switches}
+            if switches and path == PATHS["local-chat-completions"]
+            else {}
+        )
         self._runner = asyncio.Runner()
         with ExitStack() as opened:  # whatever happens, an interruption too
             opened.callback(self.close)
@@ -114,10 +147,16 @@ class ServedModel:
                 if not running:
                     return
                 done, _ = self._runner.run(
-                    asyncio.wait(running, timeout=ENGINE_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    asyncio.wait(
+                        running, timeout=ENGINE_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
                 )
                 finished = [(running.pop(task), task) for task in done]
-                yield [(request, task.result()) for request, task in finished if task.exception() is None]
+                yield [
+                    (request, task.result())
+                    for request, task in finished
+                    if task.exception() is None
+                ]
                 for _, task in finished:
                     task.result()  # raises what it was refused with
         finally:
@@ -137,13 +176,17 @@ class ServedModel:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
         timeout = ClientTimeout(total=self._timeout, sock_connect=SERVED_CONNECT_SECONDS)
-        return ClientSession(connector=TCPConnector(limit=self._window), timeout=timeout, headers=self._headers)
+        return ClientSession(
+            connector=TCPConnector(limit=self._window), timeout=timeout, headers=self._headers
+        )
 
     async def _describe(self) -> dict[str, Any] | None:
         """What the server's list of models says of this one; None if it has no such list."""
         status, body = await self._read("GET", f"{self._base}/models")
         if not status:
-            raise ModelError(f"No server answers at model.model_args.base_url {self._base}: {_words(body)}.")
+            raise ModelError(
+                f"No server answers at model.model_args.base_url {self._base}: {_words(body)}."
+            )
         known = body.get("data") if isinstance(body, dict) and status == 200 else None
         if not isinstance(known, list):
             return None
@@ -153,7 +196,10 @@ class ServedModel:
             raise ModelError(
                 f"The server at {self._base} has no model {self._model!r} (model.model_args.model): it serves {served}."
             )
-        return {name: models[self._model].get(name) for name in ("id", "root", "owned_by", "max_model_len")}
+        return {
+            name: models[self._model].get(name)
+            for name in ("id", "root", "owned_by", "max_model_len")
+        }
 
     async def _ask(self, request: Request) -> Finished:
         for attempt in range(self._retries + 1):
@@ -190,7 +236,9 @@ class ServedModel:
         servers may not know what is not OpenAI's, so what is switched off is left out.
         """
         values = {"model": self._model, **request.sampling.openai()}
-        if (self._served or {}).get("owned_by") == "vllm":  # special tokens are kept, as by our own engine
+        if (self._served or {}).get(
+            "owned_by"
+        ) == "vllm":  # special tokens are kept, as by our own engine
             values |= request.sampling.vllm()
             values |= {"skip_special_tokens": False, "spaces_between_special_tokens": False}
         if request.seed is not None:
@@ -212,12 +260,19 @@ def _read_completion(body: Any) -> Finished | None:
     try:
         (choice,) = body["choices"]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
-        reason, tokens = choice.get("finish_reason"), (body.get("usage") or {}).get("completion_tokens")
+        reason, tokens = (
+            choice.get("finish_reason"),
+            (body.get("usage") or {}).get("completion_tokens"),
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     if not isinstance(text, str | None) or not isinstance(tokens, int | None):
         return None
-    return Finished(text=text or "", completion_tokens=tokens, finish_reason=reason if reason in FINISHED else None)
+    return Finished(
+        text=text or "",
+        completion_tokens=tokens,
+        finish_reason=reason if reason in FINISHED else None,
+    )
 
 
 def _words(body: Any) -> str:

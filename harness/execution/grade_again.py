@@ -52,7 +52,10 @@ def regrade(path: Path) -> str:
         version, before = _read_old(path / SCORES)
         part.unlink(missing_ok=True)
         samples = list(read_samples(path))
-        with Journal(part, as_json(scored_now())) as scores, Scorer(scores, read_prompts(path)) as scorer:
+        with (
+            Journal(part, as_json(scored_now())) as scores,
+            Scorer(scores, read_prompts(path)) as scorer,
+        ):
             for sample in samples:
                 scorer.submit(sample)
             with progress_bar("regrade") as advance:
@@ -60,7 +63,9 @@ def regrade(path: Path) -> str:
                     advance(done, len(samples))
         after = read_scores(path, part.name)
         if len(after) != len(samples):
-            raise JournalError(f"{path}: {len(after)} of {len(samples)} samples were graded. Run the command again.")
+            raise JournalError(
+                f"{path}: {len(after)} of {len(samples)} samples were graded. Run the command again."
+            )
         with clear_messages(path):
             set_old_scores_aside(path)
             part.replace(path / SCORES)
@@ -70,14 +75,19 @@ def regrade(path: Path) -> str:
         compress_finished(path)
         held.release()
     changed = [
-        (f"{before[one.key]} -> {after[one.key].verdict}", f"{one.task} {one.problem_id} sample {one.sample_index}")
+        (
+            f"{before[one.key]} -> {after[one.key].verdict}",
+            f"{one.task} {one.problem_id} sample {one.sample_index}",
+        )
         for one in samples
         if one.key in before and before[one.key] != after[one.key].verdict
     ]
     counts = Counter(change for change, _ in changed).most_common()
     lines = [f"  {count:6}  {change}" for change, count in counts]
     lines += [f"  {change}: {sample}" for change, sample in changed[:REGRADED_SHOWN]]
-    lines += [f"  and {len(changed) - REGRADED_SHOWN} more"] if len(changed) > REGRADED_SHOWN else []
+    lines += (
+        [f"  and {len(changed) - REGRADED_SHOWN} more"] if len(changed) > REGRADED_SHOWN else []
+    )
     told = f"{len(after)} samples, grader {version} -> {GRADER_VERSION}"
     return "\n".join([f"{told}: {len(changed)} verdicts changed", *lines])
 
@@ -85,7 +95,9 @@ def regrade(path: Path) -> str:
 def _read_old(scores: Path) -> tuple[object, dict[str, str]]:
     """The grader's version and the verdicts by key; missing or damaged scores go without them."""
     try:
-        return read_header(scores).get("grader_version"), {one.key: one.verdict for one in read_records(scores, Score)}
+        return read_header(scores).get("grader_version"), {
+            one.key: one.verdict for one in read_records(scores, Score)
+        }
     except JournalError:
         return None, {}
 
@@ -154,17 +166,31 @@ def _of_log(path: Path, metric: str | None) -> Iterator[Completed]:
         for sample, score in prompt.graded_samples:
             right = score.verdict == "correct" if score.verdict else None
             name, gold = prompt.problem_id, prompt.doc["answer"]
-            yield Completed(name=name, completion=sample.completion or "", gold=gold, read=score.answer, right=right)
+            yield Completed(
+                name=name,
+                completion=sample.completion or "",
+                gold=gold,
+                read=score.answer,
+                right=right,
+            )
 
 
 def _of_table(path: Path, completion: str, gold: str) -> Iterator[Completed]:
     try:
         is_csv = path.suffix == ".csv"
-        table = pandas.read_csv(path, dtype=str) if is_csv else pandas.read_json(path, lines=True, dtype=False)
+        table = (
+            pandas.read_csv(path, dtype=str)
+            if is_csv
+            else pandas.read_json(path, lines=True, dtype=False)
+        )
         table = table.fillna("")  # a model may have written nothing
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no CSV or JSONL of completions: {error}.") from None
     if absent := [name for name in (completion, gold) if name not in table]:
-        raise ConfigError(f"{path} has no column {absent[0]!r}: expected one of {list_near(absent[0], table)}.")
+        raise ConfigError(
+            f"{path} has no column {absent[0]!r}: expected one of {list_near(absent[0], table)}."
+        )
     for number, row in enumerate(table.to_dict("records"), start=1):
-        yield Completed(name=str(row.get("id", number)), completion=str(row[completion]), gold=str(row[gold]))
+        yield Completed(
+            name=str(row.get("id", number)), completion=str(row[completion]), gold=str(row[gold])
+        )

@@ -15,7 +15,11 @@ from harness.runs.read_runs import Run
 
 
 def run(
-    config: RunConfig | str | Path, *, limit: int | None = None, output: Path | str = "", engines: int | str = ""
+    config: RunConfig | str | Path,
+    *,
+    limit: int | None = None,
+    output: Path | str = "",
+    engines: int | str = "",
 ) -> Run:
     """Run an experiment, or continue it, and read the result. Use it in scripts and notebooks.
 
@@ -38,11 +42,27 @@ def run(
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary, f"{settings.name}.yaml")
         path.write_text(yaml.safe_dump(settings.as_written()), encoding="utf-8")
-        command = [sys.executable, "-m", "harness.cli", "run", str(path), "--output", str(folder), "--quiet"]
+        command = [
+            sys.executable,
+            "-m",
+            "harness.cli",
+            "run",
+            str(path),
+            "--output",
+            str(folder),
+            "--quiet",
+        ]
         given = {"--limit": limit, "--engines": engines}
-        command += [part for name, value in given.items() if value not in (None, "") for part in (name, str(value))]
+        command += [
+            part
+            for name, value in given.items()
+            if value not in (None, "")
+            for part in (name, str(value))
+        ]
         said = ""
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
             assert process.stderr is not None  # asked
             for line in process.stderr:
                 said = line.rstrip("\n")

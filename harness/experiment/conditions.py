@@ -25,7 +25,13 @@ from pydantic import Field, StrictInt, ValidationError, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError
-from harness.experiment.fillers import count_words, cut_sentence, cut_text, draw_words, estimate_tokens
+from harness.experiment.fillers import (
+    count_words,
+    cut_sentence,
+    cut_text,
+    draw_words,
+    estimate_tokens,
+)
 from harness.experiment.intervention_settings import Intervention
 from harness.yaml_settings import Strict, explain
 
@@ -35,7 +41,9 @@ MOST_TOKENS = 100_000
 """More tokens, numbers or repetitions fit in no model's context, and would take hours to build."""
 
 _HERE = Path(__file__).parent
-SENTENCES: tuple[str, ...] = tuple(yaml.safe_load((_HERE / "sentences.yaml").read_text(encoding="utf-8")))
+SENTENCES: tuple[str, ...] = tuple(
+    yaml.safe_load((_HERE / "sentences.yaml").read_text(encoding="utf-8"))
+)
 """Unrelated sentences. The filler of the condition `random` is cut from one of them."""
 COUNTED = ("unit", "token_ids", "sentence")
 """The fillers whose number of tokens `count` says. A `text` may have one too, and is then repeated and cut."""
@@ -142,7 +150,9 @@ class Condition(Strict):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.sentence is not None and (self.count or 0) > SENTENCE_TOKENS:
-            raise ValueError(f"count: a sentence has at most {SENTENCE_TOKENS} tokens, got {self.count}")
+            raise ValueError(
+                f"count: a sentence has at most {SENTENCE_TOKENS} tokens, got {self.count}"
+            )
         fillers_by_key = {
             "count": (*COUNTED, "text"),
             "separator": SEPARATED,
@@ -151,7 +161,9 @@ class Condition(Strict):
         }
         for key, fillers in fillers_by_key.items():
             if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
-                raise ValueError(f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}")
+                raise ValueError(
+                    f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}"
+                )
         if self.intervention and self.intervention.kind == "filler" and not self.filler:
             raise ValueError("intervention: of the kind filler, and the condition has none")
         return self
@@ -209,7 +221,11 @@ class Condition(Strict):
     @property
     def is_plain(self) -> bool:
         """Whether its prompts are those of the baseline."""
-        return self.filler is None and self.instruction is None and not (self.cue or self.answer_prefix)
+        return (
+            self.filler is None
+            and self.instruction is None
+            and not (self.cue or self.answer_prefix)
+        )
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -241,9 +257,15 @@ class Condition(Strict):
             draw = random.Random(self.seed if key is None else f"{self.seed}/{key}")
             return draw_words(words, self.random_ids, count_tokens or len, draw)
         if self.token_ids is not None:
-            raise ConfigError("A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`.")
+            raise ConfigError(
+                "A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`."
+            )
         text = self.text or ""
-        return text if self.count is None else cut_text(self.name, text, self.count, count_tokens or count_words)
+        return (
+            text
+            if self.count is None
+            else cut_text(self.name, text, self.count, count_tokens or count_words)
+        )
 
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config that makes the condition again."""
@@ -253,7 +275,11 @@ class Condition(Strict):
         if self.filler not in SEPARATED:
             del values["separator"]
         # a seed of 0 equals False, and is recorded
-        recorded = {key: value for key, value in values.items() if value is not False and value not in (None, "")}
+        recorded = {
+            key: value
+            for key, value in values.items()
+            if value is not False and value not in (None, "")
+        }
         return recorded | {key: values[key] for key in ("separator",) if key in values}
 
     def describe(self) -> dict[str, Any]:
@@ -339,7 +365,9 @@ def as_condition(value: Any) -> Condition:
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
     if condition.is_plain and not condition.intervention:
-        raise ConfigError(f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}.")
+        raise ConfigError(
+            f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}."
+        )
     if condition.name in study:
         raise ConfigError(f"{where} has the name of one of the study's own conditions.")
     return condition
@@ -368,5 +396,7 @@ def read_contrast(text: str) -> tuple[str, str]:
     """
     condition, _, baseline = (name.strip() for name in str(text).partition(" - "))
     if not (condition and baseline):
-        raise ConfigError(f"Expected a contrast of two conditions, such as '{contrast_name('mless')}', got {text!r}.")
+        raise ConfigError(
+            f"Expected a contrast of two conditions, such as '{contrast_name('mless')}', got {text!r}."
+        )
     return condition, baseline

@@ -24,7 +24,9 @@ from harness.experiment.conditions import (
 )
 from harness.layers_and_heads import parse_numbers
 
-ANSWER_AT_ONCE = Condition(name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL)
+ANSWER_AT_ONCE = Condition(
+    name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL
+)
 """The positive control: the model must answer without any working."""
 NO_EXAMPLES = Condition(name="no-examples", kind=POSITIVE_CONTROL, has_examples=False)
 """The positive control where every condition is answered at once after examples: the question without them."""
@@ -39,7 +41,15 @@ CELLS = {
 }
 """The cells beside the filler itself: whether other layers see it, scale, bias. Later layers have the first three, and
 the gap."""
-SIGN_NAMES = {"/": "slash", "\\": "backslash", ".": "dot", "?": "question", " ": "blank", "\n": "break", "-": "dash"}
+SIGN_NAMES = {
+    "/": "slash",
+    "\\": "backslash",
+    ".": "dot",
+    "?": "question",
+    " ": "blank",
+    "\n": "break",
+    "-": "dash",
+}
 """Words for signs in the names of swept conditions; other signs have the name that Unicode gives them."""
 
 
@@ -105,10 +115,15 @@ def expand_causes(entries: Iterable[Any]) -> list[Any]:
         if not (isinstance(entry, dict) and "causes" in entry):
             expanded.append(entry)
             continue
-        source, layers = entry["causes"], parse_numbers(entry.get("layers", entry.get("layer")), "layers")
+        source, layers = (
+            entry["causes"],
+            parse_numbers(entry.get("layers", entry.get("layer")), "layers"),
+        )
         is_complete = layers and not entry.keys() - {"causes", "layer", "layers"}
         if not is_complete or not isinstance(source, str) or source not in sources:
-            raise ConfigError(f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}.")
+            raise ConfigError(
+                f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}."
+            )
         is_first_layer = layers == (1,)
         span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
         for cell, (other_layers, scale, bias) in CELLS.items():
@@ -119,15 +134,26 @@ def expand_causes(entries: Iterable[Any]) -> list[Any]:
             if key in cells:
                 continue
             cells.add(key)
-            name = f"{source}-{cell}" if cell == "gap" or is_first_layer else f"{source}-{span}-{cell}"
+            name = (
+                f"{source}-{cell}" if cell == "gap" or is_first_layer else f"{source}-{span}-{cell}"
+            )
             switches = {"other_layers": other_layers, "scale": scale, "bias": bias}
             intervention = {"kind": "filler", "layers": list(layers), **switches}
-            expanded.append({**sources[source], "name": find_free_name(name, taken), "intervention": intervention})
+            expanded.append(
+                {
+                    **sources[source],
+                    "name": find_free_name(name, taken),
+                    "intervention": intervention,
+                }
+            )
     return expanded
 
 
 def add_reference_conditions(
-    conditions: Sequence[Condition], *, instructions: Iterable[str] = (), control: Condition | None = None
+    conditions: Sequence[Condition],
+    *,
+    instructions: Iterable[str] = (),
+    control: Condition | None = None,
 ) -> tuple[Condition, ...]:
     """The conditions of a config, the positive control, and all of these under every other instruction.
 
@@ -145,7 +171,9 @@ def add_reference_conditions(
         for condition in asked:
             name = find_free_name(f"{condition.name}-w{number:02}", taken)
             fields = {"kind": OTHER_INSTRUCTION, "of": condition.name, "number": number}
-            others.append(condition.model_copy(update={"name": name, "instruction": instruction, **fields}))
+            others.append(
+                condition.model_copy(update={"name": name, "instruction": instruction, **fields})
+            )
     return (*asked, *others)
 
 

@@ -42,11 +42,17 @@ class Draw:
 
     def select(self, problems: Iterable[Problem]) -> list[Problem]:
         """Those of the problems that are asked with this draw."""
-        return [problem for problem in problems if self.clusters is None or problem.counts_with in self.clusters]
+        return [
+            problem
+            for problem in problems
+            if self.clusters is None or problem.counts_with in self.clusters
+        ]
 
 
 def _check_format(text: str) -> str:
-    if (text.count("{problem}"), text.count("{answer}")) != (1, 1) or text.index("{answer}") < text.index("{problem}"):
+    if (text.count("{problem}"), text.count("{answer}")) != (1, 1) or text.index(
+        "{answer}"
+    ) < text.index("{problem}"):
         raise ValueError("expected {problem} before {answer}, each once")
     return text
 
@@ -75,7 +81,9 @@ class FewshotConfig(Strict):
         between, _, behind = rest.partition("{answer}")
         return before, between, behind
 
-    def split(self, problems: Sequence[Problem], *, draws_per_problem: int) -> tuple[Sequence[Problem], list[Draw]]:
+    def split(
+        self, problems: Sequence[Problem], *, draws_per_problem: int
+    ) -> tuple[Sequence[Problem], list[Draw]]:
         """The problems that are asked, and the draws of examples.
 
         Whole clusters are set aside, so that no example gives an answer away, and a draw has at most one problem of
@@ -96,7 +104,9 @@ class FewshotConfig(Strict):
             clusters.setdefault(problem.counts_with, []).append(problem)
         rng = random.Random(self.seed)
         order = rng.sample(list(clusters), len(clusters))
-        size = self.pool or (self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot)
+        size = self.pool or (
+            self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
+        )
         pool: list[list[Problem]] = []
         while order and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):
             pool.append(clusters.pop(order.pop()))

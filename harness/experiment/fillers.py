@@ -20,7 +20,9 @@ PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int] | None) -> str:
     """A sentence cut to so many tokens and, where needed, filled up with short words."""
     if count_tokens is None:
-        fitting = [size for size in range(1, len(words) + 1) if estimate_tokens(words[:size]) <= count]
+        fitting = [
+            size for size in range(1, len(words) + 1) if estimate_tokens(words[:size]) <= count
+        ]
         return _as_sentence(words[: max(fitting, default=1)])
     for size in range(min(len(words), count), 0, -1):
         missing = count - count_tokens(_as_sentence(words[:size]))
@@ -28,13 +30,17 @@ def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int
             continue
         for shift in range(len(PADDING_WORDS)):
             padding = [PADDING_WORDS[(shift + i) % len(PADDING_WORDS)] for i in range(missing)]
-            for padded in range(missing, -1, -1):  # a padding word may be several tokens: then fewer words fit
+            for padded in range(
+                missing, -1, -1
+            ):  # a padding word may be several tokens: then fewer words fit
                 candidate = _as_sentence(words[:size] + padding[:padded])
                 if (got := count_tokens(candidate)) == count:
                     return candidate
                 if got < count:
                     break
-    raise ConfigError(f"No cut of the sentence has exactly {count} tokens in this tokenizer. Choose another count.")
+    raise ConfigError(
+        f"No cut of the sentence has exactly {count} tokens in this tokenizer. Choose another count."
+    )
 
 
 def count_words(text: str) -> int:
@@ -59,10 +65,14 @@ def cut_text(name: str, text: str, count: int, count_tokens: Callable[[str], int
         for end in (words[fitting - 1], *range(words[fitting] - 1, words[fitting - 1], -1)):
             if count_tokens(cut := whole[begin:end].strip()) == count:
                 return cut
-    raise ConfigError(f"Condition {name!r}: no cut of its text has exactly {count} tokens in this tokenizer.")
+    raise ConfigError(
+        f"Condition {name!r}: no cut of its text has exactly {count} tokens in this tokenizer."
+    )
 
 
-def draw_words(words: Sequence[str], count: int, count_tokens: Callable[[str], int], draw: random.Random) -> str:
+def draw_words(
+    words: Sequence[str], count: int, count_tokens: Callable[[str], int], draw: random.Random
+) -> str:
     """So many tokens' worth of words, drawn at random; the first of them follows no blank."""
     for _ in range(RANDOM_DRAWS if words else 0):
         drawn = draw.choices(words, k=count)

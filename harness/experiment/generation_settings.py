@@ -19,9 +19,27 @@ GENERATE_TOP_K = 50
 Source = Literal["greedy", "model_default", "explicit"]
 
 _UNSUPPORTED = (
-    *("num_beams", "no_repeat_ngram_size", "typical_p", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"),
-    *("penalty_alpha", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "suppress_tokens"),
-    *("begin_suppress_tokens", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"),
+    *(
+        "num_beams",
+        "no_repeat_ngram_size",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "diversity_penalty",
+    ),
+    *(
+        "penalty_alpha",
+        "encoder_repetition_penalty",
+        "encoder_no_repeat_ngram_size",
+        "suppress_tokens",
+    ),
+    *(
+        "begin_suppress_tokens",
+        "bad_words_ids",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "sequence_bias",
+    ),
 )
 """Settings of transformers' `generate` that vLLM has no word for."""
 _OFF: tuple[Any, ...] = (None, 0, 1, [], {})
@@ -83,19 +101,32 @@ class Sampling:
     def lm_eval(self) -> dict[str, Any]:
         """As lm-eval's generation arguments, which its results file shows; what is off is left out."""
         fixed = {"until": list(self.stop), "max_gen_toks": self.max_tokens}
-        return {**fixed, "do_sample": not self.greedy, "temperature": self.temperature, **self._changed}
+        return {
+            **fixed,
+            "do_sample": not self.greedy,
+            "temperature": self.temperature,
+            **self._changed,
+        }
 
     def openai(self) -> dict[str, Any]:
         """As a server of OpenAI's API takes them; what OpenAI does not know is left out if it is off."""
         stop = {"stop": list(self.stop)} if self.stop else {}
-        fixed = {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
+        fixed = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
         return {**fixed, **stop, **self._changed}
 
     @property
     def _changed(self) -> dict[str, Any]:
         """The parameters beside temperature that are not off."""
         off = Sampling()
-        return {name: value for name in _FIELDS[1:] if (value := getattr(self, name)) != getattr(off, name)}
+        return {
+            name: value
+            for name in _FIELDS[1:]
+            if (value := getattr(self, name)) != getattr(off, name)
+        }
 
     def record(self) -> dict[str, Any]:
         """As the journal keeps them."""
@@ -120,11 +151,17 @@ def resolve_sampling(
         ModelError: `model_default`, and there is no generation_config, or one that vLLM cannot obey.
     """
     limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
-    own = {name: value for name in _FIELDS if (value := (generation_config or {}).get(name)) is not None}
+    own = {
+        name: value
+        for name in _FIELDS
+        if (value := (generation_config or {}).get(name)) is not None
+    }
     if choice != "model_default":
         limits["switched_off"] = None if generation_config is None else own
         return (
-            Sampling(**limits) if choice == "greedy" else Sampling(source="explicit", **choice.model_dump(), **limits)
+            Sampling(**limits)
+            if choice == "greedy"
+            else Sampling(source="explicit", **choice.model_dump(), **limits)
         )
     assert generation_config is not None  # whoever reads it refuses a model without one
     if lost := [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]:
@@ -133,7 +170,11 @@ def resolve_sampling(
         )
     sampled = generation_config.get("do_sample")
     # greedy as plain `generate` would be, where a repetition penalty applies too
-    kept = own if sampled else {name: value for name, value in own.items() if name == "repetition_penalty"}
+    kept = (
+        own
+        if sampled
+        else {name: value for name, value in own.items() if name == "repetition_penalty"}
+    )
     filled = {"temperature": 1.0, "top_k": GENERATE_TOP_K} | own if sampled else kept
     off = {name: value for name, value in own.items() if name not in kept}
     return Sampling(source="model_default", **filled, **limits, from_model=kept, switched_off=off)

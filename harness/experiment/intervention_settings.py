@@ -29,7 +29,9 @@ Resolved = Mapping[str, Any]
 """An intervention on one prompt, plain values: layers count from 0, and tokens are named by their place."""
 
 
-Layers = Annotated[tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, where="layers"))]
+Layers = Annotated[
+    tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, where="layers"))
+]
 
 
 class _Layered(Strict):
@@ -105,7 +107,8 @@ class FunctionIntervention(_Layered):
 
 
 Intervention = Annotated[
-    FillerIntervention | RedistributeIntervention | FunctionIntervention, Field(discriminator="kind")
+    FillerIntervention | RedistributeIntervention | FunctionIntervention,
+    Field(discriminator="kind"),
 ]
 
 
@@ -135,10 +138,15 @@ def resolve(
         try:
             sha256 = hashlib.sha256(change.file.read_bytes()).hexdigest()
         except OSError as error:
-            raise ConfigError(f"{where}: the function's file {change.file}: {error.strerror}.") from None
-        return {"kind": change.kind, "layers": layers, "file": str(change.file.resolve()), "sha256": sha256} | (
-            {"arguments": change.arguments}
-        )
+            raise ConfigError(
+                f"{where}: the function's file {change.file}: {error.strerror}."
+            ) from None
+        return {
+            "kind": change.kind,
+            "layers": layers,
+            "file": str(change.file.resolve()),
+            "sha256": sha256,
+        } | ({"arguments": change.arguments})
     if isinstance(change, RedistributeIntervention):
         how = {"share": change.share, "sham": change.sham, "seed": change.seed}
         return {"kind": change.kind, "layers": layers, **how}
@@ -149,12 +157,18 @@ def resolve(
         if tuple(with_filler[:one]) + tuple(with_filler[one + size :]) == tuple(without)
     ]
     if size <= 0 or not starts:
-        raise PromptMismatchError(f"{where}: the filler is not one run of tokens whose removal leaves the baseline's.")
+        raise PromptMismatchError(
+            f"{where}: the filler is not one run of tokens whose removal leaves the baseline's."
+        )
     start, parts = starts[0], {"scale": change.scale, "bias": change.bias}
     if change.other_layers:
         return {"kind": change.kind, "layers": layers, "start": start, "size": size, **parts}
     seen = change.scale or change.bias  # without either it is the gap alone, whatever the layer
     phantom = list(with_filler[start : start + size]) if seen else []
-    return {"kind": change.kind, "layers": layers if seen else [], "start": start, "size": size, **parts} | (
-        {"phantom": phantom}
-    )
+    return {
+        "kind": change.kind,
+        "layers": layers if seen else [],
+        "start": start,
+        "size": size,
+        **parts,
+    } | ({"phantom": phantom})

@@ -96,32 +96,47 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     whole = open_dataset(config.dataset)
     shown = config.fewshot
     # without examples too an answer's line is begun by the prompt: else a model's line break would be the whole answer
-    begun = Draw(number=0, examples=(), frame=FewshotConfig().frame) if config.answer == "line" else None
+    begun = (
+        Draw(number=0, examples=(), frame=FewshotConfig().frame)
+        if config.answer == "line"
+        else None
+    )
     asked: Sequence[Problem] = whole.problems
     draws: Sequence[Draw | None] = [begun]
     if shown:
         asked, draws = shown.split(whole.problems, draws_per_problem=config.draws_per_problem)
     seen = [*asked, *(one for draw in draws if draw for one in draw.examples)]
-    if config.answer == "line" and (longer := [one.id for one in seen if "\n" in one.answer.strip()]):
+    if config.answer == "line" and (
+        longer := [one.id for one in seen if "\n" in one.answer.strip()]
+    ):
         raise DataError(
             f"{whole.source}: problem {longer[0]} has an answer of several lines; `answer: line` reads one."
         )
     dataset = Dataset(name=whole.name, source=whole.source, problems=tuple(asked[:limit]))
     arguments = config.model_arguments()
     model = ModelTokenizer.from_arguments(arguments)
-    templated = config.model.templates_itself or (model is not None and model.tokenizer.chat_template)
+    templated = config.model.templates_itself or (
+        model is not None and model.tokenizer.chat_template
+    )
     layouts = config.layouts or (Layout.CHAT if templated else Layout.RAW,)
     if (switches := template_switches(config.model.model_args)) and Layout.CHAT not in layouts:
         named, got = ", ".join(switches), ", ".join(layouts)
-        raise ConfigError(f"model.model_args sets {named} of the chat template, and the layout is {got}.")
+        raise ConfigError(
+            f"model.model_args sets {named} of the chat template, and the layout is {got}."
+        )
     config = config.model_copy(update={"layouts": layouts})
     with_examples = [condition for condition in config.all_conditions if condition.has_examples]
-    without_examples = [condition for condition in config.all_conditions if not condition.has_examples]
+    without_examples = [
+        condition for condition in config.all_conditions if not condition.has_examples
+    ]
     arms = {
         config.task_name(dataset.name, built.condition.name, layout, built.draw): built
         for layout in layouts
         for draw in draws
-        for conditions, examples in ((with_examples, draw), (without_examples, draw and replace(draw, examples=())))
+        for conditions, examples in (
+            (with_examples, draw),
+            (without_examples, draw and replace(draw, examples=())),
+        )
         if conditions
         for built in build_checked_prompts(
             draw.select(dataset.problems) if draw else dataset.problems,
@@ -133,7 +148,9 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
             draw=examples,
         )
     }
-    first = model.tokenizer.convert_ids_to_tokens(encode("A", model.tokenizer)[0])[:-1] if model else []
+    first = (
+        model.tokenizer.convert_ids_to_tokens(encode("A", model.tokenizer)[0])[:-1] if model else []
+    )
     return Plan(
         config=config,
         dataset=dataset,
@@ -193,11 +210,16 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     """
     seeded = not sampling.greedy and plan.config.model.takes_seeds
     for replicate in range(plan.config.replicates):
-        rows = sorted((row for row in plan.rows if plan.replicates(row[1]) > replicate), key=lambda row: row[1].draw)
+        rows = sorted(
+            (row for row in plan.rows if plan.replicates(row[1]) > replicate),
+            key=lambda row: row[1].draw,
+        )
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
         asked: Counter[tuple[int, str, object, str]] = Counter()
-        for sample, (task, arm, problem, prompt) in product(range(plan.config.repeats_per_draw), rows):
+        for sample, (task, arm, problem, prompt) in product(
+            range(plan.config.repeats_per_draw), rows
+        ):
             index = sample + max(arm.draw - 1, 0) * plan.config.repeats_per_draw
             chat_api = arm.layout is Layout.CHAT and plan.config.model.templates_itself
             same = (
@@ -213,7 +235,9 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 sample_index=index,
                 replicate=replicate,
                 again=asked[same] - 1,
-                seed=sample_seed(plan.config.seed, problem.id, index, replicate) if seeded else None,
+                seed=sample_seed(plan.config.seed, problem.id, index, replicate)
+                if seeded
+                else None,
                 prompt=prompt.text,
                 prompt_token_ids=prompt.token_ids,
                 prompt_sha256=prompt.prompt_sha256,
@@ -249,7 +273,11 @@ def sample_key(request: Request, setting: str) -> str:
 
 
 def hash_setting(
-    *, prompt_version: int, model: Mapping[str, Any], arguments: Mapping[str, Any], engine: Mapping[str, Any]
+    *,
+    prompt_version: int,
+    model: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    engine: Mapping[str, Any],
 ) -> str:
     """Hash of what all samples of a run share.
 
@@ -260,7 +288,9 @@ def hash_setting(
         engine: The engine's name, its version and the type of device.
     """
     content = model.get("sha256") or model
-    return hash_json({"prompts": prompt_version, "model": content, "arguments": arguments, "engine": engine})
+    return hash_json(
+        {"prompts": prompt_version, "model": content, "arguments": arguments, "engine": engine}
+    )
 
 
 def hash_json(value: Any) -> str:

@@ -16,7 +16,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from harness.errors import DataError, explain_hub_error
 from harness.yaml_settings import Strict, explain
@@ -54,7 +62,9 @@ class MadeConfig(Strict):
         if low > high:
             raise ValueError(f"operands: expected the least number first, got {low} and {high}")
         if self.count is not None and self.count > self._possible:
-            raise ValueError(f"count: {low} to {high} give {self._possible} {self.make}, got {self.count}")
+            raise ValueError(
+                f"count: {low} to {high} give {self._possible} {self.make}, got {self.count}"
+            )
         return self
 
     @property
@@ -109,7 +119,10 @@ def _pose(numbers: list[int], signs: list[Sign]) -> dict[str, str]:
             case _:
                 terms.append(number if sign == "+" else -number)
     name, text = (
-        str(first) + "".join(f"{gap}{sign[way]}{gap}{number}" for sign, number in zip(signs, others, strict=True))
+        str(first)
+        + "".join(
+            f"{gap}{sign[way]}{gap}{number}" for sign, number in zip(signs, others, strict=True)
+        )
         for way, gap in enumerate(("", " "))
     )
     return {"id": name, "problem": f"What is {text}?", "answer": str(sum(terms))}
@@ -122,7 +135,11 @@ PATH_VARIABLE = "MATH500_PATH"
 
 def _as_text(value: Any) -> Any:
     """A number as text; NaN, which is how a table says that a value is missing, stays and is refused."""
-    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value else value
+    return (
+        str(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+        else value
+    )
 
 
 Needed = Annotated[str, Field(pattern=r"\S"), BeforeValidator(_as_text)]
@@ -221,7 +238,11 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
     if isinstance(dataset, MadeConfig):
         problems = tuple(Problem(**fields) for fields in dataset.problems())
         low, high = dataset.operands
-        return Dataset(name=dataset.make, source=f"made of {low} to {high}, seed {dataset.seed}", problems=problems)
+        return Dataset(
+            name=dataset.make,
+            source=f"made of {low} to {high}, seed {dataset.seed}",
+            problems=problems,
+        )
     chosen = os.environ.get(PATH_VARIABLE, "").strip()
     return load_jsonl(Path(chosen)) if chosen else _from_hub()
 
@@ -234,7 +255,9 @@ def load_jsonl(path: Path) -> Dataset:
 def _read_jsonl(fields: DatasetConfig) -> Dataset:
     path = fields.path.expanduser()
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"Data file {path}: {getattr(error, 'strerror', error)}.") from error
     records = []
@@ -244,7 +267,9 @@ def _read_jsonl(fields: DatasetConfig) -> Dataset:
             try:
                 records.append((where, dict(json.loads(line))))
             except (ValueError, TypeError) as error:
-                raise DataError(f"{where}: expected a JSON object, got {line[:40]!r} ({error}).") from None
+                raise DataError(
+                    f"{where}: expected a JSON object, got {line[:40]!r} ({error})."
+                ) from None
     return Dataset(name=path.stem, source=str(path), problems=_problems(records, fields, str(path)))
 
 
@@ -256,13 +281,21 @@ def _from_hub() -> Dataset:
     try:
         rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)
     except Exception as error:
-        raise DataError(f"{explain_hub_error(MATH500_REPOSITORY, error)} Or set {PATH_VARIABLE}=FILE.jsonl.") from error
+        raise DataError(
+            f"{explain_hub_error(MATH500_REPOSITORY, error)} Or set {PATH_VARIABLE}=FILE.jsonl."
+        ) from error
     source = f"{MATH500_REPOSITORY}@{MATH500_REVISION}"
     records = [(f"{source}, row {number}", dict(row)) for number, row in enumerate(rows)]
-    return Dataset(name="math500", source=source, problems=_problems(records, DatasetConfig(path=Path()), source))
+    return Dataset(
+        name="math500",
+        source=source,
+        problems=_problems(records, DatasetConfig(path=Path()), source),
+    )
 
 
-def _problems(records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConfig, source: str) -> tuple[Problem, ...]:
+def _problems(
+    records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConfig, source: str
+) -> tuple[Problem, ...]:
     """The problems of records, each with its place."""
     problems: dict[str, Problem] = {}
     names = {"id": fields.id, "problem": fields.problem, "answer": fields.answer}
@@ -284,5 +317,6 @@ def _problems(records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConf
         raise DataError(f"{source}: no problems in it. Expected one JSON object per line.")
     alone = not any(problem.cluster for problem in problems.values())
     return tuple(
-        one if alone or one.cluster else replace(one, cluster=f"problem {one.id}") for one in problems.values()
+        one if alone or one.cluster else replace(one, cluster=f"problem {one.id}")
+        for one in problems.values()
     )

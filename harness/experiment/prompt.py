@@ -30,7 +30,9 @@ INSTRUCTION = "You are an expert mathematician. Reason step by step, and put you
 PLAIN_INSTRUCTION = "Answer the question."
 """The system prompt where the answer is a line."""
 
-AS_PUBLISHED_INSTRUCTION = "Please reason step by step and put your final answer within \\boxed{{}}."
+AS_PUBLISHED_INSTRUCTION = (
+    "Please reason step by step and put your final answer within \\boxed{{}}."
+)
 """The authors' string. The doubled braces are literal, since their code does not use it as a format string."""
 
 Role = Literal["instruction", "separator", "filler", "problem", "demonstration", "format", "turn"]
@@ -106,7 +108,11 @@ class Prompt:
         """The turns of a chat, in the form that chat templates take."""
         roles = ("assistant", "user")
         texts = enumerate("".join(segment.text for segment in turn) for turn in self.turns)
-        return [{"role": roles[at % 2] if at else "system", "content": text} for at, text in texts if at or text]
+        return [
+            {"role": roles[at % 2] if at else "system", "content": text}
+            for at, text in texts
+            if at or text
+        ]
 
 
 def build_prompt(
@@ -158,7 +164,9 @@ def build_prompt(
             case Placement.END:
                 question = [ask, separator, *inserted, *([separator] if between else [])]
             case Placement.RANDOM:
-                if split := _insert_at_random(instruct, ask, inserted, separator, f"{condition.seed}:{key}"):
+                if split := _insert_at_random(
+                    instruct, ask, inserted, separator, f"{condition.seed}:{key}"
+                ):
                     head, question = [*split[0], separator], split[1]
                 else:
                     at = Placement.BETWEEN
@@ -167,17 +175,29 @@ def build_prompt(
     parts, chat = [], layout is Layout.CHAT
     ends = Segment(role="turn" if chat else "separator", text=SEPARATOR)
     for one in draw.examples if draw else ():
-        texts = (one.problem, one.answer) if chat else (before + one.problem + between + one.answer + behind,)
-        parts.append([part for text in texts for part in (Segment(role="demonstration", text=text), ends)])
+        texts = (
+            (one.problem, one.answer)
+            if chat
+            else (before + one.problem + between + one.answer + behind,)
+        )
+        parts.append(
+            [part for text in texts for part in (Segment(role="demonstration", text=text), ends)]
+        )
     opening, closing = (Segment(role="format", text=text) for text in (before, between.rstrip(" ")))
     parts.append([opening, *question, closing])
-    starts = {Placement.BETWEEN: parts[:1], Placement.BEFORE_QUESTION: parts[-1:], Placement.EACH: parts}
+    starts = {
+        Placement.BETWEEN: parts[:1],
+        Placement.BEFORE_QUESTION: parts[-1:],
+        Placement.EACH: parts,
+    }
     for part in starts.get(at, []) if condition.filler is not None else []:
         part[:0] = [*inserted, separator]
     tail = [segment for part in parts for segment in part]
     tail += [separator, *cue] if cue else []
     head, tail, begun = ([s for s in part if s.text] for part in (head, tail, begun))
-    return Prompt(segments=(*head, *tail), system_size=len(head) if system_turn else 0, answer=tuple(begun))
+    return Prompt(
+        segments=(*head, *tail), system_size=len(head) if system_turn else 0, answer=tuple(begun)
+    )
 
 
 def _insert_at_random(
@@ -211,7 +231,9 @@ _ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
 """What `make_document` adds to a problem, beside the fields of a reference condition."""
 
 
-def make_document(problem: Problem, prompt: Prompt, condition: Condition, layout: Layout) -> dict[str, Any]:
+def make_document(
+    problem: Problem, prompt: Prompt, condition: Condition, layout: Layout
+) -> dict[str, Any]:
     """A problem under one condition for lm-eval: its fields, the condition, `system` and `user` text, the segments."""
     return {
         **problem.record(),

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from harness import resources, smollm2_model
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
@@ -117,7 +124,9 @@ def _read_instructions(value: Any) -> Any:
 class AcrossConfig(Strict):
     """Other instructions, under which every condition is asked too."""
 
-    instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(min_length=1, max_length=99)
+    instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(
+        min_length=1, max_length=99
+    )
     """Texts, or a file with one a line."""
 
 
@@ -166,7 +175,9 @@ class RunConfig(Strict):
     """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
-    record_attention: Literal["all"] | Layers | None = Field(default=None, union_mode="left_to_right")
+    record_attention: Literal["all"] | Layers | None = Field(
+        default=None, union_mode="left_to_right"
+    )
     """The layers whose attention is stored, for the first sample of each prompt: `1-3`, a list or `all`. See
     docs/probe.md."""
     audit: bool = True
@@ -183,7 +194,11 @@ class RunConfig(Strict):
 
         Each problem is asked once with each draw of examples, unless told.
         """
-        if isinstance(values, dict) and values.get("answer") == "line" and values.get("instruction") is None:
+        if (
+            isinstance(values, dict)
+            and values.get("answer") == "line"
+            and values.get("instruction") is None
+        ):
             values = {**values, "instruction": PLAIN_INSTRUCTION}
         shown = values.get("fewshot") if isinstance(values, dict) else None
         if isinstance(shown, dict) and "draws" in shown:
@@ -203,18 +218,33 @@ class RunConfig(Strict):
     def _consistent(self) -> Self:
         names = [condition.name for condition in self.conditions]
         layouts = self.layouts or (Layout.RAW,)
-        tasks = [self.task_name("x", one.name, layout) for layout in layouts for one in self.all_conditions]
+        tasks = [
+            self.task_name("x", one.name, layout)
+            for layout in layouts
+            for one in self.all_conditions
+        ]
         pairs = [frozenset(pair) for pair in self.tested]
-        bad_pairs = [pair for pair in self.tested if len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1]
+        bad_pairs = [
+            pair
+            for pair in self.tested
+            if len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1
+        ]
         odd = ", ".join(contrast_name(*pair) for pair in bad_pairs if self.contrasts)
         known = [contrast_name(*pair) for pair in self.tested]
         own, shown = self.instruction is not None, self.fewshot
         listed, baseline = ", ".join(names), self.baseline_name
         published = Layout.AS_PUBLISHED in self.layouts
         needs_baseline = self.baseline or self.contrasts or self.primary
-        begun = [one.name for one in self.all_conditions if one.answer_prefix or one.placement is Placement.ANSWER]
+        begun = [
+            one.name
+            for one in self.all_conditions
+            if one.answer_prefix or one.placement is Placement.ANSWER
+        ]
         for bad, message in (
-            (len(set(tasks)) < len(tasks), f"conditions: names must differ, also as name_layout; got {listed}"),
+            (
+                len(set(tasks)) < len(tasks),
+                f"conditions: names must differ, also as name_layout; got {listed}",
+            ),
             (
                 published and (own or any(one.instruction for one in self.all_conditions)),
                 "instruction: the layout as_published has the authors' own",
@@ -228,7 +258,10 @@ class RunConfig(Strict):
                 self.positive_control and self.answer == "line" and not shown,
                 "positive_control: there are no examples to leave out",
             ),
-            (shown and shown.path and shown.draws > 1, "fewshot.draws: the examples of a file are one draw"),
+            (
+                shown and shown.path and shown.draws > 1,
+                "fewshot.draws: the examples of a file are one draw",
+            ),
             (
                 self.across and any(one.instruction for one in self.conditions),
                 "across: a condition has its own instruction",
@@ -238,13 +271,22 @@ class RunConfig(Strict):
                 self.primary not in (None, *known),
                 f"primary: expected one of the contrasts {', '.join(known) or '(none)'}, got {self.primary!r}",
             ),
-            (needs_baseline and baseline not in names, f"conditions: {listed} lack the baseline {baseline}"),
-            (begun and self.model.templates_itself, f"{', '.join(begun)} begins the answer, which a chat API forbids"),
+            (
+                needs_baseline and baseline not in names,
+                f"conditions: {listed} lack the baseline {baseline}",
+            ),
+            (
+                begun and self.model.templates_itself,
+                f"{', '.join(begun)} begins the answer, which a chat API forbids",
+            ),
             (
                 self.record_attention and BASELINE not in names,
                 f"record_attention: tokens are told by their place in the prompt of {BASELINE}, which is not asked",
             ),
-            (not self.model.name, "model.model_args: expected `pretrained`, or `model` for an API backend"),
+            (
+                not self.model.name,
+                "model.model_args: expected `pretrained`, or `model` for an API backend",
+            ),
         ):
             if bad:
                 raise ValueError(message)
@@ -268,7 +310,11 @@ class RunConfig(Strict):
         if self.contrasts is not None:
             return tuple(map(read_contrast, self.contrasts))
         baseline = self.baseline_name
-        return tuple((condition.name, baseline) for condition in self.conditions if condition.name != baseline)
+        return tuple(
+            (condition.name, baseline)
+            for condition in self.conditions
+            if condition.name != baseline
+        )
 
     @property
     def primary_contrast(self) -> tuple[str, str] | None:
@@ -283,7 +329,10 @@ class RunConfig(Strict):
     def replicated(self) -> tuple[str, ...]:
         """The conditions that are run again, if any are: see `replicates`. Under other instructions they are too."""
         sides = self.primary_contrast or next(iter(self.tested), ())
-        return (*sides, *(condition.name for condition in self.all_conditions if condition.of in sides))
+        return (
+            *sides,
+            *(condition.name for condition in self.all_conditions if condition.of in sides),
+        )
 
     @property
     def recorded_layers(self) -> list[int] | Literal["all"]:
@@ -297,10 +346,16 @@ class RunConfig(Strict):
         """The sampling in a few words."""
         chosen = str(self.gen_kwargs)
         if isinstance(self.gen_kwargs, ExplicitSampling):
-            chosen = ", ".join(f"{k} {v:g}" for k, v in self.gen_kwargs.model_dump(exclude_defaults=True).items())
+            chosen = ", ".join(
+                f"{k} {v:g}" for k, v in self.gen_kwargs.model_dump(exclude_defaults=True).items()
+            )
         many = f", {self.repeats} samples a problem" if self.repeats > 1 else ""
         number = f"{self.draws_per_problem} of " if self.draws_per_problem < self.draws else ""
-        return chosen + many + (f" with {number}{self.draws} draws of examples" if self.draws > 1 else "")
+        return (
+            chosen
+            + many
+            + (f" with {number}{self.draws} draws of examples" if self.draws > 1 else "")
+        )
 
     def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:
         """The parameters in force for a model with this generation_config (None: it has none, or none was read).
@@ -329,7 +384,9 @@ class RunConfig(Strict):
         values = {
             name: value
             for name, value in self.as_written().items()
-            if name not in left_out and (value or name not in off) and (name, value) != ("answer", "box")
+            if name not in left_out
+            and (value or name not in off)
+            and (name, value) != ("answer", "box")
         }
         if self.fewshot is not None:
             del values["fewshot"]["path"]
@@ -386,7 +443,9 @@ class RunConfig(Strict):
         return arguments
 
 
-_WEIGHTS = re.compile(r"model\.model_args(\.(pretrained|model|revision|peft|lora_local_path|delta))?=")
+_WEIGHTS = re.compile(
+    r"model\.model_args(\.(pretrained|model|revision|peft|lora_local_path|delta))?="
+)
 """The overrides that name other weights."""
 
 
@@ -406,11 +465,18 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     changed = {one.partition("=")[0] for one in overrides}
     if "conditions" in changed and isinstance(values["conditions"], list):
         written = read_values(path, "runs").get("conditions")
-        mappings = [one for one in (written if isinstance(written, list) else []) if isinstance(one, dict)]
+        mappings = [
+            one for one in (written if isinstance(written, list) else []) if isinstance(one, dict)
+        ]
         own = {one["name"]: one for one in mappings if isinstance(one.get("name"), str)}
-        values["conditions"] = [own.get(one, one) if isinstance(one, str) else one for one in values["conditions"]]
+        values["conditions"] = [
+            own.get(one, one) if isinstance(one, str) else one for one in values["conditions"]
+        ]
         swept = expand_sweep(values["sweep"]) if values.get("sweep") else []
-        names = [one.get("name") if isinstance(one, dict) else one for one in [*values["conditions"], *swept]]
+        names = [
+            one.get("name") if isinstance(one, dict) else one
+            for one in [*values["conditions"], *swept]
+        ]
         for key in {"contrasts", "primary"} - changed:
             if told := values.get(key):
                 every = told if isinstance(told, list) else [told]

@@ -39,7 +39,16 @@ if TYPE_CHECKING:
 
 Spans = Sequence[tuple[Role, tuple[int, int]]]
 """Role of each segment, its first character in the text, and the one after its last."""
-TOKEN_ROLES = ("template", "instruction", "separator", "filler", "problem", "completion", "demonstration", "format")
+TOKEN_ROLES = (
+    "template",
+    "instruction",
+    "separator",
+    "filler",
+    "problem",
+    "completion",
+    "demonstration",
+    "format",
+)
 """What a token can be part of. Traces store the index."""
 FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
 
@@ -191,7 +200,9 @@ def build_checked_prompts(
                 build_prompt(
                     problem.problem,
                     condition,
-                    filler_text=fit_filler(condition, tokenizer, problem.id) if once is None else once,
+                    filler_text=fit_filler(condition, tokenizer, problem.id)
+                    if once is None
+                    else once,
                     layout=layout,
                     key=problem.id,
                     system_turn=system_turn,
@@ -205,7 +216,9 @@ def build_checked_prompts(
             for problem in problems
         )
 
-    plain = build(named_conditions()[BASELINE])  # those of the baseline too, and what all others are compared with
+    plain = build(
+        named_conditions()[BASELINE]
+    )  # those of the baseline too, and what all others are compared with
     found, number = [], draw.number if draw else 0
     for condition in conditions:
         prompts = plain if condition.is_plain else build(condition)
@@ -218,10 +231,14 @@ def build_checked_prompts(
         )
         if condition.intervention and model is not None:
             prompts = tuple(
-                _intervene(condition.intervention, f"{condition.name}, problem {problem.id}", got, without)
+                _intervene(
+                    condition.intervention, f"{condition.name}, problem {problem.id}", got, without
+                )
                 for problem, got, without in zip(problems, prompts, plain, strict=True)
             )
-        violations, notes = (tuple(said for is_fatal, said in faults if is_fatal is fatal) for fatal in (True, False))
+        violations, notes = (
+            tuple(said for is_fatal, said in faults if is_fatal is fatal) for fatal in (True, False)
+        )
         built = ConditionPrompts(
             condition=condition,
             layout=layout,
@@ -237,7 +254,9 @@ def build_checked_prompts(
     return found
 
 
-def _intervene(change: Intervention, where: str, got: BuiltPrompt, plain: BuiltPrompt) -> BuiltPrompt:
+def _intervene(
+    change: Intervention, where: str, got: BuiltPrompt, plain: BuiltPrompt
+) -> BuiltPrompt:
     """The prompt with what is done to the model: the one without a filler, where only the model is to see it."""
     with_filler, without = got.token_ids or (), plain.token_ids or ()
     found = resolve(change, where, with_filler=with_filler, without=without, filler=got.filler_span)
@@ -265,7 +284,11 @@ def measure(
         PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be found again.
     """
     templated = tokenizer is not None and layout is Layout.CHAT
-    asked = apply_chat_template(tokenizer, prompt.messages, switches=switches) if templated else prompt.text
+    asked = (
+        apply_chat_template(tokenizer, prompt.messages, switches=switches)
+        if templated
+        else prompt.text
+    )
     text = asked
     if prompt.answer:
         opened = asked.rstrip().endswith("<think>")
@@ -313,13 +336,20 @@ def _find_faults(
     """
     count, unit = condition.tokens and condition.tokens * copies, condition.unit
     if got.straddling:
-        yield condition.exact, f"{where}: {got.straddling} tokens cover filler and neighbouring text at once."
+        yield (
+            condition.exact,
+            f"{where}: {got.straddling} tokens cover filler and neighbouring text at once.",
+        )
     if count is not None and got.filler_tokens != count:
         does = "splits" if got.filler_tokens > count else "merges"
         why = "" if unit is None else f"the tokenizer {does} the unit {unit!r}: "
         yield condition.exact, f"{why}expected {count} filler tokens, got {got.filler_tokens}."
     if got.problem_token_ids != without.problem_token_ids:
-        also = " or its examples'" if any(one.role == "demonstration" for one in got.prompt.segments) else ""
+        also = (
+            " or its examples'"
+            if any(one.role == "demonstration" for one in got.prompt.segments)
+            else ""
+        )
         yield True, f"{where}: its{also} token ids differ from those without a filler."
     if not (condition.exact or got.filler_tokens or got.straddling):
         yield True, f"{where}: the filler is not in the prompt. Templates trim blanks."
@@ -329,10 +359,16 @@ def _refuse(built: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -
     """Raise PromptMismatchError for the first violation, or if a prompt and its completion do not fit the context."""
     fault = next(iter(built.violations), "") if built.layout is not Layout.AS_PUBLISHED else ""
     longest = max(built.lengths, default=0)
-    if not fault and model.context_length is not None and longest + max_gen_toks > model.context_length:
+    if (
+        not fault
+        and model.context_length is not None
+        and longest + max_gen_toks > model.context_length
+    ):
         fault = (
             f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} are over the context of "
             f"{model.context_length}."
         )
     if fault:
-        raise PromptMismatchError(f"Condition {built.condition.name!r}, layout {built.layout}, {model.name}: {fault}")
+        raise PromptMismatchError(
+            f"Condition {built.condition.name!r}, layout {built.layout}, {model.name}: {fault}"
+        )

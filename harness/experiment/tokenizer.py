@@ -31,7 +31,11 @@ PINNED_DATE = (2024, 7, 26)
 """The date that chat templates print instead of today's: that which Llama 3.1's own template falls back to."""
 
 _PINNED = date(*PINNED_DATE)
-_CODES = [f"%{flag}{code}" for flag in ("", *"-_0^#") for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"]
+_CODES = [
+    f"%{flag}{code}"
+    for flag in ("", *"-_0^#")
+    for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"
+]
 """Every format code of `strftime`. Flags such as that of `%-d` are GNU's."""
 
 # `%%` is set aside first, so that the `%d` of `%%d` is not read as a day
@@ -76,11 +80,16 @@ class ModelTokenizer:
             ConfigError: the context length is no number, or not stated where it must be; a switch is read nowhere.
         """
         served = str(arguments.get("model") or "")
-        weights = arguments.get("pretrained") or (served if Path(served).is_dir() and served else None)
+        weights = arguments.get("pretrained") or (
+            served if Path(served).is_dir() and served else None
+        )
         name = arguments.get("tokenizer") or weights
         if not isinstance(name, str) or not (weights is None or isinstance(weights, str)):
             return None
-        revision, trust = arguments.get("revision"), arguments.get("trust_remote_code") in (True, "True", "true")
+        revision, trust = (
+            arguments.get("revision"),
+            arguments.get("trust_remote_code") in (True, "True", "true"),
+        )
         tokenizer = load_tokenizer(
             smollm2_model.resolve_model(name),
             revision=arguments.get("tokenizer_revision") or revision,
@@ -110,7 +119,9 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
         return None
     if not str(stated).isdigit() or not int(str(stated)):
         also = ", without which lm-eval cuts prompts to 2048 tokens" if completions else ""
-        raise ConfigError(f"The context length max_length{also}: expected a whole number above 0, got {stated!r}.")
+        raise ConfigError(
+            f"The context length max_length{also}: expected a whole number above 0, got {stated!r}."
+        )
     return int(str(stated)) - completions
 
 
@@ -132,7 +143,9 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     with _hub_errors(name):
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
     # without the files some classes load all the same, and read every text as nothing, or as unknown
     missing = set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids)
     for bad, what in (
@@ -151,7 +164,9 @@ def refuse_missing_folder(name: str) -> None:
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     if looks_like_path and not Path(name).expanduser().is_dir():
         trouble = "is a file" if Path(name).expanduser().is_file() else "does not exist"
-        raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name or `smollm2`.")
+        raise ModelError(
+            f"Model folder {name} {trouble}. Expected a folder, a hub name or `smollm2`."
+        )
 
 
 @contextmanager
@@ -168,7 +183,9 @@ def context_length(name: str, revision: str | None, trust_remote_code: bool) -> 
     from transformers import AutoConfig
 
     with _hub_errors(name):
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -185,14 +202,20 @@ def fetch_repository(name: str, revision: str | None, *, weights: bool) -> Path:
         return Path(snapshot_download(name, revision=revision, ignore_patterns=unneeded))
 
 
-def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+def encode(
+    text: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """Token ids, and the characters (start, end) that each covers. A text that begins with BOS gets no second one."""
     bos = tokenizer.bos_token
-    encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=not (bos and text.startswith(bos)))
+    encoded = tokenizer(
+        text, return_offsets_mapping=True, add_special_tokens=not (bos and text.startswith(bos))
+    )
     return tuple(encoded["input_ids"]), [tuple(o) for o in encoded["offset_mapping"]]
 
 
-def decode_completion(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:
+def decode_completion(
+    tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], token_ids: Sequence[int]
+) -> str:
     """The text of a completion, as vLLM writes it token by token: half a character at its end is left out.
 
     Args:
@@ -267,14 +290,18 @@ def _decode_with_tokenizer(
     fast, added = tokenizer.backend_tokenizer, _added_tokens(tokenizer)
     special = [one in added for one in token_ids]
     if not any(map(all, pairwise(special))) or not _parts_added_tokens(tokenizer):
-        whole = DecodeStream(ids=list(prompt_ids), skip_special_tokens=False).step(fast, list(token_ids))
+        whole = DecodeStream(ids=list(prompt_ids), skip_special_tokens=False).step(
+            fast, list(token_ids)
+        )
         if whole is not None and "\ufffd" not in whole:
             return whole
     stream, text = DecodeStream(ids=list(prompt_ids), skip_special_tokens=False), ""
     for one, last in zip(token_ids, [False, *special], strict=False):
         try:
             piece = stream.step(fast, one)
-        except Exception as error:  # tokenizers has no other name for it; vLLM goes on with a new stream too
+        except (
+            Exception
+        ) as error:  # tokenizers has no other name for it; vLLM goes on with a new stream too
             if not str(error).startswith("Invalid prefix"):
                 raise
             stream = DecodeStream(skip_special_tokens=False)
@@ -288,7 +315,9 @@ def _parts_added_tokens(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether added tokens that follow each other are parted when they are decoded together, which vLLM undoes."""
     fast = tokenizer.backend_tokenizer
     added = _added_tokens(tokenizer).items()
-    return any(2 * text != fast.decode([one, one], skip_special_tokens=False) for one, text in added)
+    return any(
+        2 * text != fast.decode([one, one], skip_special_tokens=False) for one, text in added
+    )
 
 
 @lru_cache(maxsize=1)
@@ -297,7 +326,9 @@ def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
 
 
-def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str | None = None) -> str:
+def fit_filler(
+    condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str | None = None
+) -> str:
     """The condition's filler as text: a sentence is cut to its exact count, and token ids are decoded.
 
     Random tokens are drawn anew for each `key`, such as a problem's id, if one is given.
@@ -336,7 +367,9 @@ def _words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def _ids_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The token ids of a filler's text where it stands between two separators, as in a prompt."""
     low, high = len(SEPARATOR) + 1, len(SEPARATOR) + 1 + len(text)
-    encoded = tokenizer(f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False)
+    encoded = tokenizer(
+        f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False
+    )
     pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [i for i, (start, end) in pairs if start < end and start < high and low < end]
 
@@ -349,7 +382,9 @@ def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = arguments.get("chat_template_args") or {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"chat_template_args: expected a mapping of the template's own switches, got {given!r}.")
+        raise ConfigError(
+            f"chat_template_args: expected a mapping of the template's own switches, got {given!r}."
+        )
     thinking = arguments.get("enable_thinking")
     return ({} if thinking is None else {"enable_thinking": thinking}) | dict(given)
 
@@ -403,7 +438,9 @@ def has_system_turn(
     mark = "A-SYSTEM-TURN"
     try:
         turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
-        return mark in apply_chat_template(tokenizer, turns, add_generation_prompt=False, switches=switches)
+        return mark in apply_chat_template(
+            tokenizer, turns, add_generation_prompt=False, switches=switches
+        )
     except ModelError:
         return False
 
@@ -446,7 +483,9 @@ def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
     before = r"(?<![^\W_])" if body[0].isalnum() else ""
     after = r"(?![^\W_])" if body[-1].isalnum() else ""
     for pattern in (before + re.escape(body) + after, re.escape(body)):
-        if places := [match.start() for match in re.compile(f"(?={pattern})").finditer(text, start)]:
+        if places := [
+            match.start() for match in re.compile(f"(?={pattern})").finditer(text, start)
+        ]:
             return places[-1 if last else 0]
     raise PromptMismatchError(
         f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated prompt."

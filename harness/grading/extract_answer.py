@@ -115,7 +115,10 @@ def read_boxes(completion: str) -> list[str]:
         for start, end, doubled in _find_boxes(text)
         if not _NOTHING.fullmatch(text, start, end)
     ]
-    return [(inner[1] if (inner := _INNER_BOX.fullmatch(content)) else content).strip() for content in contents]
+    return [
+        (inner[1] if (inner := _INNER_BOX.fullmatch(content)) else content).strip()
+        for content in contents
+    ]
 
 
 def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
@@ -123,7 +126,9 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
 
     One pass with a stack: linear in the text, whatever the nesting.
     """
-    opened: list[tuple[int, bool] | None] = []  # where a box starts, and whether it is doubled; None for other braces
+    opened: list[
+        tuple[int, bool] | None
+    ] = []  # where a box starts, and whether it is doubled; None for other braces
     spans: list[tuple[int, int, bool]] = []
     first = text.find("box")  # braces before the first box close none
     for match in _BRACE.finditer(text, max(0, first - 3)) if first >= 0 else ():
@@ -138,7 +143,9 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
         elif token == "}" and opened:
             box = opened.pop()
             if box is not None:
-                while spans and spans[-1][0] > box[0]:  # boxes close inside out: those were inside this one
+                while (
+                    spans and spans[-1][0] > box[0]
+                ):  # boxes close inside out: those were inside this one
                     spans.pop()
                 spans.append((box[0], match.start(), box[1]))
     return spans

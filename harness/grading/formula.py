@@ -37,7 +37,9 @@ _MIXED = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _ROUNDINGS = {"lfloor": "\\rfloor", "lceil": "\\rceil"}
 _STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{]|\\(?!rfloor|rceil)")
-_STARTS_ARGUMENT = re.compile(rf"[\dA-Za-z.]|\\(?!(?:{'|'.join([*FUNCTIONS, 'rfloor', 'rceil'])})(?![A-Za-z]))")
+_STARTS_ARGUMENT = re.compile(
+    rf"[\dA-Za-z.]|\\(?!(?:{'|'.join([*FUNCTIONS, 'rfloor', 'rceil'])})(?![A-Za-z]))"
+)
 
 
 class TooLarge(Exception):
@@ -70,7 +72,9 @@ class _Reader:
     def __init__(self, text: str, point: Any) -> None:
         self.text, self.point = text, point
         self.place, self.depth = 0, 0
-        self.bars_open = 0  # since the last bracket: within them a bar closes where it could also open
+        self.bars_open = (
+            0  # since the last bracket: within them a bar closes where it could also open
+        )
 
     def next(self) -> str:
         return self.text[self.place : self.place + 1]
@@ -136,7 +140,9 @@ class _Reader:
 
     def exponent(self) -> Value:
         """What follows `^`: without braces a number to its last digit, as 2^10 is meant to be 1024."""
-        value = self.signed(lambda: self.number(mixed=False) if self.next().isdecimal() else self.argument())
+        value = self.signed(
+            lambda: self.number(mixed=False) if self.next().isdecimal() else self.argument()
+        )
         return self.point.power(value, self.nested(self.exponent)) if self.takes("^") else value
 
     def number(self, *, mixed: bool = True) -> Value:
@@ -146,7 +152,9 @@ class _Reader:
         self.place = match.end()
         if self.next() == "_":
             raise Unreadable("a number in a base")
-        whole, decimals, repeating = (match[name] or "" for name in ("whole", "decimals", "repeating"))
+        whole, decimals, repeating = (
+            match[name] or "" for name in ("whole", "decimals", "repeating")
+        )
         value = Fraction(int(whole + decimals or "0"), 10 ** len(decimals))
         if repeating:
             value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))
@@ -203,7 +211,9 @@ class _Reader:
         if self.takes("^"):
             power = self.nested(self.exponent)
         self.takes(" ")
-        value = self.point.function(f"arc{name}" if inverse else name, self.function_argument(), *bases)
+        value = self.point.function(
+            f"arc{name}" if inverse else name, self.function_argument(), *bases
+        )
         return value if power is None else self.point.power(value, power)
 
     def function_argument(self) -> Value:

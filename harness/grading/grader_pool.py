@@ -59,7 +59,12 @@ _BOOT = (
     "from harness.grading.grader_pool import serve; serve(*map(int, sys.argv[2:]))"
 )
 """The worker's start: it imports this very `harness`, even if the working directory or PYTHONPATH holds another."""
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 """A fixed order of sets, so that graders do the same in every run, and no thread pools, whose stacks take memory."""
 
 
@@ -71,13 +76,17 @@ class _Job:
         self.key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
         self.found: dict[str, Any] = {}
         self.remarks: list[str] = []
-        self.lasting = True  # whether the result says something about the text, rather than about the moment
+        self.lasting = (
+            True  # whether the result says something about the text, rather than about the moment
+        )
 
     def lose(self, verdict: Verdict, reason: str) -> None:
         """Leave the next step without a finding, because the worker was lost in it."""
         self.lasting = False
         step = self.steps[0]
-        self.take({"verdict": verdict} if step == _COMPARE else dict.fromkeys(STEPS[step][0]), reason)
+        self.take(
+            {"verdict": verdict} if step == _COMPARE else dict.fromkeys(STEPS[step][0]), reason
+        )
 
     def take(self, found: Mapping[str, Any], remark: str | None) -> None:
         """Keep what the next step found."""
@@ -90,7 +99,9 @@ class _Job:
         """The result of all steps."""
         reason = "; ".join(self.remarks) or None
         if "answer" in self.request:
-            return Grade(verdict=self.found["verdict"], answer=self.request["answer"], reason=reason)
+            return Grade(
+                verdict=self.found["verdict"], answer=self.request["answer"], reason=reason
+            )
         return Audit(**self.found, reason=reason)
 
 
@@ -143,13 +154,17 @@ class _Worker:
             GraderError: the folder for temporary files is full.
         """
         self.job = job
-        request = json.dumps({"steps": job.steps, **job.request}).encode()  # ASCII, so that lone surrogates pass too
+        request = json.dumps(
+            {"steps": job.steps, **job.request}
+        ).encode()  # ASCII, so that lone surrogates pass too
         try:
             self.requests.seek(0)
             if self.requests.write(request) < len(request):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise GraderError(f"no job for the graders can be written to {tempfile.gettempdir()}: {error}") from None
+            raise GraderError(
+                f"no job for the graders can be written to {tempfile.gettempdir()}: {error}"
+            ) from None
         with suppress(BrokenPipeError):  # the worker has died, as its other pipe will show
             self.calls.write(b"%d\n" % len(request))
 
@@ -195,7 +210,10 @@ class GraderPool:
         self._audits, self._deadline_s, self._memory_bytes = audits, deadline_s, memory_bytes
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
-        self._queues: tuple[deque[_Job], deque[_Job]] = (deque(), deque())  # of grades and of audits
+        self._queues: tuple[deque[_Job], deque[_Job]] = (
+            deque(),
+            deque(),
+        )  # of grades and of audits
         self._waiting: dict[bytes, list[Hashable]] = {}  # the tags that wait for a job, by its key
         self._kept: dict[bytes, Grade | Audit] = {}
         self._finished: list[tuple[Hashable, Grade | Audit]] = []
@@ -370,7 +388,10 @@ def serve(memory_bytes: int, requests: int, audits: int) -> None:
             request = json.loads(os.pread(requests, int(length), 0))
             for step in request.pop("steps"):
                 replies.write(json.dumps(_answer(step, request)).encode() + b"\n")
-    except (MemoryError, BrokenPipeError) as error:  # nothing can be trusted to run now, or the parent has gone
+    except (
+        MemoryError,
+        BrokenPipeError,
+    ) as error:  # nothing can be trusted to run now, or the parent has gone
         os._exit(isinstance(error, MemoryError))
 
 
@@ -384,7 +405,11 @@ def _answer(step: str, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], s
 def _limit(memory_bytes: int) -> None:
     """Limit memory, and forbid core files and written files. Limits only ever go down."""
     os.nice(GRADER_NICENESS)
-    for kind, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, memory_bytes)):
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_AS, memory_bytes),
+    ):
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         with suppress(OSError, ValueError):  # address space can be limited on Linux alone

@@ -8,7 +8,14 @@ from functools import lru_cache
 from itertools import groupby
 
 from harness.grading.formula import FUNCTIONS
-from harness.grading.units_and_words import AND, OR, number_word, text_group, without_loose_words, without_words
+from harness.grading.units_and_words import (
+    AND,
+    OR,
+    number_word,
+    text_group,
+    without_loose_words,
+    without_words,
+)
 
 TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
 ROW_END = "¶"
@@ -59,15 +66,24 @@ _RULES = tuple(
     for pattern, replacement in (
         (r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?", ROW_END),
         (r"\\\Z", r"\\ "),  # the blank of a last `\ ` was stripped
-        (r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +", " "),
+        (
+            r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
+            " ",
+        ),
         (r"\. ?\. ?\.", r"\\ldots "),
         (r"\\\$ ?", r"\\dollar "),
         (r"\$|\\[()]", ""),
-        (r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?|\\text\{ ?(?i:(?:the )?(?:final )?answer(?: is|:)) ?\}(?=.)", ""),
+        (
+            r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?|\\text\{ ?(?i:(?:the )?(?:final )?answer(?: is|:)) ?\}(?=.)",
+            "",
+        ),
         (r"(?<=.)\\text\{ ?\(all real numbers[^{}]*\}.*\Z", ""),
         (r"\{:\}", ":"),
         (r"US ?(?=\\dollar)", ""),
-        (rf"\A(?:\\text\{{ ?)?({_CURRENCY})(?: ?\}})? ?(\d.*)", lambda m: f"{m[2]}\\text{{{_CURRENCIES[m[1]]}}}"),
+        (
+            rf"\A(?:\\text\{{ ?)?({_CURRENCY})(?: ?\}})? ?(\d.*)",
+            lambda m: f"{m[2]}\\text{{{_CURRENCIES[m[1]]}}}",
+        ),
         (rf"(?<=\d) ?({_CURRENCY})\Z", lambda m: f"\\text{{{_CURRENCIES[m[1]]}}}"),
         (_CJK_UNIT, lambda m: f"\\text{{{_CJK[m[1]] if m[1] else ''}{_CJK[m[2]]}}}"),
         (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
@@ -77,7 +93,10 @@ _RULES = tuple(
         ),
         (r"\\dot ?\{(\d)\}(\d*)\\dot ?\{(\d)\}", r"\\overline{\1\2\3}"),
         (r"(?<=[\d.])\\dot ?\{(\d)\}", r"\\overline{\1}"),
-        (r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)??)\\over(?![A-Za-z])([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}", r"\\frac{\1}{\2}"),
+        (
+            r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)??)\\over(?![A-Za-z])([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}",
+            r"\\frac{\1}{\2}",
+        ),
         (r"\A([^{}]*)\\over(?![A-Za-z])([^{}]*)\Z", r"\\frac{\1}{\2}"),
         (r"([\[\](])([^\[\]()]*,[^\[\]()]*)\[(?=\Z| ?\\cup)", r"\1\2)"),  # an open end, as in ]3,4[
         (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
@@ -86,7 +105,10 @@ _RULES = tuple(
         (r"\*\*", "^"),
         (r">=", r"\\ge "),
         (r"<=", r"\\le "),
-        (r"\\not=|(?<![\d)}\]]) ?!=", r"\\ne "),  # after a number `!=` is a factorial and an equals sign
+        (
+            r"\\not=|(?<![\d)}\]]) ?!=",
+            r"\\ne ",
+        ),  # after a number `!=` is a factorial and an equals sign
         (r"\\not\\in", r"\\notin"),
         (
             r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
@@ -113,9 +135,31 @@ _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
 _NO_BRACES = re.compile(r"\\mathbb ?([A-Z])")
-_INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")  # group 1 is a blank that parts two things
-_OPENING, _CLOSING = frozenset(["(", "[", "{", "\\{", "\\langle"]), frozenset([")", "]", "}", "\\}", "\\rangle"])
-_AROUND_GROUP = ("=", ",", ";", "<", ">", "&", "|", ":", "\\le", "\\ge", "\\ne", "\\approx", "\\cup", ROW_END, OR, AND)
+_INNER_BLANK = re.compile(
+    r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| "
+)  # group 1 is a blank that parts two things
+_OPENING, _CLOSING = (
+    frozenset(["(", "[", "{", "\\{", "\\langle"]),
+    frozenset([")", "]", "}", "\\}", "\\rangle"]),
+)
+_AROUND_GROUP = (
+    "=",
+    ",",
+    ";",
+    "<",
+    ">",
+    "&",
+    "|",
+    ":",
+    "\\le",
+    "\\ge",
+    "\\ne",
+    "\\approx",
+    "\\cup",
+    ROW_END,
+    OR,
+    AND,
+)
 _STARTS_GROUP = frozenset(["", "(", "[", "{", "\\{", "\\in", *_AROUND_GROUP])
 _ENDS_GROUP = (")", "]", "}", "\\}", "\\setminus", *_AROUND_GROUP)
 
@@ -131,7 +175,9 @@ def plain(text: str, *, commas_group: bool = True) -> str:
         text: An answer as it stands in a box.
         commas_group: Whether `1,234` is one number. If not, it is two, and only other marks join digit groups.
     """
-    text = re.sub(r"\s+", " ", _in_ascii(text))  # the patterns below rely on single blanks to be fast
+    text = re.sub(
+        r"\s+", " ", _in_ascii(text)
+    )  # the patterns below rely on single blanks to be fast
     text = _FULL_STOP.sub("", text.strip(" $"))
     if (number := number_word(text)) != text:
         return number  # before `five thousand` loses its blank
@@ -142,7 +188,9 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
-    return number_word(_without_groups(text).replace("\\{\\}", "\\emptyset").replace("\\pi(", "\\pi*("))
+    return number_word(
+        _without_groups(text).replace("\\{\\}", "\\emptyset").replace("\\pi(", "\\pi*(")
+    )
 
 
 def readings(text: str, other: str) -> set[str]:
@@ -198,7 +246,10 @@ def _in_ascii(text: str) -> str:
             braced = len(spelled) > 1 or (place + 1 < len(runs) and runs[place + 1][1][0].isdigit())
             pieces.append("^_"[kind == "<sub>"] + (f"{{{spelled}}}" if braced else spelled))
         elif kind == "<fraction>":
-            pieces += [re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", _compatible(character)) for character in run]
+            pieces += [
+                re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", _compatible(character))
+                for character in run
+            ]
         else:
             pieces.append(spelled)
     roots = {"√": "", "∛": "[3]", "∜": "[4]"}
@@ -215,7 +266,9 @@ def _form(character: str) -> str:
 
 def _compatible(character: str) -> str:
     spelled = unicodedata.normalize("NFKC", character)
-    return spelled if len(spelled) < 5 else character  # some single characters stand for whole sentences
+    return (
+        spelled if len(spelled) < 5 else character
+    )  # some single characters stand for whole sentences
 
 
 def _one_name(match: re.Match[str]) -> str:
@@ -230,7 +283,9 @@ def _one_name(match: re.Match[str]) -> str:
     if setting in _FONTS and len(group) == 1 and not unit:
         return group
     alone = not whole[:start].strip() and not whole[end:].strip(" .")
-    return text_group(group, alone=alone, before=whole[max(0, start - 1) : start], after=whole[end : end + 1])
+    return text_group(
+        group, alone=alone, before=whole[max(0, start - 1) : start], after=whole[end : end + 1]
+    )
 
 
 def _joined_group(match: re.Match[str]) -> str:
@@ -247,7 +302,10 @@ def _parts_entries(text: str, start: int, end: int) -> bool:
     do not in `(1,000, 2)`, where the other comma has a blank after it.
     """
     enclosed = []
-    for places, step_out, step_in in ((range(start - 1, -1, -1), "([{", ")]}"), (range(end, len(text)), ")]}", "([{")):
+    for places, step_out, step_in in (
+        (range(start - 1, -1, -1), "([{", ")]}"),
+        (range(end, len(text)), ")]}", "([{"),
+    ):
         depth = 0
         for place in places:
             character = text[place]
@@ -287,4 +345,8 @@ def _without_groups(text: str) -> str:
             if may_go and (match.end() == len(text) or text[match.end() :].startswith(_ENDS_GROUP)):
                 dropped |= {start, match.start()}
         before = token.rstrip(" ")
-    return "".join(character for place, character in enumerate(text) if place not in dropped) if dropped else text
+    return (
+        "".join(character for place, character in enumerate(text) if place not in dropped)
+        if dropped
+        else text
+    )

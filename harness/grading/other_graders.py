@@ -47,7 +47,11 @@ class AuditJob:
         The authors' rule looks for the last `\boxed` of the whole text: the prompt counts only if the completion has
         none.
         """
-        return replace(self, prompt="") if self.prompt and ("\\boxed" in self.completion or self.line) else self
+        return (
+            replace(self, prompt="")
+            if self.prompt and ("\\boxed" in self.completion or self.line)
+            else self
+        )
 
     @property
     def steps(self) -> list[str]:
@@ -80,10 +84,18 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
         boxes_after_first: Number of closed boxes after the first: the model may have gone on to a next problem.
     """
 
-    math_verify: Annotated[bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")] = None
-    exact_match_boxed: Annotated[bool | None, column("audit: lm-eval's minerva exact_match on the last box")] = None
-    authors_rule: Annotated[bool | None, column("audit: the study's own rule, substrings included")] = None
-    authors_rule_strict: Annotated[bool | None, column("audit: the study's rule without substrings")] = None
+    math_verify: Annotated[
+        bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")
+    ] = None
+    exact_match_boxed: Annotated[
+        bool | None, column("audit: lm-eval's minerva exact_match on the last box")
+    ] = None
+    authors_rule: Annotated[
+        bool | None, column("audit: the study's own rule, substrings included")
+    ] = None
+    authors_rule_strict: Annotated[
+        bool | None, column("audit: the study's rule without substrings")
+    ] = None
     boxes_after_first: Annotated[int | None, column("further boxes after the first")] = 0
 
 
@@ -137,9 +149,13 @@ def _exact_match_boxed(job: AuditJob) -> Finding:
         remark = f"answer of {len(answer)} characters, over {LONGEST_ANSWER}"
     else:
         minerva = _minerva()
-        box = minerva.last_boxed_only_string(job.solution) if job.solution else None  # as its `process_docs`
+        box = (
+            minerva.last_boxed_only_string(job.solution) if job.solution else None
+        )  # as its `process_docs`
         gold = job.target if box is None else minerva.remove_boxed(box)
-        right = _equivalent(minerva.normalize_final_answer(answer), minerva.normalize_final_answer(gold))
+        right = _equivalent(
+            minerva.normalize_final_answer(answer), minerva.normalize_final_answer(gold)
+        )
     return {"exact_match_boxed": right}, remark
 
 
@@ -293,7 +309,9 @@ def rewrite(answer: str) -> str:
 def _brace_roots(text: str) -> str:
     r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command is braced."""
     first, *rest = text.split("\\sqrt")
-    return first + "".join("\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in rest)
+    return first + "".join(
+        "\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in rest
+    )
 
 
 def _brace_fractions(text: str) -> str:

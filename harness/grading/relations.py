@@ -30,7 +30,9 @@ _ABSOLUTE = re.compile(r"\|([A-Za-z])\|")
 _ENDS = {"<": "()", "\\le": "[]", ">": "()", "\\ge": "[]"}
 
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{[^{}]*\}))?'*"
-_POINTS = r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
+_POINTS = (
+    r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
+)
 _NAME = rf"(?:{_LETTER}|{_POINTS})"
 _PLACE = rf"(?:{_NAME}|-?\d+)"
 _CALL = rf"(?:[fghpqFGHPQ]'*\([^()]*\)|{_LETTER}\({_PLACE}(?:,{_PLACE})*\))"
@@ -76,7 +78,9 @@ def flipped(relation: Relation) -> Relation:
     return terms[::-1], [FLIPPED.get(operator, "") for operator in reversed(operators)]
 
 
-def defined_value(relation: Relation, same: Callable[[str, str], bool], *, combined: bool) -> str | None:
+def defined_value(
+    relation: Relation, same: Callable[[str, str], bool], *, combined: bool
+) -> str | None:
     """What `x=5`, `5=x`, `f(x)=2x`, `x=2+3=5` or `2+3=5` says the value is; None if it says something else.
 
     Args:
@@ -112,7 +116,11 @@ def same_comparison(answer: Relation, target: Relation) -> bool:
     Raises:
         Unreadable: a side is no formula.
     """
-    if len(answer[1]) != 1 or len(target[1]) != 1 or not {answer[1][0], target[1][0]} <= FLIPPED.keys():
+    if (
+        len(answer[1]) != 1
+        or len(target[1]) != 1
+        or not {answer[1][0], target[1][0]} <= FLIPPED.keys()
+    ):
         return False
     ratio = constant_ratio(*(f"({terms[0]})-({terms[1]})" for terms, _ in (answer, target)))
     operator = answer[1][0]
@@ -166,7 +174,9 @@ def as_sets(members: Sequence[str], joined: str) -> Iterator[list[str]]:
     """
     first, operators = as_relation(members[0])
     if operators == ["\\ne"]:
-        members = [member if as_relation(member)[1] else f"{first[0]}\\ne {member}" for member in members]
+        members = [
+            member if as_relation(member)[1] else f"{first[0]}\\ne {member}" for member in members
+        ]
     relations = [as_relation(member) for member in members]
     ranges = [found for one in relations if (found := as_range(one) or _as_point(one)) is not None]
     if len(ranges) == len(members) and len({letter for letter, _ in ranges}) == 1:
@@ -188,13 +198,21 @@ def intervals(text: str) -> list[str]:
             found += [f"(-\\infty,{cut[3]}{left}", f"{right}{cut[4]},\\infty)"]
             continue
         whole = _EVERYTHING if less and less[1] in _REALS else less[1] if less else ""
-        found += _without_points(whole, parts(less[2], frozenset(",;"))[0]) if less and _is_interval(whole) else [piece]
+        found += (
+            _without_points(whole, parts(less[2], frozenset(",;"))[0])
+            if less and _is_interval(whole)
+            else [piece]
+        )
     return found
 
 
 def _as_point(relation: Relation) -> tuple[str, list[str]] | None:
     terms, operators = relation
-    return (terms[0], [f"\\{{{terms[1]}\\}}"]) if operators == ["="] and _VARIABLE.fullmatch(terms[0]) else None
+    return (
+        (terms[0], [f"\\{{{terms[1]}\\}}"])
+        if operators == ["="] and _VARIABLE.fullmatch(terms[0])
+        else None
+    )
 
 
 def _is_interval(text: str) -> bool:
@@ -208,11 +226,24 @@ def _without_points(interval: str, points: list[str]) -> list[str]:
     start, end = parts(interval[1:-1], frozenset(","))[0]
     places = {place: point for point in points if (place := approximate(point)) is not None}
     if len(places) == len(set(points)):
-        lowest, highest = (approximate(edge) if edge.lstrip("+-") != "\\infty" else None for edge in (start, end))
-        opening, closing = "(" if lowest in places else opening, ")" if highest in places else closing
-        inside = [p for p in sorted(places) if (lowest is None or p > lowest) and (highest is None or p < highest)]
+        lowest, highest = (
+            approximate(edge) if edge.lstrip("+-") != "\\infty" else None for edge in (start, end)
+        )
+        opening, closing = (
+            "(" if lowest in places else opening,
+            ")" if highest in places else closing,
+        )
+        inside = [
+            p
+            for p in sorted(places)
+            if (lowest is None or p > lowest) and (highest is None or p < highest)
+        ]
         points = [places[place] for place in inside]
-    edges = [opening + start, *(edge for point in points for edge in (f"{point})", f"({point}")), end + closing]
+    edges = [
+        opening + start,
+        *(edge for point in points for edge in (f"{point})", f"({point}")),
+        end + closing,
+    ]
     return [f"{before},{after}" for before, after in zip(edges[::2], edges[1::2], strict=True)]
 
 

@@ -30,7 +30,14 @@ from harness.grading.relations import (
     is_name,
     same_comparison,
 )
-from harness.grading.units_and_words import AND, OR, agree, number_word, readable_words, without_unit
+from harness.grading.units_and_words import (
+    AND,
+    OR,
+    agree,
+    number_word,
+    readable_words,
+    without_unit,
+)
 from harness.grading.values import approximate, begin_comparison, has_value, same_values
 
 GRADER_VERSION = 6
@@ -57,14 +64,18 @@ _OPTION = re.compile(
     r"\\text\{\(([A-E])\) ?([^{}]+)\}|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
 )
 _SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
-_SAYS_MORE = re.compile(r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])")
+_SAYS_MORE = re.compile(
+    r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
+)
 """In a member of a chain: words, a negation, or another relation."""
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
 _HALF_DAY = re.compile(r"\\text\{[ap]m\}\Z")
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
 
 
-def grade(completion: str, target: str, *, finish_reason: str | None = None, line: bool = False) -> Grade:
+def grade(
+    completion: str, target: str, *, finish_reason: str | None = None, line: bool = False
+) -> Grade:
     """Grade a completion in this process. For many, use `GraderPool`: it grades in parallel, in killable processes.
 
     Args:
@@ -97,7 +108,13 @@ def compare(answer: str, target: str) -> Grade:
         short = max(len(answer), len(target)) <= LONGEST_ANSWER
         if answer != target and not (short and plain(answer) == plain(target)):
             reason = refusal(answer) or refuse_target(target)
-            verdict = "refused" if reason else "correct" if same_mathematics(answer, target) else "incorrect"
+            verdict = (
+                "refused"
+                if reason
+                else "correct"
+                if same_mathematics(answer, target)
+                else "incorrect"
+            )
     except TooLarge as error:
         verdict, reason = "refused", str(error)
     except MemoryError:
@@ -109,7 +126,9 @@ def compare(answer: str, target: str) -> Grade:
 
 def refusal(text: str) -> str | None:
     """Why an answer would take too much work to compare, in a few words; None if it would not."""
-    if len(text) > LONGEST_ANSWER or len(text := plain(text)) > LONGEST_ANSWER:  # one character may stand for many
+    if (
+        len(text) > LONGEST_ANSWER or len(text := plain(text)) > LONGEST_ANSWER
+    ):  # one character may stand for many
         return TOO_LONG
     if text.count("=") > MOST_RELATIONS:
         return f"more than {MOST_RELATIONS} equals signs"
@@ -129,7 +148,9 @@ def describe_gold(target: str) -> str | None:
     begin_comparison()
     try:
         refused = refuse_target(target)
-        return refused or (None if all(map(_has_value, _pieces(plain(target)))) else "not read as mathematics")
+        return refused or (
+            None if all(map(_has_value, _pieces(plain(target)))) else "not read as mathematics"
+        )
     except TooLarge as error:
         return str(error)
 
@@ -177,7 +198,13 @@ def _entries_of(text: str) -> list[str]:
 
 
 def _has_value(piece: str) -> bool:
-    if readable_words(piece) or is_name(piece) or _BASED.fullmatch(piece) or piece in _SYMBOLS or _NAMES.match(piece):
+    if (
+        readable_words(piece)
+        or is_name(piece)
+        or _BASED.fullmatch(piece)
+        or piece in _SYMBOLS
+        or _NAMES.match(piece)
+    ):
         return True
     return has_value(without_unit(piece)[0])
 
@@ -196,7 +223,11 @@ def _same(answer: str, target: str) -> bool:
         found, expected = list(as_sets(answers, answer)), list(as_sets(targets, target))
         if found and expected:
             return any(_same_in_any_order(one, other) for one in found for other in expected)
-    if OR in answer and len(targets) == 1 < len(answers) and all(_same_one(answers[0], one) for one in answers[1:]):
+    if (
+        OR in answer
+        and len(targets) == 1 < len(answers)
+        and all(_same_one(answers[0], one) for one in answers[1:])
+    ):
         answers = answers[:1]  # 1/2 or 0.5
     if "\\ldots" in answer + target:
         return len(answers) == len(targets) and all(map(_same_one, answers, targets))
@@ -216,7 +247,9 @@ def _same_in_order(answer: str, target: str) -> bool:
 def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
     if len(answers) != len(targets):
         return False
-    equal = Counter(answers) & Counter(targets)  # the same text first: 5 is also 5 cm, and each may be taken once
+    equal = Counter(answers) & Counter(
+        targets
+    )  # the same text first: 5 is also 5 cm, and each may be taken once
     answers, unmatched = ([*(Counter(texts) - equal).elements()] for texts in (answers, targets))
     for answer in answers:
         found = next((target for target in unmatched if _same_one(answer, target)), None)
@@ -251,7 +284,13 @@ def _members(text: str) -> list[str]:
     kind, inner = brackets(text)
     if kind == "\\{\\}":
         builder = _BUILDER.match(inner)
-        text = inner[builder.end() :] if builder else text if re.search(r"[|:].*[<>=]", inner) else inner
+        text = (
+            inner[builder.end() :]
+            if builder
+            else text
+            if re.search(r"[|:].*[<>=]", inner)
+            else inner
+        )
     items = [item for item in parts(text, _COMMAS)[0] if item] or [text]
     return [signed for item in items for signed in _both_signs(item)]
 
@@ -266,13 +305,16 @@ def _both_signs(text: str) -> list[str]:
     else:
         choices = list(product((True, False), repeat=len(signs)))
     return [
-        pieces[0] + "".join("-+"[plus] + piece for plus, piece in zip(choice, pieces[2::2], strict=True))
+        pieces[0]
+        + "".join("-+"[plus] + piece for plus, piece in zip(choice, pieces[2::2], strict=True))
         for choice in choices
     ]
 
 
 def _same_one(answer: str, target: str) -> bool:
-    answer, target = (text.removeprefix("+") if text == "+\\infty" else text for text in (answer, target))
+    answer, target = (
+        text.removeprefix("+") if text == "+\\infty" else text for text in (answer, target)
+    )
     if answer == target:
         return True
     relations = as_relation(answer), as_relation(target)
@@ -313,7 +355,11 @@ def _same_rounded(stated: str, value: str, decimal: str, target: str) -> bool:
     if places < 2 or decimal != target:
         return False
     number, rounded = approximate(value), approximate(decimal)
-    return number is not None and rounded is not None and abs(number - rounded) <= 0.500001 * 10.0**-places
+    return (
+        number is not None
+        and rounded is not None
+        and abs(number - rounded) <= 0.500001 * 10.0**-places
+    )
 
 
 def _same_relation(answer: Relation, target: Relation) -> bool:
@@ -327,7 +373,12 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
         if value is not None and _same(value, other):
             return True
         left, last = related[0][0], related[0][-1]
-        return related[1] == ["="] and related is answer and _agrees_in_chain(left, last) and _same(last, other)
+        return (
+            related[1] == ["="]
+            and related is answer
+            and _agrees_in_chain(left, last)
+            and _same(last, other)
+        )
     if ranges[0] and ranges[1] and ranges[0][0] == ranges[1][0]:
         return _same_in_any_order(ranges[0][1], ranges[1][1])
     for terms, operators in (target, flipped(target)):
@@ -350,7 +401,11 @@ def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
     kinds = {match["kind"] for match in (answer, target)}
     grids = [_entries(match) for match in (answer, target)]
     scaled = any(match["factor"] and match["kind"] in ("v", "V") for match in (answer, target))
-    if scaled or (len(kinds) > 1 and kinds & set("vVB")) or [*map(len, grids[0])] != [*map(len, grids[1])]:
+    if (
+        scaled
+        or (len(kinds) > 1 and kinds & set("vVB"))
+        or [*map(len, grids[0])] != [*map(len, grids[1])]
+    ):
         return False
     return all(all(map(_same, row, other)) for row, other in zip(*grids, strict=True))
 
@@ -358,7 +413,11 @@ def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
 def _entries(matrix: re.Match[str]) -> list[list[str]]:
     """The entries of a matrix by rows, each with the factor or sign that stands before the matrix."""
     rows = [parts(row, _CELLS)[0] for row in parts(matrix["rows"].removesuffix(ROW_END), _ROWS)[0]]
-    factor = matrix["factor"] if matrix["factor"] in ("", "-") else f"({matrix['factor'].removesuffix('*')})*"
+    factor = (
+        matrix["factor"]
+        if matrix["factor"] in ("", "-")
+        else f"({matrix['factor'].removesuffix('*')})*"
+    )
     return [[f"{factor}({entry})" for entry in row] if factor else row for row in rows]
 
 
@@ -377,7 +436,9 @@ def _same_ratio(answer: list[str], target: list[str]) -> bool:
     if all(clocks):
         return False
     # quotients, not cross products: those would make 0:0 every ratio
-    quotients = [[f"({a})/({b})" for a, b in pairwise(terms)] or terms for terms in (answer, target)]
+    quotients = [
+        [f"({a})/({b})" for a, b in pairwise(terms)] or terms for terms in (answer, target)
+    ]
     return len(quotients[0]) == len(quotients[1]) and all(map(_same_value, *quotients))
 
 
@@ -389,7 +450,9 @@ def _same_value(answer: str, target: str) -> bool:
         return False
     bases = _BASED.fullmatch(answer), _BASED.fullmatch(target)
     if bases[1] and not bases[0] and not answer_unit:
-        return answer == bases[1][1]  # a base may be left out as a unit may: by its digits, never by its value
+        return (
+            answer == bases[1][1]
+        )  # a base may be left out as a unit may: by its digits, never by its value
     if any(bases):
         return bool(bases[0] and bases[1]) and _base(bases[0]) == _base(bases[1])  # type: ignore[arg-type]
     if answer == target or _same_formula(answer, target):
@@ -399,7 +462,9 @@ def _same_value(answer: str, target: str) -> bool:
         return size is None or abs(size) >= 1
     if "%" in (answer_unit, target_unit) and answer_unit != target_unit:
         # 50% is also the number 0.5
-        answer, target = (f"({answer})/100", target) if answer_unit == "%" else (answer, f"({target})/100")
+        answer, target = (
+            (f"({answer})/100", target) if answer_unit == "%" else (answer, f"({target})/100")
+        )
         return _same_formula(answer, target)
     # what was taken for a unit, in `2 xyz`, may be letters
     letters = [_LETTERS_AS_TEXT.sub(r"\1", text) for text in whole]

@@ -21,15 +21,28 @@ _FROM_ZERO = (
 _FROM_TWENTY = "twenty thirty forty fifty sixty seventy eighty ninety"
 ONES = {word: number for number, word in enumerate(_FROM_ZERO.split())}
 TENS = {word: 10 * number for number, word in enumerate(_FROM_TWENTY.split(), start=2)}
-SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALES = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 
 _TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
 _JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
 _LIST = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
-_BASE = re.compile(r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)")
+_BASE = re.compile(
+    r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)"
+)
 _ORDINAL = re.compile(r"(?<=\d)(?:\^ ?\{? ?)?(?:\\text\{)?(?:st|nd|rd|th)\}{0,2}(?![A-Za-z}^])")
-_STRAY = re.compile(r"(?<![A-Za-z\\{])(?:(?<=[\w}] )([A-Za-z]{3,})|([A-Za-z]{3,})(?= [\w\\]))(?![A-Za-z])")
-_NOUNS = re.compile(r"(?<=[\d}%]) ((?:[A-Za-z]+[ -])*[A-Za-z]+)((?:\^\{?[23]\}?)?(?=\.?\Z| ?[,;]| (?:and|or) ))")
+_STRAY = re.compile(
+    r"(?<![A-Za-z\\{])(?:(?<=[\w}] )([A-Za-z]{3,})|([A-Za-z]{3,})(?= [\w\\]))(?![A-Za-z])"
+)
+_NOUNS = re.compile(
+    r"(?<=[\d}%]) ((?:[A-Za-z]+[ -])*[A-Za-z]+)((?:\^\{?[23]\}?)?(?=\.?\Z| ?[,;]| (?:and|or) ))"
+)
 _NO_NOUNS = re.compile(rf"\b(?:and|or|pi|sqrt|[b-zB-Z]|{'|'.join(FUNCTIONS)})\b")
 _DOLLARS = r"[-+]?(?:\\dollar ?)?"
 _NUMERAL = re.compile(rf"{_DOLLARS}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*")
@@ -68,7 +81,9 @@ _NO_UNIT = frozenset(
 _FRACTION_WORD = re.compile(
     r"(?:third|quarter|\w*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie|hundred|thousand|million|billion)th)s?"
 )
-_LETTERS = frozenset("mgshlLAVNJWKCF")  # single letters that are units; `5\text{x}` and `5\text{i}` are products
+_LETTERS = frozenset(
+    "mgshlLAVNJWKCF"
+)  # single letters that are units; `5\text{x}` and `5\text{i}` are products
 _NO_WORDS = re.compile(r"(?<![A-Za-z^])\d|[^\w ./()*^¢%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])")
 _ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
@@ -107,11 +122,17 @@ def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
     if group.endswith((" and", " or")):
         return text_group(group.rpartition(" ")[0], alone=False, before=before, after="") + ", "
     if alone and _LIST.search(group) and not re.search(r"[(\[][^)\]]*,", group):
-        return ", ".join(text_group(word, alone=False, before="", after="") for word in _LIST.split(group))
+        return ", ".join(
+            text_group(word, alone=False, before="", after="") for word in _LIST.split(group)
+        )
     if _NUMERAL.fullmatch(group) and not before.isdigit() and not after.isdigit():
         return group
     quantity = _QUANTITY.fullmatch(group)
-    return f"{quantity[1]}\\text{{{quantity[2]}}}" if quantity and not before.isdigit() else f"\\text{{{group}}}"
+    return (
+        f"{quantity[1]}\\text{{{quantity[2]}}}"
+        if quantity and not before.isdigit()
+        else f"\\text{{{group}}}"
+    )
 
 
 def number_word(plain_text: str) -> str:
@@ -119,11 +140,17 @@ def number_word(plain_text: str) -> str:
     words = re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text).strip().lower()
     if not words.isascii() or not words.replace("-", "").replace(" ", "").isalpha():
         return plain_text
-    total, part, smallest = 0, None, 10**15  # the scales fall, as in two million three thousand five
+    total, part, smallest = (
+        0,
+        None,
+        10**15,
+    )  # the scales fall, as in two million three thousand five
     for word in re.findall(r"[a-z]+", words):
         if word in TENS and part != 0 and (part or 0) % 100 == 0:
             part = (part or 0) + TENS[word]
-        elif word in ONES and (part is None or (part and ONES[word] and _takes_ones(part, ONES[word]))):
+        elif word in ONES and (
+            part is None or (part and ONES[word] and _takes_ones(part, ONES[word]))
+        ):
             part = (part or 0) + ONES[word]
         elif word == "hundred" and part and part < 10:
             part *= 100
@@ -165,7 +192,11 @@ def _takes_ones(part: int, ones: int) -> bool:
 def without_unit(plain: str) -> tuple[str, str]:
     """The value and its unit, which is "" if there is none. Words before the value are no unit."""
     unit = ""
-    if "\\degree" in plain and not _ANGLED.search(plain) and not re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", plain):
+    if (
+        "\\degree" in plain
+        and not _ANGLED.search(plain)
+        and not re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", plain)
+    ):
         return re.sub(r"\\degree ?", "", plain), "degree"  # of a sum, or of a fraction of degrees
     if dollars := re.match(r"(-?)\\dollar *", plain):
         plain, unit = dollars[1] + plain[dollars.end() :], "dollar"
@@ -209,7 +240,12 @@ def _is_unit(words: str) -> bool:
 
 
 def _spelling(unit: str) -> str:
-    text = unit.replace(".", "").replace("\\degree", " degree ").replace("\\dollar", " dollar ").replace(" per ", " / ")
+    text = (
+        unit.replace(".", "")
+        .replace("\\degree", " degree ")
+        .replace("\\dollar", " dollar ")
+        .replace(" per ", " / ")
+    )
     words, power = [], 1
     for word in re.findall(r"[^\W\d]+|\^\{?\d|/|¢|%", text):
         if word in ("square", "sq", "cubic", "cu"):

@@ -48,7 +48,9 @@ _FUNCTIONS = {name: getattr(mpmath, name) for name in "sin cos tan cot sec csc s
     "abs": mpmath.fabs, "!": mpmath.factorial, "binom": mpmath.binomial,
     "lfloor": lambda x: mpmath.floor(x + _NOISE), "lceil": lambda x: mpmath.ceil(x - _NOISE),
 }  # fmt: skip
-_LARGEST_ARGUMENT = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13) | dict.fromkeys(("!", "binom"), 10)
+_LARGEST_ARGUMENT = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13) | dict.fromkeys(
+    ("!", "binom"), 10
+)
 """Most bits of what functions are taken of that would grow too large, or take too long."""
 
 
@@ -89,7 +91,9 @@ def constant_ratio(answer: str, target: str) -> float:
         return 0.0
     with mpmath.workprec(PRECISION_BITS):
         ratios = [a / b for a, b in (_alike(*pair) for pair in pairs)]
-    constant = all(not isinstance(ratio, mpmath.mpc) and _agree(ratio, ratios[0]) for ratio in ratios)
+    constant = all(
+        not isinstance(ratio, mpmath.mpc) and _agree(ratio, ratios[0]) for ratio in ratios
+    )
     return float(ratios[0]) if constant else 0.0
 
 
@@ -154,11 +158,19 @@ def _agree(a: Value, b: Value) -> bool:
 
 def _alike(a: Value, b: Value) -> tuple[Value, Value]:
     """Both values exactly if both are exact, else both rounded."""
-    return (a, b) if isinstance(a, Fraction) and isinstance(b, Fraction) else (_rounded(a), _rounded(b))
+    return (
+        (a, b)
+        if isinstance(a, Fraction) and isinstance(b, Fraction)
+        else (_rounded(a), _rounded(b))
+    )
 
 
 def _rounded(value: Value) -> Value:
-    return _not_small(mpmath.mpf(value.numerator) / value.denominator) if isinstance(value, Fraction) else value
+    return (
+        _not_small(mpmath.mpf(value.numerator) / value.denominator)
+        if isinstance(value, Fraction)
+        else value
+    )
 
 
 def _not_small(value: Value) -> Value:
@@ -187,7 +199,10 @@ class Point:
         with mpmath.workprec(PRECISION_BITS):
             try:
                 value = read(formula, self)
-            except (ZeroDivisionError, ValueError):  # what mpmath raises outside a function's domain
+            except (
+                ZeroDivisionError,
+                ValueError,
+            ):  # what mpmath raises outside a function's domain
                 return None
             if isinstance(value, Fraction):
                 return value
@@ -195,7 +210,11 @@ class Point:
                 raise TooLarge("number too large")
             if abs(mpmath.im(value)) <= _NOISE * max(1, abs(value)):
                 value = mpmath.re(value)
-            return value if mpmath.isfinite(value) and (self._imaginary or not mpmath.im(value)) else None
+            return (
+                value
+                if mpmath.isfinite(value) and (self._imaginary or not mpmath.im(value))
+                else None
+            )
 
     def letter(self, name: str) -> Value:
         """A letter or constant."""
@@ -221,9 +240,16 @@ class Point:
         """The power; of a negative number, a root of an odd degree is the real one, as school has it."""
         rational = isinstance(exponent, Fraction)
         if rational and exponent.denominator == 1 and isinstance(base, Fraction):
-            if abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) <= EXACT_BITS:
+            if (
+                abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length())
+                <= EXACT_BITS
+            ):
                 return self.checked(base**exponent.numerator)
-        base, power, size = _rounded(base), _rounded(exponent), mpmath.mag(_rounded(base)) or 1 if base else 0
+        base, power, size = (
+            _rounded(base),
+            _rounded(exponent),
+            mpmath.mag(_rounded(base)) or 1 if base else 0,
+        )
         if mpmath.mag(power) + mpmath.mag(size) > MOST_BITS.bit_length():
             raise TooLarge("number too large")
         if rational and exponent.denominator % 2 and not mpmath.im(base) and base < 0:
@@ -241,13 +267,17 @@ class Point:
         """A function by its command: `log` of a value and its base, `binom`, ..."""
         self._spend(20 if name in ("!", "binom") else 1)
         if name in ("!", "binom"):
-            if all(isinstance(one, Fraction) and one.denominator == 1 and one >= 0 for one in arguments):
+            if all(
+                isinstance(one, Fraction) and one.denominator == 1 and one >= 0 for one in arguments
+            ):
                 n, k = int(arguments[0]), int(arguments[-1])
                 if (n if name == "!" else min(k, n - k)) * n.bit_length() > EXACT_BITS:
                     raise TooLarge("factorial too large")
                 return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
         values = [_rounded(argument) for argument in arguments]
-        if any(value and mpmath.mag(value) > _LARGEST_ARGUMENT.get(name, MOST_BITS) for value in values):
+        if any(
+            value and mpmath.mag(value) > _LARGEST_ARGUMENT.get(name, MOST_BITS) for value in values
+        ):
             raise TooLarge(f"{name} of a large number")
         if name in ("!", "binom") and any(mpmath.im(value) for value in values):
             raise Unreadable(f"{name} of a complex number")

@@ -34,10 +34,14 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
         layouts.append(Layout.CHAT)
     budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
-        (built,) = build_checked_prompts(dataset.problems, [condition], layout, model, max_gen_toks=budget)
+        (built,) = build_checked_prompts(
+            dataset.problems, [condition], layout, model, max_gen_toks=budget
+        )
     # raw and chat prompts have the same segments and turns, so the last layout's stand for both
     if built.prompts and built.prompts[0].prompt.answer:
-        raise ConfigError("A task of lm-eval cannot begin the answer: use another placement, or `mless run`.")
+        raise ConfigError(
+            "A task of lm-eval cannot begin the answer: use another placement, or `mless run`."
+        )
     documents = [
         make_document(problem, one.prompt, condition, layout)
         for problem, one in zip(dataset.problems, built.prompts, strict=True)
@@ -45,9 +49,13 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
     return {"test": datasets.Dataset.from_list(documents)}
 
 
-wo, mless, mful, random_sentence = (partial(_documents, condition) for condition in named_conditions().values())
+wo, mless, mful, random_sentence = (
+    partial(_documents, condition) for condition in named_conditions().values()
+)
 """Documents of `math500_wo`, `math500_mless`, `math500_mful` and `math500_random`."""
-wo_as_published, mless_as_published = (partial(_documents, as_condition(name), True) for name in (BASELINE, STUDIED))
+wo_as_published, mless_as_published = (
+    partial(_documents, as_condition(name), True) for name in (BASELINE, STUDIED)
+)
 """Documents of `math500_wo_as_published` and `math500_mless_as_published`."""
 
 
@@ -58,25 +66,40 @@ def filler(**metadata: Any) -> Documents:
     given: dict[str, Any] = {key: metadata[key] for key in keys if key in metadata}
     if not given.keys() & {*fillers}:
         given["unit"] = "/"
-    condition = as_condition({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
+    condition = as_condition(
+        {"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given}
+    )
     return _documents(condition, **metadata)
 
 
-def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def grade_responses(
+    responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]
+) -> list[list[str]]:
     """Grade and audit every repeat of every document; both travel as one JSON text, which sample logs keep as it is.
 
     A completion may carry `graded`: the JSON text that an earlier run made of it. If all do, no grader is started.
     """
-    graded: list[list[str]] = [[getattr(completion, "graded", "") for completion in repeats] for repeats in responses]
-    missing = [(row, place) for row, texts in enumerate(graded) for place, text in enumerate(texts) if not text]
+    graded: list[list[str]] = [
+        [getattr(completion, "graded", "") for completion in repeats] for repeats in responses
+    ]
+    missing = [
+        (row, place)
+        for row, texts in enumerate(graded)
+        for place, text in enumerate(texts)
+        if not text
+    ]
     if missing:
         with GraderPool(audits=True) as pool:
             for row, place in missing:
                 completion, doc = responses[row][place], docs[row]
-                pool.submit((row, place, "grade"), GradeJob(completion=completion, target=doc["answer"]))
+                pool.submit(
+                    (row, place, "grade"), GradeJob(completion=completion, target=doc["answer"])
+                )
                 # the authors' rule reads the prompt too; a chat template adds no boxes to it
                 asked, solution = doc["system"] + doc["user"], doc["solution"] or ""
-                audit = AuditJob(prompt=asked, completion=completion, target=doc["answer"], solution=solution)
+                audit = AuditJob(
+                    prompt=asked, completion=completion, target=doc["answer"], solution=solution
+                )
                 pool.submit((row, place, "audit"), audit)
             results: dict[tuple[int, int, str], Any] = dict(pool.drain())
         for row, place in missing:

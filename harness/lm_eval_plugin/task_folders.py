@@ -36,7 +36,9 @@ _QUESTION = "Question"
 """Stands for the question while a filler's text is made."""
 
 
-def write_wrapped(folder: Path, task: str, conditions: str | None = None, model: str | None = None) -> list[str]:
+def write_wrapped(
+    folder: Path, task: str, conditions: str | None = None, model: str | None = None
+) -> list[str]:
     """Write a task of lm-eval under some conditions, as a task folder.
 
     Args:
@@ -60,14 +62,20 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
     file = _find_task(task)
     known = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
     asked = [Problem(id="problem", problem=_QUESTION, answer="?")]
-    every = build_checked_prompts(asked, [named_conditions()[BASELINE], *chosen], Layout.RAW, known, max_gen_toks=0)
+    every = build_checked_prompts(
+        asked, [named_conditions()[BASELINE], *chosen], Layout.RAW, known, max_gen_toks=0
+    )
     built = {one.condition.name: one.prompts[0] for one in every}
     start = built[BASELINE].prompt.text.removesuffix(_QUESTION)
     files = {_HELPER: (resources.folder("tasks") / "wrap" / _HELPER).read_text(encoding="utf-8")}
     told = []
     for condition, name in zip(chosen, names, strict=True):
         one = built[condition.name]
-        tokens = f"{one.filler_tokens} filler tokens in the tokenizer of {model}" if model else "tokens not counted"
+        tokens = (
+            f"{one.filler_tokens} filler tokens in the tokenizer of {model}"
+            if model
+            else "tokens not counted"
+        )
         keys = {
             "output_type": _GENERATES,
             "stock_task": task,
@@ -102,12 +110,20 @@ def _read_conditions(text: str | None) -> list[Condition]:
     chosen = list(map(as_condition, values)) if isinstance(values, list) else []
     names = [condition.name for condition in chosen]
     if not names or len(set(names)) < len(names):
-        raise ConfigError(f"--conditions: expected a list of conditions, each once, such as wo,mless; got {text!r}.")
+        raise ConfigError(
+            f"--conditions: expected a list of conditions, each once, such as wo,mless; got {text!r}."
+        )
     for one in chosen:
         odd = [key for key in _NOT_BEFORE if getattr(one, key)]
-        odd += [f"placement {one.placement}"] if one.filler and one.placement is not Placement.BETWEEN else []
+        odd += (
+            [f"placement {one.placement}"]
+            if one.filler and one.placement is not Placement.BETWEEN
+            else []
+        )
         if odd:
-            raise ConfigError(f"--conditions: {one.name!r} is no text before a task's question: {', '.join(odd)}.")
+            raise ConfigError(
+                f"--conditions: {one.name!r} is no text before a task's question: {', '.join(odd)}."
+            )
     return chosen
 
 
@@ -131,11 +147,15 @@ def _find_task(name: str) -> str:
     settings = {one: manager.task_index[one].cfg or {} for one in manager.all_subtasks}
     # a task written in Python does not say beforehand whether it generates
     able = [
-        one for one, of in settings.items() if "class" not in of and of.get("output_type", _GENERATES) == _GENERATES
+        one
+        for one, of in settings.items()
+        if "class" not in of and of.get("output_type", _GENERATES) == _GENERATES
     ]
     if name not in able:
         near = list_near(name, able, 3)
-        raise ConfigError(f"--wrap {name}: expected one task of lm-eval whose YAML generates text, such as {near}.")
+        raise ConfigError(
+            f"--wrap {name}: expected one task of lm-eval whose YAML generates text, such as {near}."
+        )
     path = Path(str(manager.task_index[name].yaml_path))
     return path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
 

@@ -47,7 +47,9 @@ class Replay(LM):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._samples, self._scores = samples, scores
-        self._chats = {(prompt.doc["system"], prompt.doc["user"]): prompt.prompt for prompt in prompts}
+        self._chats = {
+            (prompt.doc["system"], prompt.doc["user"]): prompt.prompt for prompt in prompts
+        }
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The recorded completions; the n-th time that a request is asked it is the n-th sample."""
@@ -62,7 +64,9 @@ class Replay(LM):  # type: ignore[misc]
             asked[place] += 1
         return found
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """The prompt as it was run."""
         turns = {turn["role"]: turn["content"] for turn in chat_history}
         return str(self._chats[turns.get("system", ""), turns["user"]])
@@ -96,7 +100,11 @@ def export(
     # lm-eval knows repeats but no replicates: those are in the journal only
     # a draw of examples is a task of its own, which counts its samples from 0
     each = {task: arm.samples for task, arm in identity.arms.items()}
-    samples = {(s.task, s.problem_id, s.sample_index % each[s.task]): s for s in everything if s.replicate == 0}
+    samples = {
+        (s.task, s.problem_id, s.sample_index % each[s.task]): s
+        for s in everything
+        if s.replicate == 0
+    }
     calls: dict[tuple[bool, str], dict[str, list[Prompt]]] = {}
     for prompt in prompts:
         chat = prompt.layout == "chat"
@@ -104,7 +112,10 @@ def export(
         own = prompt.condition if chat and prompt.answer_prefix else ""
         calls.setdefault((chat, own), {}).setdefault(prompt.task, []).append(prompt)
     dated = "20[0-9][0-9]-*"  # as lm-eval dates its files
-    for name in (f"results_{dated}.json", *(f"samples_{task}_{dated}.jsonl" for task in identity.arms)):
+    for name in (
+        f"results_{dated}.json",
+        *(f"samples_{task}_{dated}.jsonl" for task in identity.arms),
+    ):
         for old in folder.glob(name):
             old.unlink()
     return [
@@ -155,15 +166,24 @@ def _evaluate(
     beside = ("finish_reason", "prompt_tokens", "prompt_token_sha256", "completion_tokens", "seed")
     for task, lines in logged.items():
         for line in lines:
-            of = [samples[task, line["doc"]["id"], index] for index in range(identity.arms[task].samples)]
-            line["generations"] = [{name: getattr(sample, name) for name in beside} for sample in of]
+            of = [
+                samples[task, line["doc"]["id"], index]
+                for index in range(identity.arms[task].samples)
+            ]
+            line["generations"] = [
+                {name: getattr(sample, name) for name in beside} for sample in of
+            ]
     tracker.save_results_aggregated(results=results, samples=logged)
     entries = []
     for task, prompts in tasks.items():
         tracker.save_results_samples(task_name=task, samples=logged[task])
         log = folder / f"samples_{task}_{tracker.date_id}.jsonl"
-        if not log.exists() or log.read_bytes().count(b"\n") != len(prompts):  # lm-eval only warns when it cannot write
-            raise JournalError(f"{log} could not be written whole: free some space and run the same command again.")
+        if not log.exists() or log.read_bytes().count(b"\n") != len(
+            prompts
+        ):  # lm-eval only warns when it cannot write
+            raise JournalError(
+                f"{log} could not be written whole: free some space and run the same command again."
+            )
         entries.append(
             {
                 "task": task,
@@ -172,7 +192,9 @@ def _evaluate(
                 "samples": log.name,
                 "results": f"results_{tracker.date_id}.json",
                 "prompts_sha256": _hash_all([prompt.prompt_sha256 for prompt in prompts]),
-                "prompt_tokens_sha256": _hash_all([prompt.prompt_token_sha256 for prompt in prompts]),
+                "prompt_tokens_sha256": _hash_all(
+                    [prompt.prompt_token_sha256 for prompt in prompts]
+                ),
             }
         )
     return entries
@@ -198,4 +220,6 @@ def _task(name: str, prompts: Sequence[Prompt], arm: Arm) -> Any:
 
 
 def _hash_all(hashes: Sequence[str | None]) -> str | None:
-    return None if None in hashes else hashlib.sha256("\n".join(map(str, hashes)).encode()).hexdigest()
+    return (
+        None if None in hashes else hashlib.sha256("\n".join(map(str, hashes)).encode()).hexdigest()
+    )

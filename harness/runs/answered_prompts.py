@@ -33,7 +33,9 @@ class AnsweredPrompt(Prompt, kw_only=True):
     @property
     def completions(self) -> list[str]:
         """What the model wrote, one for each sample; empty where nothing was generated."""
-        return [sample.completion for sample, _ in self.graded_samples if sample.completion is not None]
+        return [
+            sample.completion for sample, _ in self.graded_samples if sample.completion is not None
+        ]
 
     @property
     def verdicts(self) -> list[str]:
@@ -57,7 +59,10 @@ class AnsweredPrompt(Prompt, kw_only=True):
             spans = []
         parts, position = [], 0
         for role, (start, end) in spans:
-            parts += [("template", self.prompt[position:start]), (str(role), self.prompt[start:end])]
+            parts += [
+                ("template", self.prompt[position:start]),
+                (str(role), self.prompt[start:end]),
+            ]
             position = end
         return [part for part in (*parts, ("template", self.prompt[position:])) if part[1]]
 
@@ -121,7 +126,11 @@ class Source:
     @property
     def prompts_sha256(self) -> str:
         """Hash over the hashes of all prompts, in order."""
-        hashes = (f"{p.id} {name} {prompt.prompt_sha256}" for p in self.problems for name, prompt in p.prompts.items())
+        hashes = (
+            f"{p.id} {name} {prompt.prompt_sha256}"
+            for p in self.problems
+            for name, prompt in p.prompts.items()
+        )
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
@@ -142,7 +151,9 @@ def build_source(
     model = ModelTokenizer(name=tokenizer.name_or_path or "this model", tokenizer=tokenizer)
     prompts = [
         AnsweredPrompt(**structs.asdict(Prompt.of(dataset.source, arm, problem, built)))
-        for arm in build_checked_prompts(dataset.problems, conditions, chosen, model, instruction=instruction)
+        for arm in build_checked_prompts(
+            dataset.problems, conditions, chosen, model, instruction=instruction
+        )
         for problem, built in zip(dataset.problems, arm.prompts, strict=True)
     ]
     return Source(
@@ -166,7 +177,11 @@ def by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[Problem, ...]:
         doc = next(iter(by_condition.values())).doc
         cluster = doc.get("cluster") or doc["id"]
         problem = Problem(
-            id=problem_id, subject=doc["subject"], level=doc["level"], cluster=cluster, prompts=by_condition
+            id=problem_id,
+            subject=doc["subject"],
+            level=doc["level"],
+            cluster=cluster,
+            prompts=by_condition,
         )
         problems.append(problem)
     return tuple(problems)

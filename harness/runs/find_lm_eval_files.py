@@ -103,9 +103,13 @@ def one_log(path: Path) -> Path:
     """The log itself, or the one that a folder holds."""
     found = find_logs(path) if path.is_dir() else [path.with_name(path.name.removesuffix(PACKED))]
     if len(found) != 1:
-        raise RunError(f"{path} is a folder with {len(found)} sample logs: expected one. Name the file itself.")
+        raise RunError(
+            f"{path} is a folder with {len(found)} sample logs: expected one. Name the file itself."
+        )
     if not is_stored(found[0]):
-        raise RunError(f"{path} does not exist. Expected a run folder, or a sample log of lm_eval --log_samples.")
+        raise RunError(
+            f"{path} does not exist. Expected a run folder, or a sample log of lm_eval --log_samples."
+        )
     return found[0]
 
 

@@ -60,7 +60,10 @@ def by_table(runs: Sequence[Run]) -> list[list[Run]]:
     groups: list[list[Run]] = []
     for one in runs:
         for group in groups:
-            if not any(samples[one.name] & samples[other.name] or _disagreement(other, one) for other in group):
+            if not any(
+                samples[one.name] & samples[other.name] or _disagreement(other, one)
+                for other in group
+            ):
                 group.append(one)
                 break
         else:
@@ -85,7 +88,9 @@ def other_settings(one: Run, other: Run) -> str:
 
 def _refuse_twice(runs: Sequence[Run]) -> None:
     names = [str(Path(one.name).resolve()) for one in runs]
-    if twice := next((one.name for place, one in enumerate(runs) if names[place] in names[:place]), None):
+    if twice := next(
+        (one.name for place, one in enumerate(runs) if names[place] in names[:place]), None
+    ):
         raise ComparisonError(f"{twice} is given twice.")
 
 

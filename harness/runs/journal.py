@@ -98,12 +98,16 @@ class Journal:
         for number, line in _whole_lines(self.path):
             whole += len(line)
             if number == 1:
-                if changes := differences(_decode_header(self.path, line), json.loads(json.dumps(header))):
+                if changes := differences(
+                    _decode_header(self.path, line), json.loads(json.dumps(header))
+                ):
                     raise changed_settings(self.path, changes)
                 continue
             key = _decode(decoder, self.path, number, line).key
             if key in self.keys:
-                raise JournalError(f"{self.path}, line {number}: the key {key} again. One sample has one line.")
+                raise JournalError(
+                    f"{self.path}, line {number}: the key {key} again. One sample has one line."
+                )
             self.keys.add(key)
         size = os.fstat(self._file).st_size
         if size > whole:
@@ -121,7 +125,9 @@ class Journal:
                 while written < len(line):
                     written += os.write(self._file, line[written:])
             finally:
-                if written < len(line):  # half a line is worth nothing, and shortening needs no space
+                if written < len(
+                    line
+                ):  # half a line is worth nothing, and shortening needs no space
                     os.ftruncate(self._file, start)
         self._dirty = True
 
@@ -168,7 +174,11 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
         JournalError: there is no journal, or a note is damaged.
     """
     decoder = msgspec.json.Decoder(dict[str, Any])
-    return [_decode(decoder, path, number, line) for number, line in _whole_lines(path) if line.startswith(NOTES)]
+    return [
+        _decode(decoder, path, number, line)
+        for number, line in _whole_lines(path)
+        if line.startswith(NOTES)
+    ]
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
@@ -177,7 +187,9 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         return [
             line
             for name in sorted(old.keys() | new.keys())
-            for line in differences(old.get(name), new.get(name), f"{where}.{name}" if where else name)
+            for line in differences(
+                old.get(name), new.get(name), f"{where}.{name}" if where else name
+            )
         ]
     return [] if old == new else [f"{where}: {_short(old)} -> {_short(new)}"]
 
@@ -185,7 +197,9 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """The settings that are in both and differ, in words; empty if there are none."""
     both = ours.keys() & theirs.keys()
-    return "; ".join(differences({name: ours[name] for name in both}, {name: theirs[name] for name in both}))
+    return "; ".join(
+        differences({name: ours[name] for name in both}, {name: theirs[name] for name in both})
+    )
 
 
 def changed_settings(path: Path, changes: list[str]) -> JournalError:
@@ -223,7 +237,9 @@ def _decode(decoder: msgspec.json.Decoder[Any], path: Path, number: int, line: b
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         remedy = " Delete it, and run `mless regrade`." if path.name.startswith("scores") else ""
-        raise JournalError(f"{path}, line {number}: damaged: {error}. Restore the file from a copy.{remedy}") from None
+        raise JournalError(
+            f"{path}, line {number}: damaged: {error}. Restore the file from a copy.{remedy}"
+        ) from None
 
 
 def _decode_header(path: Path, line: bytes) -> dict[str, Any]:
@@ -279,7 +295,9 @@ def compress(folder: Path, names: Iterable[str]) -> None:
     """
     for file in (folder / name for name in names):
         packed = file.with_name(file.name + PACKED)
-        if file.is_file() and not packed.exists():  # of two, `expand` says whether they are the same
+        if (
+            file.is_file() and not packed.exists()
+        ):  # of two, `expand` says whether they are the same
             with write_atomic(packed) as part, file.open("rb") as source:
                 with lzma.open(part, "wb", preset=COMPRESSION) as target:
                     shutil.copyfileobj(source, target)
@@ -302,8 +320,12 @@ def expand(folder: Path) -> None:
                     shutil.copyfileobj(source, target)
                 target.flush()
                 os.fsync(target.fileno())
-        elif hash_stored(packed) != hash_stored(file):  # a kill while compressing leaves two that are the same
-            raise JournalError(f"{file} and {packed.name} differ, and only one can be the run's. Delete the other one.")
+        elif hash_stored(packed) != hash_stored(
+            file
+        ):  # a kill while compressing leaves two that are the same
+            raise JournalError(
+                f"{file} and {packed.name} differ, and only one can be the run's. Delete the other one."
+            )
         packed.unlink()
 
 

@@ -75,7 +75,9 @@ class SampleLog:
         known = {
             "backend": self.results.config.model,
             "model": self.results.model,
-            "model_args": {name: str(value) for name, value in fixed_arguments(self.results.arguments).items()},
+            "model_args": {
+                name: str(value) for name, value in fixed_arguments(self.results.arguments).items()
+            },
             "system_instruction": self.results.system_instruction or "",
             "num_fewshot": asked.num_fewshot,
             "generation_kwargs": asked.generation_kwargs,
@@ -84,7 +86,9 @@ class SampleLog:
         return {name: value for name, value in known.items() if there and value is not None}
 
 
-def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: str | None = None) -> dict[str, Any]:
+def read_logs(
+    name: str, files: Sequence[tuple[str | None, Path]], *, metric: str | None = None
+) -> dict[str, Any]:
     """Several sample logs as the fields of one `read_runs.Run`.
 
     Args:
@@ -102,7 +106,11 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
     problems = _shared_problems(every)
     arms = _arms(name, logs)
     there = {condition for condition, _ in arms}
-    order = [one for one in dict.fromkeys([BASELINE, *named_conditions(), *(c for c, _ in arms)]) if one in there]
+    order = [
+        one
+        for one in dict.fromkeys([BASELINE, *named_conditions(), *(c for c, _ in arms)])
+        if one in there
+    ]
     settings = dict(next((log.settings for log in every if log.settings), {}))
     sampling = settings.pop("generation_kwargs", None)
     versions = {log.results.versions.get(log.task or "") for log in every} - {None}
@@ -118,8 +126,12 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "task_version": versions.pop() if len(versions) == 1 else None,
         "grader_version": None,
         "metric": ", ".join(dict.fromkeys(log.metric for log in every if log.metric)),
-        "other_filters": ", ".join(dict.fromkeys(one for log in every for one in log.other_filters)),
-        "prompts_sha256": hash_json([prompt.prompt_sha256 for log in every for prompt in log.prompts]),
+        "other_filters": ", ".join(
+            dict.fromkeys(one for log in every for one in log.other_filters)
+        ),
+        "prompts_sha256": hash_json(
+            [prompt.prompt_sha256 for log in every for prompt in log.prompts]
+        ),
         "sampling": sampling,
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
@@ -130,13 +142,19 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
             prompt.condition: {key: prompt.doc[key] for key in REFERENCE_FIELDS}
             for _, prompts in arms.values()
             for prompt in prompts[:1]
-            if is_ours(prompt.doc) and prompt.doc.get("kind") and prompt.condition == prompt.doc["condition"]
+            if is_ours(prompt.doc)
+            and prompt.doc.get("kind")
+            and prompt.condition == prompt.doc["condition"]
         },
         "seed": first.config.random_seed,
-        "created": first.date and datetime.fromtimestamp(first.date, UTC).isoformat(timespec="seconds"),
+        "created": first.date
+        and datetime.fromtimestamp(first.date, UTC).isoformat(timespec="seconds"),
         "versions": {"lm-eval": first.lm_eval_version},
         "git_revision": first.git_hash,
-        "logs": {f"{condition}, {layout}": str(log.path) for (condition, layout), (log, _) in arms.items()},
+        "logs": {
+            f"{condition}, {layout}": str(log.path)
+            for (condition, layout), (log, _) in arms.items()
+        },
     }
     shown = sorted(arms, key=lambda arm: (arm[1], order.index(arm[0])))
     prompts = [prompt for arm in shown for prompt in arms[arm][1]]
@@ -194,7 +212,12 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
 
 
 def _read_prompt(
-    where: str, raw: Mapping[str, Any], line: LogLine, metric: str, task: str | None, results: ResultsFile
+    where: str,
+    raw: Mapping[str, Any],
+    line: LogLine,
+    metric: str,
+    task: str | None,
+    results: ResultsFile,
 ) -> tuple[AnsweredPrompt, str]:
     """A problem's prompt, and the metric that its verdicts were read from. `results` is the file beside the log."""
     doc = line.doc
@@ -209,7 +232,10 @@ def _read_prompt(
         "level": int(level[0]) if level else 0,
         "answer": target,
     }
-    layout, condition = Layout.CHAT if results.chat_template else Layout.RAW, stated.get("filler_condition") or ""
+    layout, condition = (
+        Layout.CHAT if results.chat_template else Layout.RAW,
+        stated.get("filler_condition") or "",
+    )
     if is_ours(doc):
         condition = doc["condition"]
         plain = Layout.AS_PUBLISHED if doc["layout"] == Layout.AS_PUBLISHED else Layout.RAW
@@ -217,7 +243,10 @@ def _read_prompt(
     else:
         shown.pop("cluster", None)  # another task's word, which may mean anything
         known = text and stated.get("filler") is not None
-        shown |= {"segments": _split_text(text, doc, stated["filler"]) if known else [], "system": ""}
+        shown |= {
+            "segments": _split_text(text, doc, stated["filler"]) if known else [],
+            "system": "",
+        }
     filtered = _flat(line.filtered_resps)
     # what another task's filter lets through is the model's own words, whatever they say
     graded = is_ours(doc) and metric in ("", "verdict")
@@ -245,7 +274,9 @@ def _read_prompt(
             completion=completion,
             completion_tokens=told.completion_tokens,
         )
-        answered.append((sample, Score(**{"key": key, **ungraded, "answer": answer, **(grade or {})})))
+        answered.append(
+            (sample, Score(**{"key": key, **ungraded, "answer": answer, **(grade or {})}))
+        )
     prompt = AnsweredPrompt(
         task=where,
         condition=condition,
@@ -316,10 +347,14 @@ def _arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Arms:
         for prompt in log.prompts:
             prompt.condition = condition = given or prompt.condition
             if not condition:
-                raise RunError(f"{log.path} names no condition: say which log is which, as wo=FILE mless=FILE.")
+                raise RunError(
+                    f"{log.path} names no condition: say which log is which, as wo=FILE mless=FILE."
+                )
             other, prompts = arms.setdefault((condition, prompt.layout), (log, []))
             if other is not log:
-                raise RunError(f"{name} holds two logs of condition {condition!r}: {other.path} and {log.path}.")
+                raise RunError(
+                    f"{name} holds two logs of condition {condition!r}: {other.path} and {log.path}."
+                )
             prompts.append(prompt)
     return arms
 
@@ -331,11 +366,16 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
         first = known[0]
         alike = log.task == first.task or all(is_ours(one.prompts[0].doc) for one in (log, first))
         ours, theirs = (
-            {**one.settings, **({"task_version": one.results.versions.get(one.task or "")} if alike else {})}
+            {
+                **one.settings,
+                **({"task_version": one.results.versions.get(one.task or "")} if alike else {}),
+            }
             for one in (first, log)
         )
         if how := differing(ours, theirs):
-            raise ComparisonError(f"{log.path} was made with other settings than {first.path}: {how}.")
+            raise ComparisonError(
+                f"{log.path} was made with other settings than {first.path}: {how}."
+            )
 
 
 def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
@@ -346,12 +386,20 @@ def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for log in logs:
-        if others := [name for name, sha256 in log.problems.items() if found.setdefault(name, sha256) != sha256]:
-            raise ComparisonError(f"{log.path} asks others under the same ids: {list_first(others)}.")
+        if others := [
+            name
+            for name, sha256 in log.problems.items()
+            if found.setdefault(name, sha256) != sha256
+        ]:
+            raise ComparisonError(
+                f"{log.path} asks others under the same ids: {list_first(others)}."
+            )
     return found
 
 
-def _frame(label: str, prompts: Sequence[AnsweredPrompt], *, texts: bool = False) -> pandas.DataFrame:
+def _frame(
+    label: str, prompts: Sequence[AnsweredPrompt], *, texts: bool = False
+) -> pandas.DataFrame:
     """One row per graded sample, with the columns of `samples_frame.read_frame`.
 
     Raises:
@@ -359,7 +407,9 @@ def _frame(label: str, prompts: Sequence[AnsweredPrompt], *, texts: bool = False
     """
     for prompt in prompts:
         if not prompt.verdicts:
-            raise RunError(f"{prompt.task}: the log says neither right nor wrong. Name what does with --metric.")
+            raise RunError(
+                f"{prompt.task}: the log says neither right nor wrong. Name what does with --metric."
+            )
     graded = [pair for prompt in prompts for pair in prompt.graded_samples if pair[1].verdict]
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}
     return read_frame(None, receipt, prompts, texts=texts, read=zip(*graded, strict=True))

@@ -83,14 +83,28 @@ class Run:
         """
         if isinstance(path, Mapping):
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
-            return cls(**read_logs(name, [(condition, Path(file)) for condition, file in path.items()], metric=metric))
+            return cls(
+                **read_logs(
+                    name,
+                    [(condition, Path(file)) for condition, file in path.items()],
+                    metric=metric,
+                )
+            )
         path = Path(path)
-        files = find_logs(path) if path.is_dir() else [path] if path.exists() or path.suffix == ".jsonl" else []
+        files = (
+            find_logs(path)
+            if path.is_dir()
+            else [path]
+            if path.exists() or path.suffix == ".jsonl"
+            else []
+        )
         if files and not any(is_stored(path / name) for name in (RECEIPT, JOURNAL)):
             return cls(**read_logs(str(path), [(None, file) for file in files], metric=metric))
         run = _read_folder(path)  # whose refusal says what was expected
         if metric not in (None, run.metric):
-            raise ConfigError(f"--metric {metric}: {path} is a run of mless, whose verdicts are its own grader's.")
+            raise ConfigError(
+                f"--metric {metric}: {path} is a run of mless, whose verdicts are its own grader's."
+            )
         return run
 
     @cached_property
@@ -111,7 +125,9 @@ class Run:
     def baseline(self) -> str:
         """The condition that its config compares the others with; `wo` of logs."""
         config = self.receipt.get("config", {})
-        names = [one if isinstance(one, str) else one["name"] for one in config.get("conditions", ())]
+        names = [
+            one if isinstance(one, str) else one["name"] for one in config.get("conditions", ())
+        ]
         return find_baseline(names, config.get("baseline"))
 
     @property
@@ -131,7 +147,10 @@ class Run:
 
 
 def read_source(
-    path: str | Path | Mapping[str, str | Path], *, layout: str | None = None, metric: str | None = None
+    path: str | Path | Mapping[str, str | Path],
+    *,
+    layout: str | None = None,
+    metric: str | None = None,
 ) -> Source:
     """The prompts of a run, exactly as they were run: `source_of` what `Run.load` reads."""
     return source_of(Run.load(path, metric=metric), layout=layout)
@@ -159,10 +178,20 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     layouts = list(dict.fromkeys(one.layout for one in asked))
     chosen = layout or (layouts[0] if len(layouts) == 1 else None)
     if chosen not in layouts:
-        raise ConfigError(f"{run.name}: expected one of the layouts {', '.join(layouts)}, got {chosen}. Name one.")
+        raise ConfigError(
+            f"{run.name}: expected one of the layouts {', '.join(layouts)}, got {chosen}. Name one."
+        )
     # tokens of another instruction, and of the positive control's prefix, could not be aligned
-    asked = [one for one in asked if one.layout == chosen and one.condition not in run.reference_conditions]
-    if not run.is_logs and chosen == Layout.CHAT and any(one.prompt_token_sha256 is None for one in asked):
+    asked = [
+        one
+        for one in asked
+        if one.layout == chosen and one.condition not in run.reference_conditions
+    ]
+    if (
+        not run.is_logs
+        and chosen == Layout.CHAT
+        and any(one.prompt_token_sha256 is None for one in asked)
+    ):
         raise RunError(
             f"{run.name}: a server templated its chat prompts, so the text that the model got is not recorded. Run it "
             "again with `model.model_args.tokenizer` named."
@@ -185,7 +214,9 @@ def _read_folder(path: Path) -> Run:
     receipt, prompts = read_receipt(path), read_prompts(path)
     arguments = receipt["config"]["model"]["model_args"]
     identity, engine = read_identity(path), receipt["engine"]
-    sampling = next(iter(identity.arms.values())).sampling  # a config has one for all its conditions
+    sampling = next(
+        iter(identity.arms.values())
+    ).sampling  # a config has one for all its conditions
     about = {
         "source": "run",
         "run": receipt["run"],
@@ -200,7 +231,10 @@ def _read_folder(path: Path) -> Run:
         "prompts_sha256": receipt["prompts_sha256"],
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
-        "sampling": {**sampling.lm_eval(), **({"answer": "line"} if "answer" in identity.config else {})},
+        "sampling": {
+            **sampling.lm_eval(),
+            **({"answer": "line"} if "answer" in identity.config else {}),
+        },
         "settings": {
             "backend": receipt["config"]["model"]["backend"],
             "model_args": {name: str(value) for name, value in fixed_arguments(arguments).items()},
@@ -211,7 +245,9 @@ def _read_folder(path: Path) -> Run:
         },
         "greedy": sampling.greedy,
         "backend": receipt["engine"]["name"],
-        "engine": " ".join(filter(None, [engine["name"], engine["version"], "on", engine["device"] or "unknown"])),
+        "engine": " ".join(
+            filter(None, [engine["name"], engine["version"], "on", engine["device"] or "unknown"])
+        ),
         "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
         "primary": identity.primary and contrast_name(*identity.primary),
         "reference_conditions": {
@@ -230,7 +266,14 @@ def _read_folder(path: Path) -> Run:
         name=str(path),
         about=about,
         problems=problems,
-        model=next((arguments[name] for name in ("pretrained", "model", "tokenizer") if arguments.get(name)), None),
+        model=next(
+            (
+                arguments[name]
+                for name in ("pretrained", "model", "tokenizer")
+                if arguments.get(name)
+            ),
+            None,
+        ),
         receipt=receipt,
         metric="verdict",
         read=partial(read_frame, path, receipt, prompts),
@@ -238,7 +281,9 @@ def _read_folder(path: Path) -> Run:
     )
 
 
-def _answered(path: Path, receipt: Mapping[str, Any], prompts: Sequence[Prompt]) -> list[AnsweredPrompt]:
+def _answered(
+    path: Path, receipt: Mapping[str, Any], prompts: Sequence[Prompt]
+) -> list[AnsweredPrompt]:
     """The prompts with what came back the first time; further replicates measure noise.
 
     Raises:
@@ -281,7 +326,9 @@ def locate(runs: Sequence[str]) -> list[RunPath]:
         except OSError as error:
             raise ConfigError(f"{run[:60]}: expected a run's path: {error.strerror}.") from None
         if condition in named:
-            raise ConfigError(f"{run}: the condition {condition!r} has a log already, {named[condition]}.")
+            raise ConfigError(
+                f"{run}: the condition {condition!r} has a log already, {named[condition]}."
+            )
         named[condition] = Path(file)
     return [*found, named] if named else found
 
@@ -319,4 +366,7 @@ def _is_run(folder: Path) -> bool:
 
 def _folders(path: Path) -> list[Path]:
     """What is in a folder, links last."""
-    return sorted((child for child in path.iterdir() if child.is_dir()), key=lambda child: (child.is_symlink(), child))
+    return sorted(
+        (child for child in path.iterdir() if child.is_dir()),
+        key=lambda child: (child.is_symlink(), child),
+    )

@@ -29,7 +29,9 @@ Form = TypeVar("Form")
 
 SESSION, TIMING = "session ", "timing "
 """How keys of notes begin: the journal's records on who wrote it and how long that took, beside the samples."""
-NOTES = tuple(f'{{"key":{blank}"{name}'.encode() for name in (SESSION, TIMING) for blank in ("", " "))
+NOTES = tuple(
+    f'{{"key":{blank}"{name}'.encode() for name in (SESSION, TIMING) for blank in ("", " ")
+)
 """How their lines begin."""
 
 
@@ -57,7 +59,9 @@ class Document(Struct):
     condition: str
     system: str
     segments: list[Segment]
-    cluster: Annotated[str, column("what the problem counts as one with; there only if problems have clusters")] = ""
+    cluster: Annotated[
+        str, column("what the problem counts as one with; there only if problems have clusters")
+    ] = ""
 
 
 def prompt_id(problem_id: str, draw: int) -> str:
@@ -80,7 +84,11 @@ class Prompt(Struct, omit_defaults=True):
     task: str
     condition: Annotated[str, column("what stands between instruction and problem", "category")]
     layout: Annotated[
-        str, column("how instruction, filler and problem make a prompt: raw, chat or as_published", "category")
+        str,
+        column(
+            "how instruction, filler and problem make a prompt: raw, chat or as_published",
+            "category",
+        ),
     ]
     prompt: str
     prompt_sha256: Annotated[str, column("hash of the prompt's text")]
@@ -91,10 +99,14 @@ class Prompt(Struct, omit_defaults=True):
     answer_prefix: str = ""
     thinking_opened: bool = False
     read: str = "box"
-    draw: Annotated[int, column("which draw of examples, from 1; no column where there is one at most")] = 0
+    draw: Annotated[
+        int, column("which draw of examples, from 1; no column where there is one at most")
+    ] = 0
 
     @staticmethod
-    def of(task: str, arm: ConditionPrompts, problem: Problem, built: BuiltPrompt, read: str = "box") -> Prompt:
+    def of(
+        task: str, arm: ConditionPrompts, problem: Problem, built: BuiltPrompt, read: str = "box"
+    ) -> Prompt:
         """A built prompt of a condition as it is stored."""
         return Prompt(
             task=task,
@@ -142,14 +154,17 @@ class Sample(Keyed, kw_only=True, gc=False):
     problem_id: str
     sample_index: Annotated[int, column("which of the problem's samples, from 0")]
     replicate: Annotated[
-        int, column("which run of the condition, from 0; 1 is the second of a primary contrast's side")
+        int,
+        column("which run of the condition, from 0; 1 is the second of a primary contrast's side"),
     ] = 0
     seed: Annotated[int | None, column("the sample's seed; missing when greedy", "int64")] = None
     prompt_token_sha256: str | None
     prompt_tokens: Annotated[int | None, column("tokens of the prompt")] = None
     completion: Annotated[str, column("what the model wrote")]
     completion_tokens: Annotated[int | None, column("tokens of the completion")]
-    finish_reason: Annotated[str | None, column("stop or length; missing where the backend does not say")] = None
+    finish_reason: Annotated[
+        str | None, column("stop or length; missing where the backend does not say")
+    ] = None
 
     @staticmethod
     def of(
@@ -170,7 +185,9 @@ class Sample(Keyed, kw_only=True, gc=False):
             replicate=request.replicate,
             seed=request.seed,
             prompt_token_sha256=request.prompt_token_sha256,
-            prompt_tokens=None if request.prompt_token_ids is None else len(request.prompt_token_ids),
+            prompt_tokens=None
+            if request.prompt_token_ids is None
+            else len(request.prompt_token_ids),
             # half a surrogate pair, which is no text, is spelt out (`\ud800`)
             completion=completion.encode("utf-8", "backslashreplace").decode(),
             completion_tokens=tokens,
@@ -192,8 +209,12 @@ class Generated(Sample, kw_only=True, gc=False):
 class Graded(AuditColumns, frozen=True, kw_only=True):
     """A grade with its audit, as our tasks write it into sample logs."""
 
-    verdict: Annotated[Verdict, column("correct, incorrect, no_box, truncated, refused, timeout or crashed")]
-    answer: Annotated[str | None, column("what the last closed box holds, or the first line; missing without one")]
+    verdict: Annotated[
+        Verdict, column("correct, incorrect, no_box, truncated, refused, timeout or crashed")
+    ]
+    answer: Annotated[
+        str | None, column("what the last closed box holds, or the first line; missing without one")
+    ]
     reason: Annotated[str | None, column("why a sample was refused")] = None
     audit_reason: Annotated[str | None, column("why an audit grader gave no verdict")] = None
 
@@ -205,7 +226,9 @@ class Score(Graded, frozen=True, kw_only=True, gc=False):
 
     def graded(self) -> dict[str, Any]:
         """Without the key, as a record of `harness.grading.as_record`."""
-        return {name: getattr(self, name) for name in SAMPLE_COLUMNS if name in Score.__struct_fields__}
+        return {
+            name: getattr(self, name) for name in SAMPLE_COLUMNS if name in Score.__struct_fields__
+        }
 
 
 class Arm(Struct, kw_only=True):
@@ -371,10 +394,16 @@ _KINDS = {int: "int32", bool: "bool"}
 SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "model": ("string", "the model's label"),
     **_columns(Prompt, "condition", "layout"),
-    "filler": ("string", "what is inserted: the repeated text, or the kind of filler; missing without one"),
+    "filler": (
+        "string",
+        "what is inserted: the repeated text, or the kind of filler; missing without one",
+    ),
     "filler_tokens": ("int32", "its stated number of tokens; missing where none is stated"),
     "placement": ("string", "where it stands; missing without one"),
-    "words": ("string", "the condition's own instruction, cue or answer prefix; empty if it has none"),
+    "words": (
+        "string",
+        "the condition's own instruction, cue or answer prefix; empty if it has none",
+    ),
     **_columns(Document, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),
     **_columns(Prompt, "draw"),

@@ -45,7 +45,13 @@ from harness.runs.records import (
     fit,
 )
 
-JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
+JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = (
+    "journal.jsonl",
+    "scores.jsonl",
+    "prompts.jsonl",
+    "run.json",
+    ".lock",
+)
 RECORDED = "attention"
 """In a run's folder: traces that its engine recorded."""
 
@@ -76,10 +82,15 @@ class RunFolder:
             if new := not has_sample(path):  # begun, but nothing there needs protection
                 for name in (SCORES, JOURNAL):
                     (path / name).unlink(missing_ok=True)
-            if new or differences(read_header(path / JOURNAL), as_json(identity)):  # it gets more problems
+            if new or differences(
+                read_header(path / JOURNAL), as_json(identity)
+            ):  # it gets more problems
                 # a kill after any of these leaves one of the two runs whole
                 (path / RECEIPT).unlink(missing_ok=True)
-                write_whole(path / PROMPTS, "".join(f"{msgspec.json.encode(prompt).decode()}\n" for prompt in prompts))
+                write_whole(
+                    path / PROMPTS,
+                    "".join(f"{msgspec.json.encode(prompt).decode()}\n" for prompt in prompts),
+                )
                 if not new:
                     replace_header(path / JOURNAL, as_json(identity))
             self.journal = opened.enter_context(Journal(path / JOURNAL, as_json(identity)))
@@ -140,8 +151,14 @@ def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
     Of a file the system says so.
     """
     begun = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
-    if path.exists() and not is_stored(path / name) and any(file.name not in begun for file in path.iterdir()):
-        raise JournalError(f"{path} already holds files, and none is {name}. Choose another --output.")
+    if (
+        path.exists()
+        and not is_stored(path / name)
+        and any(file.name not in begun for file in path.iterdir())
+    ):
+        raise JournalError(
+            f"{path} already holds files, and none is {name}. Choose another --output."
+        )
 
 
 def has_sample(path: Path) -> bool:
@@ -189,7 +206,9 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     try:
         receipt = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is torn or damaged: {error}. The command that made it makes it again.") from None
+        raise RunError(
+            f"{path} is torn or damaged: {error}. The command that made it makes it again."
+        ) from None
     fit(Receipt, receipt, path)
     return receipt
 
@@ -202,7 +221,9 @@ def read_identity(path: Path) -> Identity:
     """
     header = read_header(path / JOURNAL)
     if not header:
-        raise JournalError(f"{path / JOURNAL} is empty, or its first line is torn. Restore it from a copy.")
+        raise JournalError(
+            f"{path / JOURNAL} is empty, or its first line is torn. Restore it from a copy."
+        )
     return fit(Identity, header, path / JOURNAL)
 
 
@@ -215,11 +236,15 @@ def read_sessions(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     notes = read_notes(path / JOURNAL)
     sessions = [note for note in notes if note["key"].startswith(SESSION)]
     if not sessions:
-        raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
+        raise JournalError(
+            f"{path} holds no sample yet. Continue it with the command that began it."
+        )
     fit(SessionNote, sessions[-1], path / JOURNAL)
     ended = [note for note in notes if note["key"].startswith(TIMING)]
     generated = [note for note in ended if note.get("samples")] or ended
-    return sessions, {name: value for name, value in generated[-1].items() if name != "key"} if generated else {}
+    return sessions, {
+        name: value for name, value in generated[-1].items() if name != "key"
+    } if generated else {}
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
@@ -269,7 +294,9 @@ def read_prompts(path: Path) -> list[Prompt]:
         for prompt in prompts:
             msgspec.convert(prompt.doc, Document)
         prompts = _limit(prompts, as_json(begun))  # a kill may have left those of a larger limit
-        are_known = all(hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in prompts)
+        are_known = all(
+            hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in prompts
+        )
         if are_known and hash_prompts(prompts) == begun.prompts_sha256:
             return prompts
     except (OSError, ValueError, RecursionError, JournalError) as error:
@@ -288,7 +315,9 @@ class PromptPlaces:
     """
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self._places = {(prompt.task, prompt.doc["id"]): place for place, prompt in enumerate(prompts)}
+        self._places = {
+            (prompt.task, prompt.doc["id"]): place for place, prompt in enumerate(prompts)
+        }
 
     def find(self, sample: Sample) -> int:
         """The prompt's row.
@@ -298,11 +327,15 @@ class PromptPlaces:
         """
         place = self._places.get((sample.task, sample.problem_id))
         if place is None:
-            raise RunError(f"{PROMPTS} lacks the prompt of problem {sample.problem_id}, {sample.task}.")
+            raise RunError(
+                f"{PROMPTS} lacks the prompt of problem {sample.problem_id}, {sample.task}."
+            )
         return place
 
 
-def refuse_missing(path: Path, prompts: Sequence[Prompt], identity: Identity, there: Sequence[int]) -> None:
+def refuse_missing(
+    path: Path, prompts: Sequence[Prompt], identity: Identity, there: Sequence[int]
+) -> None:
     """Refuse a run in which a prompt has fewer samples than a finished run has.
 
     Raises:

@@ -45,7 +45,10 @@ _FACTS: Columns = {
     "completion_tokens": (np.float64, attrgetter("completion_tokens")),
     # a log of a task without completions has none
     "characters": (np.int32, lambda sample: len(sample.completion or "")),
-    "completion_checksum": (np.int64, lambda sample: crc32((sample.completion or "").encode("utf-8", "surrogatepass"))),
+    "completion_checksum": (
+        np.int64,
+        lambda sample: crc32((sample.completion or "").encode("utf-8", "surrogatepass")),
+    ),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
 }
 _JUDGED: Columns = {
@@ -56,14 +59,19 @@ _JUDGED: Columns = {
 }
 _TEXTS: Columns = {
     "completion": (object, lambda sample: sample.completion or ""),
-    **{name: (object, attrgetter(name)) for name in ("finish_reason", "seed", "prompt_token_sha256", "prompt_tokens")},
+    **{
+        name: (object, attrgetter(name))
+        for name in ("finish_reason", "seed", "prompt_token_sha256", "prompt_tokens")
+    },
 }
 _REASONS: Columns = {name: (object, attrgetter(name)) for name in ("reason", "audit_reason")}
 """What a frame with texts has besides, of a sample and of its score."""
 _VERDICTS = get_args(Verdict)
 
 
-def load_run(path: str | Path, *, replicates: bool = False, reference_conditions: bool = False) -> pandas.DataFrame:
+def load_run(
+    path: str | Path, *, replicates: bool = False, reference_conditions: bool = False
+) -> pandas.DataFrame:
     """A run as a tidy frame, one row per sample; needs neither torch nor lm-eval.
 
     By default it holds the samples that the tables compare: the config's conditions, each of them once. So
@@ -89,9 +97,13 @@ def load_run(path: str | Path, *, replicates: bool = False, reference_conditions
     if not replicates:
         frame = frame[frame["replicate"] == 0]
     if not reference_conditions:
-        hidden = [name for name, condition in read_conditions(receipt["config"]).items() if condition.kind]
+        hidden = [
+            name for name, condition in read_conditions(receipt["config"]).items() if condition.kind
+        ]
         frame = frame[~frame["condition"].isin(hidden)]
-    return frame.reset_index(drop=True).assign(condition=lambda kept: kept["condition"].cat.remove_unused_categories())
+    return frame.reset_index(drop=True).assign(
+        condition=lambda kept: kept["condition"].cat.remove_unused_categories()
+    )
 
 
 def read_frame(
@@ -123,7 +135,10 @@ def read_frame(
     if folder is None or read:
         recorded, graded = read
     else:
-        recorded, graded = read_records(folder / JOURNAL, Sample), read_records(folder / SCORES, Score)
+        recorded, graded = (
+            read_records(folder / JOURNAL, Sample),
+            read_records(folder / SCORES, Score),
+        )
     place: Columns = {"place": (np.int32, PromptPlaces(prompts).find)}
     samples = _gather(recorded, _KEY | place | _FACTS | (_TEXTS if texts else {}))
     scores = _gather(graded, _KEY | _JUDGED | (_REASONS if texts else {}))
@@ -137,20 +152,34 @@ def read_frame(
         if is_wrong.any():
             sample = frame[is_wrong].iloc[0]
             prompt, index = prompts[sample["place"]], sample["sample_index"]
-            raise RunError(f"{folder}: sample {index} of problem {prompt.doc['id']}, {prompt.task}, {what}.")
+            raise RunError(
+                f"{folder}: sample {index} of problem {prompt.doc['id']}, {prompt.task}, {what}."
+            )
     if folder is not None:
         counts = np.bincount(frame["place"], minlength=len(prompts)).tolist()
         refuse_missing(folder, prompts, read_identity(folder), counts)
-    frame = frame.drop(columns=["key", "scored"]).join(_prompt_facts(receipt, prompts, texts=texts), on="place")
+    frame = frame.drop(columns=["key", "scored"]).join(
+        _prompt_facts(receipt, prompts, texts=texts), on="place"
+    )
     frame["verdict"] = pandas.Categorical(frame["verdict"], categories=_VERDICTS)
     frame["correct"] = frame["verdict"] == "correct"
     frame = frame.astype({"answer": "category"} | dict.fromkeys(GRADERS, "boolean"))
     order = ["layout", "condition", "place", "replicate", "sample_index"]
     frame = frame.sort_values(order, ignore_index=True)
-    names = SAMPLE_COLUMNS if texts else [*SAMPLE_COLUMNS, "characters", "looping", "completion_checksum"]
+    names = (
+        SAMPLE_COLUMNS
+        if texts
+        else [*SAMPLE_COLUMNS, "characters", "looping", "completion_checksum"]
+    )
     frame = frame[[name for name in names if name in frame]]
-    plain = ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer") if texts else ()
-    frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame})
+    plain = (
+        ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer")
+        if texts
+        else ()
+    )
+    frame = frame.astype(
+        {"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame}
+    )
     if not texts:
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
     for name, kind in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():
@@ -163,7 +192,9 @@ def _gather(records: Iterable[Any], columns: Columns) -> pandas.DataFrame:
     """What the columns say of each record; only a batch of records is held."""
     import pandas
 
-    parts: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, kind)] for name, (kind, _) in columns.items()}
+    parts: dict[str, list[npt.NDArray[Any]]] = {
+        name: [np.empty(0, kind)] for name, (kind, _) in columns.items()
+    }
     rest = iter(records)
     while batch := list(islice(rest, FRAME_BATCH)):
         for name, (kind, read) in columns.items():
@@ -171,7 +202,9 @@ def _gather(records: Iterable[Any], columns: Columns) -> pandas.DataFrame:
     return pandas.DataFrame({name: np.concatenate(parts.pop(name)) for name in columns}, copy=False)
 
 
-def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[Prompt], *, texts: bool) -> pandas.DataFrame:
+def _prompt_facts(
+    receipt: Mapping[str, Any], prompts: Sequence[Prompt], *, texts: bool
+) -> pandas.DataFrame:
     """What the samples of a prompt have in common: a row for each prompt."""
     import pandas
 

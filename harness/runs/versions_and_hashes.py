@@ -41,7 +41,9 @@ def git_revision() -> str | None:
     here = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(
+            ["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10
+        )
         return done.stdout.strip()
 
     try:
@@ -58,7 +60,9 @@ def software() -> dict[str, Any]:
     return {"versions": versions(), "git_revision": git_revision()}
 
 
-def model_fingerprint(name: str, revision: str | None = None, *, served: bool = False) -> Fingerprint:
+def model_fingerprint(
+    name: str, revision: str | None = None, *, served: bool = False
+) -> Fingerprint:
     """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit.
 
     The name of a `served` model means nothing on the hub, and is not looked up there.
@@ -68,7 +72,11 @@ def model_fingerprint(name: str, revision: str | None = None, *, served: bool = 
         return Fingerprint(name=path.name, sha256={path.name: hash_stored(path)})
     if not path.is_dir():
         return Fingerprint(name=name, revision=None if served else _hub_commit(name, revision))
-    files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix != ".md" and not p.name.startswith("."))
+    files = sorted(
+        p
+        for p in path.iterdir()
+        if p.is_file() and p.suffix != ".md" and not p.name.startswith(".")
+    )
     return Fingerprint(name=path.name, sha256={p.name: hash_stored(p) for p in files})
 
 
@@ -93,7 +101,9 @@ def receipt_line(entry: Mapping[str, Any]) -> str:
     facts = {
         "": entry.get("model"),
         "weights": _short(entry.get("model_sha256")),
-        "dataset": " ".join(filter(None, [entry.get("dataset_name"), _short(entry.get("dataset"))])),
+        "dataset": " ".join(
+            filter(None, [entry.get("dataset_name"), _short(entry.get("dataset"))])
+        ),
         "prompts": _short(entry.get("prompts_sha256")),
         "samples": _short(entry.get("journal_sha256")),
         "task": entry.get("task_version"),
@@ -106,14 +116,18 @@ def receipt_line(entry: Mapping[str, Any]) -> str:
         "at": "+".join([revision[:7], *changed]),
         "on": str(entry.get("created") or "")[:10],
     }
-    said = ", ".join(f"{name} {value}".strip() for name, value in facts.items() if value not in (None, ""))
+    said = ", ".join(
+        f"{name} {value}".strip() for name, value in facts.items() if value not in (None, "")
+    )
     return f"receipt: {entry['name']}: {said}"
 
 
 def describe_sampling(entry: Mapping[str, Any]) -> str:
     """How a run's samples were drawn; empty where that is not known."""
     values = entry.get("sampling") or {}
-    drawn = [f"{name} {values[name]:g}" for name in ("temperature", "top_p", "top_k") if values.get(name)]
+    drawn = [
+        f"{name} {values[name]:g}" for name in ("temperature", "top_p", "top_k") if values.get(name)
+    ]
     return "greedy" if entry.get("greedy") else ", ".join(drawn)
 
 

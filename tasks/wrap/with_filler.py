@@ -24,11 +24,15 @@ class WithFiller:
                 "the first lines of the task's YAML name, or write the tasks again with mless tasks --wrap."
             )
         # an alias would stand in lm-eval's table for every condition alike
-        own = {"task_alias": None} | {key: value for key, value in config.items() if key not in _NOT_A_TASKS}
+        own = {"task_alias": None} | {
+            key: value for key, value in config.items() if key not in _NOT_A_TASKS
+        }
         manager = lm_eval.tasks.TaskManager(
             include_path=str(path.parent), include_defaults=False, metadata=config["metadata"]
         )
-        task: Any = manager.load([{"group": config["task"], "task": [{"task": name, **own}]}])["tasks"][name]
+        task: Any = manager.load([{"group": config["task"], "task": [{"task": name, **own}]}])[
+            "tasks"
+        ][name]
         ask = task.doc_to_text
 
         def doc_to_text(doc: dict[str, Any], *example: Any) -> str:

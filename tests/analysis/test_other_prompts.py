@@ -31,7 +31,8 @@ def settings_of(accuracies, *, n=200, seed=1, verdicts=None):
     """Outcomes of greedy conditions; each problem has a difficulty that all share."""
     ability = np.random.default_rng(seed).random(n)
     found = {
-        name: [["correct" if one < share else "incorrect"] for one in ability] for name, share in accuracies.items()
+        name: [["correct" if one < share else "incorrect"] for one in ability]
+        for name, share in accuracies.items()
     }
     return by_setting(count_outcomes(evaluation(found | (verdicts or {})).samples))
 
@@ -48,7 +49,12 @@ def test_a_condition_is_held_against_each_kind_of_text_of_its_length_and_place()
     elsewhere = {"name": "last", "unit": "/", "placement": "before_question"}
     short = {"name": "short", "unit": "/", "count": 20}
     conditions = conditions_of("mless", "random", *SENTENCES, *RANDOM, elsewhere, short)
-    accuracies = {name: 0.5 for name in conditions} | {"mless": 0.6, "text-1": 0.58, "ids-3": 0.3, "wo": 0.55}
+    accuracies = {name: 0.5 for name in conditions} | {
+        "mless": 0.6,
+        "text-1": 0.58,
+        "ids-3": 0.3,
+        "wo": 0.55,
+    }
     settings = settings_of(accuracies)
     table = text_table(settings, conditions)
     assert list(table.columns) == list(TEXT_COLUMNS)
@@ -63,7 +69,9 @@ def test_a_condition_is_held_against_each_kind_of_text_of_its_length_and_place()
     row, (error, _) = table.iloc[0], crossed_error(effects.astype(float))
     assert row["difference"] == pytest.approx(100 * effects.mean())
     assert row["new_high"] - row["new_low"] > 2 * 1.96 * 100 * error
-    assert [row["least"], row["most"]] == pytest.approx([100 * right[name].mean() for name in ("random", "text-1")])
+    assert [row["least"], row["most"]] == pytest.approx(
+        [100 * right[name].mean() for name in ("random", "text-1")]
+    )
 
 
 def test_too_few_texts_say_nothing():
@@ -99,38 +107,54 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_were_asked_under
     (row,) = table.to_dict("records")
     ((_, arms),) = settings.items()
     changes = [
-        (arms[name_under("mless", number)][0].right - arms[name_under("wo", number)][0].right, 1) for number in range(5)
+        (arms[name_under("mless", number)][0].right - arms[name_under("wo", number)][0].right, 1)
+        for number in range(5)
     ]
     pooled = pool_changes(changes)
     assert list(table.columns) == list(INSTRUCTION_COLUMNS) and row["instructions"] == 5
     assert [row[name] for name in ("difference", "new_low", "new_high")] == [
         pooled[name] for name in ("difference", "new_low", "new_high")
     ]
-    assert [one[0] for one in row["effects"]] == pytest.approx([100 * change.mean() for change, _ in changes])
+    assert [one[0] for one in row["effects"]] == pytest.approx(
+        [100 * change.mean() for change, _ in changes]
+    )
     assert (row["least"], row["most"]) == (min(row["effects"])[0], max(row["effects"])[0])
     assert (row["better"], row["worse"]) == (3, 1)
     figure = draw_instructions(table)
     words = {text.get_text() for text in figure.findobj() if hasattr(text, "get_text")}
     assert {"the run's own", "w04", "mean"} <= words
-    assert instructions_table(settings_of(worded(effects[:3])), {"mless": ("mless", "wo")}, OTHERS).empty, "too few"
+    assert instructions_table(
+        settings_of(worded(effects[:3])), {"mless": ("mless", "wo")}, OTHERS
+    ).empty, "too few"
 
 
 def test_accuracies_and_verdicts_are_of_all_instructions_together():
     """Better under two instructions and worse under two: what is judged is the mean."""
     shares = worded([0.3, 0.3, -0.2, -0.2])
     right = {name: [i < 300 * share for i in range(300)] for name, share in shares.items()}
-    asked = {name: [["correct" if one else "incorrect"] for one in of] for name, of in right.items()}
-    (wo, mless) = make_leaderboard([evaluation(asked, reference_conditions=OTHERS)]).comparison.to_dict("records")
-    mean = {side: np.mean([right[name_under(side, n)] for n in range(4)]) for side in ("wo", "mless")}
-    assert (wo["accuracy"], mless["accuracy"]) == pytest.approx((100 * mean["wo"], 100 * mean["mless"]))
+    asked = {
+        name: [["correct" if one else "incorrect"] for one in of] for name, of in right.items()
+    }
+    (wo, mless) = make_leaderboard(
+        [evaluation(asked, reference_conditions=OTHERS)]
+    ).comparison.to_dict("records")
+    mean = {
+        side: np.mean([right[name_under(side, n)] for n in range(4)]) for side in ("wo", "mless")
+    }
+    assert (wo["accuracy"], mless["accuracy"]) == pytest.approx(
+        (100 * mean["wo"], 100 * mean["mless"])
+    )
     two = {name: of for name, of in asked.items() if OTHERS.get(name, {}).get("number", 0) < 2}
     few = make_leaderboard([evaluation(two, reference_conditions=OTHERS)])
     assert (
-        "of 2 instructions together" in " ".join(show_comparison(few).notes) and few.side_tables["instructions"].empty
+        "of 2 instructions together" in " ".join(show_comparison(few).notes)
+        and few.side_tables["instructions"].empty
     )
     assert mless["difference"] == pytest.approx(5) and mless["problems"] == 300
     flips = mless["wrong_to_right"], mless["right_to_wrong"]
-    assert flips == pytest.approx((2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4)), "of pairs under one instruction"
+    assert flips == pytest.approx((2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4)), (
+        "of pairs under one instruction"
+    )
 
 
 def test_the_board_shows_instructions_in_a_table_of_their_own():
@@ -159,7 +183,12 @@ def test_instructions_are_texts_or_a_file(given, tmp_path):
     config = RunConfig(name="x", model=MODEL, conditions=["wo", "mless"], across=across)
     names = [one.name for one in config.all_conditions]
     assert names == ["wo", "mless", "wo-w01", "mless-w01", "wo-w02", "mless-w02"]
-    assert [one.instruction for one in config.all_conditions[2:]] == ["One.", "One.", "Two.", "Two."]
+    assert [one.instruction for one in config.all_conditions[2:]] == [
+        "One.",
+        "One.",
+        "Two.",
+        "Two.",
+    ]
     assert config.tested == (("mless", "wo"),), "they are no tests of their own"
     again = RunConfig.model_validate(config.as_written())
     assert again.all_conditions == config.all_conditions and again.identity() == config.identity()
@@ -175,12 +204,19 @@ def test_a_table_goes_by_fields_whatever_the_names_are(tmp_path):
     def answer(request, target):
         """Right under as many of the four instructions as its share says; never at once."""
         length = max(len(run.split()) for run in re.findall(r"(?:/ ){8,}/|$", request.prompt))
-        number = next((n for n, text in enumerate(instructions, 1) if request.prompt.startswith(text)), 0)
+        number = next(
+            (n for n, text in enumerate(instructions, 1) if request.prompt.startswith(text)), 0
+        )
         is_control = request.prompt.endswith("boxed{")
         return right(request, target if number < shares[length] and not is_control else "wrong")
 
     entries = [{"name": name, "unit": "/", "count": length} for name, length in lengths.items()]
-    settings = {"across": {"instructions": instructions}, "positive_control": True, "audit": False, "limit": 2}
+    settings = {
+        "across": {"instructions": instructions},
+        "positive_control": True,
+        "audit": False,
+        "limit": 2,
+    }
     folder = write_run(tmp_path / "run", answer, conditions=["wo", "mless", *entries], **settings)
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -189,7 +225,10 @@ def test_a_table_goes_by_fields_whatever_the_names_are(tmp_path):
     boards = [make_leaderboard([Run.load(path)]) for path in (folder, logs)]
     for board in boards:
         accuracies = board.comparison.set_index("condition")["accuracy"].to_dict()
-        expected = {name: 25.0 * shares[length] for name, length in {"wo": 0, "mless": 55, **lengths}.items()}
+        expected = {
+            name: 25.0 * shares[length]
+            for name, length in {"wo": 0, "mless": 55, **lengths}.items()
+        }
         assert accuracies == expected | {"answer-at-once_": 0.0}
         assert board.comparison.set_index("condition").loc["answer-at-once", "role"] != "reference"
         rows = board.side_tables["instructions"].set_index("condition")
@@ -207,7 +246,9 @@ def test_a_table_goes_by_fields_whatever_the_names_are(tmp_path):
 def test_a_name_that_is_a_control_in_one_run_alone_is_refused():
     verdicts = {"wo": [["correct"]] * 9, "control": [["incorrect"]] * 9}
     runs = [evaluation(verdicts, reference_conditions=CONTROL), evaluation(verdicts, model="n")]
-    with pytest.raises(ComparisonError, match="results/n: the condition 'control' is another one than in results/m"):
+    with pytest.raises(
+        ComparisonError, match="results/n: the condition 'control' is another one than in results/m"
+    ):
         make_leaderboard(runs)
 
 
@@ -227,4 +268,7 @@ def test_what_names_no_instructions_is_refused(across, said, tmp_path):
     with pytest.raises(ConfigError, match=said):
         load_config(path, [f"across={across}"])
     with pytest.raises(ConfigError, match="across: a condition has its own instruction"):
-        load_config(path, ["across={instructions: [Do it.]}", "conditions=[wo, {name: own, instruction: Do.}]"])
+        load_config(
+            path,
+            ["across={instructions: [Do it.]}", "conditions=[wo, {name: own, instruction: Do.}]"],
+        )

@@ -14,7 +14,10 @@ from tests.make import GREEDY_RUN, REGISTERED, write_run
 
 
 def lines(folder, name):
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def sign_flips(changes):
@@ -49,7 +52,8 @@ def interval(changes, k):
         ends.append(inside)
     if np.count_nonzero(values) < 6:
         missed = [
-            binomtest(int(changed), len(values)).proportion_ci(method="exact").high - changed / len(values)
+            binomtest(int(changed), len(values)).proportion_ci(method="exact").high
+            - changed / len(values)
             for changed in ((values < 0).sum(), (values > 0).sum())
         ]
         ends = [min(ends[0], values.mean() - missed[0]), max(ends[1], values.mean() + missed[1])]
@@ -76,7 +80,9 @@ def folder(request, tmp_path):
         return f"\\boxed{{{target if draw.random() < 0.8 else -1234}}}", "stop"
 
     several = {"repeats": 5, "gen_kwargs": {"temperature": 0.5}, "replicates": 2, **REGISTERED}
-    return write_run(tmp_path / "run", answer, limit=200, conditions=["wo", "mless", "mful", "random"], **several)
+    return write_run(
+        tmp_path / "run", answer, limit=200, conditions=["wo", "mless", "mful", "random"], **several
+    )
 
 
 def test_the_table_is_what_the_raw_files_say(folder, mless):
@@ -89,13 +95,17 @@ def test_the_table_is_what_the_raw_files_say(folder, mless):
             arm = line["task"].removeprefix("demo_") + " again" * line["replicate"]
             right[arm][line["problem_id"]] += verdicts[line["key"]]["verdict"] == "correct"
             k = max(k, line["sample_index"] + 1)
-            texts[line["task"], (line["problem_id"], line["sample_index"], line["replicate"])] = line["completion"]
+            texts[line["task"], (line["problem_id"], line["sample_index"], line["replicate"])] = (
+                line["completion"]
+            )
     table = json.loads(mless("table", str(folder), "--format", "json").stdout)
     shown = {row["condition"]: row for row in table["rows"]}
     old = right["wo"]
     n = len(old)
     header = lines(folder, "journal")[0]
-    pairs = {new if base == "wo" else f"{new} - {base}": (new, base) for new, base in header["contrasts"]}
+    pairs = {
+        new if base == "wo" else f"{new} - {base}": (new, base) for new, base in header["contrasts"]
+    }
     primary = header["primary"][0]
     found = {name: compared(right[base], right[new], k) for name, (new, base) in pairs.items()}
     p = {name: found[name][0]["p"] for name in pairs}
@@ -106,7 +116,9 @@ def test_the_table_is_what_the_raw_files_say(folder, mless):
     for name in pairs:
         numbers, ends = found[name]
         numbers["p_adjusted"] = adjusted[name]
-        assert {key: shown[name][key] for key in numbers} == pytest.approx(numbers, rel=1e-7, abs=1e-7)
+        assert {key: shown[name][key] for key in numbers} == pytest.approx(
+            numbers, rel=1e-7, abs=1e-7
+        )
         slack = 0.03 * (ends[1] - ends[0])  # both intervals are of random patterns
         assert [shown[name]["low"], shown[name]["high"]] == pytest.approx(ends, abs=slack)
     for name, row in shown.items():
@@ -125,4 +137,7 @@ def test_the_table_is_what_the_raw_files_say(folder, mless):
         assert row["aa_difference"] == pytest.approx(100 * sum(moved) / n / k)
         again = {(task, key) for task, key in texts if key[-1] == 1}
         pairs = [(texts[task, (*key[:-1], 0)], texts[task, key]) for task, key in again]
-        assert (row["aa_samples"], row["aa_changed"]) == (len(pairs), sum(old != new for old, new in pairs))
+        assert (row["aa_samples"], row["aa_changed"]) == (
+            len(pairs),
+            sum(old != new for old, new in pairs),
+        )

@@ -13,7 +13,15 @@ from harness.runs.answered_prompts import Problem, build_source
 from harness.runs.read_runs import Run, read_source
 from harness.runs.run_folder import read_prompts
 from harness.runs.versions_and_hashes import receipt_line
-from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt, log_line, source_of, write_log, write_run
+from tests.make import (
+    GREEDY_RUN,
+    TOY_PROBLEMS,
+    answered_prompt,
+    log_line,
+    source_of,
+    write_log,
+    write_run,
+)
 
 CONDITIONS = ("wo", "mless", "mful", "random")
 
@@ -37,8 +45,15 @@ def repeated(tmp_path_factory):
         right = (seen.index(request.problem_id) % 2 == 1, True, False)[request.sample_index]
         return f"\\boxed{{{target if right else -1234}}}", "stop"
 
-    several = {"repeats": 3, "gen_kwargs": {"temperature": 0.5}, "layouts": ["raw", "chat"], "audit": False}
-    return write_run(tmp_path_factory.mktemp("repeated") / "run", answer, conditions=[*CONDITIONS], **several)
+    several = {
+        "repeats": 3,
+        "gen_kwargs": {"temperature": 0.5},
+        "layouts": ["raw", "chat"],
+        "audit": False,
+    }
+    return write_run(
+        tmp_path_factory.mktemp("repeated") / "run", answer, conditions=[*CONDITIONS], **several
+    )
 
 
 def rewrite(path, change, line=0):
@@ -53,7 +68,12 @@ def rewrite(path, change, line=0):
 
 
 def test_a_run_gives_the_prompts_that_were_run(demo):
-    assert (demo.kind, demo.model, demo.layout, demo.conditions) == ("run", "tests/data/toy/model", "raw", CONDITIONS)
+    assert (demo.kind, demo.model, demo.layout, demo.conditions) == (
+        "run",
+        "tests/data/toy/model",
+        "raw",
+        CONDITIONS,
+    )
     rows = {(row.condition, row.doc["id"]): row for row in read_prompts(GREEDY_RUN)}
     frame = load_run(GREEDY_RUN).set_index(["condition", "problem_id"])
     assert len(demo.problems) == 500
@@ -64,17 +84,32 @@ def test_a_run_gives_the_prompts_that_were_run(demo):
             assert (prompt.prompt, prompt.prompt_sha256) == (row.prompt, row.prompt_sha256)
             assert prompt.prompt_token_sha256 == row.prompt_token_sha256
             assert prompt.requested.text == prompt.prompt
-            assert (*prompt.verdicts, *prompt.completions) == (sample["verdict"], sample["completion"])
+            assert (*prompt.verdicts, *prompt.completions) == (
+                sample["verdict"],
+                sample["completion"],
+            )
             assert (problem.subject, problem.level) == (sample["subject"], sample["level"])
 
 
 def facts(*problems):
     """What was asked and answered, wherever it was recorded."""
-    shared = ("condition", "layout", "prompt", "prompt_sha256", "prompt_token_sha256", "doc", "answers", "verdicts")
+    shared = (
+        "condition",
+        "layout",
+        "prompt",
+        "prompt_sha256",
+        "prompt_token_sha256",
+        "doc",
+        "answers",
+        "verdicts",
+    )
     return [
         (
             replace(problem, prompts={}),
-            [([getattr(prompt, name) for name in shared], prompt.completions) for prompt in problem.prompts.values()],
+            [
+                ([getattr(prompt, name) for name in shared], prompt.completions)
+                for prompt in problem.prompts.values()
+            ],
         )
         for problem in problems
     ]
@@ -83,7 +118,11 @@ def facts(*problems):
 def test_lm_evals_logs_of_the_run_give_the_same(demo, tmp_path):
     mapped = read_source(logs(GREEDY_RUN))
     assert facts(*mapped.problems) == facts(*demo.problems) and mapped.conditions == demo.conditions
-    assert (mapped.kind, mapped.model, mapped.metric) == ("log", "tests/data/toy/model", "verdict,graded")
+    assert (mapped.kind, mapped.model, mapped.metric) == (
+        "log",
+        "tests/data/toy/model",
+        "verdict,graded",
+    )
     (tmp_path / "mless-demo").mkdir()
     for path in logs(GREEDY_RUN).values():
         shutil.copy(path, tmp_path / "mless-demo")
@@ -115,11 +154,16 @@ def test_the_layout_is_chosen_where_there_are_several(repeated):
 def test_of_another_tasks_logs_the_metric_and_its_filter_are_chosen(tmp_path):
     """Under the first filter every second answer is right, under the other none."""
     lines = [
-        log_line(n, filter=name, filtered_resps=[name], exact_match=float(name == "boxed" and n % 2))
+        log_line(
+            n, filter=name, filtered_resps=[name], exact_match=float(name == "boxed" and n % 2)
+        )
         for n in range(20)
         for name in ("boxed", "whole")
     ]
-    files = {name: write_log(tmp_path, lines, number=n) for n, name in enumerate(("mless", "wo"), start=1)}
+    files = {
+        name: write_log(tmp_path, lines, number=n)
+        for n, name in enumerate(("mless", "wo"), start=1)
+    }
     source = read_source(files)
     assert (source.conditions, source.metric) == (("wo", "mless"), "exact_match,boxed")
     prompt = source.problems[3].prompts["mless"]
@@ -131,10 +175,16 @@ def test_of_another_tasks_logs_the_metric_and_its_filter_are_chosen(tmp_path):
     )
     whole = Run.load(files, metric="exact_match,whole")
     assert not whole.samples["correct"].any() and len(whole.samples) == 40
-    assert ", grader exact_match,whole, other filters boxed, " in receipt_line({"name": "logs", **whole.about})
+    assert ", grader exact_match,whole, other filters boxed, " in receipt_line(
+        {"name": "logs", **whole.about}
+    )
     for path, metric, message in (
         (files, "acc", r"line 1: the metric 'acc' is None.*The log has exact_match"),
-        (files, "exact_match,strict", r"got 0 under the filter 'strict'; the log has boxed, whole\."),
+        (
+            files,
+            "exact_match,strict",
+            r"got 0 under the filter 'strict'; the log has boxed, whole\.",
+        ),
         (tmp_path, None, "names no condition: say which log is which"),
     ):
         with pytest.raises(RunError, match=message):
@@ -147,7 +197,10 @@ def test_logs_whose_prompts_are_not_told_are_named(tmp_path):
     with pytest.raises(RunError, match=r"two logs of condition 'wo'"):
         read_source(tmp_path)
     for change, message in (
-        (lambda line: line["arguments"]["gen_args_0"].update(arg_0=['[{"role": "user"}]']), "sent as chat messages"),
+        (
+            lambda line: line["arguments"]["gen_args_0"].update(arg_0=['[{"role": "user"}]']),
+            "sent as chat messages",
+        ),
         (lambda line: line["arguments"].clear(), "no prompt text"),
     ):
         rewrite(path, change, line=4)
@@ -158,7 +211,9 @@ def test_logs_whose_prompts_are_not_told_are_named(tmp_path):
 def test_a_prompt_that_is_not_the_hashed_one_is_refused(tmp_path):
     path = shutil.copy(logs(GREEDY_RUN)["mless"], tmp_path / "samples.jsonl")
     rewrite(path, lambda line: line["arguments"]["gen_args_0"].update(arg_0="another"))
-    with pytest.raises(PromptMismatchError, match=r"samples.jsonl, line 1: the prompt is not the one"):
+    with pytest.raises(
+        PromptMismatchError, match=r"samples.jsonl, line 1: the prompt is not the one"
+    ):
         read_source(path)
 
 
@@ -189,18 +244,24 @@ def test_a_flip_is_what_the_frame_says(demo, flip, condition):
     }[flip]
     expected = set(right.index[(right["wo"] == before) & (right[condition] == after)])
     if not expected:
-        with pytest.raises(ConfigError, match=f"run: no problem {flip.replace('_', ' ')}: .*(right|wrong)"):
+        with pytest.raises(
+            ConfigError, match=f"run: no problem {flip.replace('_', ' ')}: .*(right|wrong)"
+        ):
             select(demo, Criterion(flip=flip, condition=condition))
         return
     criterion = Criterion(flip=flip, condition=condition)
     chosen, outcomes = select(demo, criterion), count_outcomes(demo, criterion)
     assert {problem.id for problem in chosen} == expected
-    assert criterion.on_outcome and outcomes[flip] == len(expected) and sum(outcomes.values()) == 500
+    assert (
+        criterion.on_outcome and outcomes[flip] == len(expected) and sum(outcomes.values()) == 500
+    )
     assert {problem.outcome for problem in chosen} == {flip}
 
 
 def test_too_few_matches_name_the_count_of_each_outcome(demo):
-    with pytest.raises(ConfigError, match=r"expected 9 problems wrong to right, got 1: .*both right \d+.*\."):
+    with pytest.raises(
+        ConfigError, match=r"expected 9 problems wrong to right, got 1: .*both right \d+.*\."
+    ):
         select(demo, Criterion(flip="wrong_to_right", n=9))
     with pytest.raises(ConfigError, match=r"expected 200 problems in the selection, got 25: "):
         select(demo, Criterion(subject="Algebra", level=5, n=200))
@@ -211,7 +272,9 @@ def test_subject_level_ids_and_a_seeded_draw(demo):
     assert {(p.subject, p.level) for p in narrowed} == {("Algebra", 5)} and len(narrowed) == 25
     assert not Criterion().on_outcome and {p.outcome for p in narrowed} <= set(FLIPS)
     ids = tuple(problem.id for problem in demo.problems[7:3:-1])
-    assert [p.id for p in select(demo, Criterion(ids=ids))] == sorted(ids, key=list(reversed(ids)).index)
+    assert [p.id for p in select(demo, Criterion(ids=ids))] == sorted(
+        ids, key=list(reversed(ids)).index
+    )
     draws = [select(demo, Criterion(n=10, seed=seed)) for seed in (1, 1, 2)]
     assert draws[0] == draws[1] and draws[0] != draws[2] and len(draws[2]) == 10
     order = {problem.id: place for place, problem in enumerate(demo.problems)}
@@ -219,7 +282,9 @@ def test_subject_level_ids_and_a_seeded_draw(demo):
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize(("before", "after", "outcome"), [(1, 2, "wrong_to_right"), (3, 2, "right_to_wrong")])
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"), [(1, 2, "wrong_to_right"), (3, 2, "right_to_wrong")]
+)
 def test_a_problem_has_changed_if_more_or_fewer_of_its_samples_are_right(before, after, outcome):
     def samples(right):
         return ("correct",) * right + ("incorrect",) * (3 - right)
@@ -231,7 +296,8 @@ def test_a_problem_has_changed_if_more_or_fewer_of_its_samples_are_right(before,
 
 def made(problem_id, wo, mless, *, subject="Algebra", level=1):
     prompts = {
-        name: answered_prompt(name, given, problem_id=problem_id) for name, given in (("wo", wo), ("mless", mless))
+        name: answered_prompt(name, given, problem_id=problem_id)
+        for name, given in (("wo", wo), ("mless", mless))
     }
     return Problem(id=problem_id, subject=subject, level=level, prompts=prompts)
 
@@ -247,7 +313,9 @@ def test_what_the_grader_could_not_settle_is_not_right_as_in_the_tables():
 
 def test_a_problem_that_was_not_asked_in_both_conditions_is_undecided():
     assert Criterion().outcome(made("p", (), RIGHT)) == "undecided"
-    lonely = Problem(id="p", subject="", level=0, prompts={"wo": made("p", RIGHT, RIGHT).prompts["wo"]})
+    lonely = Problem(
+        id="p", subject="", level=0, prompts={"wo": made("p", RIGHT, RIGHT).prompts["wo"]}
+    )
     source = source_of(lonely, made("q", WRONG, RIGHT), made("r", RIGHT, ()))
     assert count_outcomes(source, Criterion(flip="wrong_to_right")) == {
         "wrong_to_right": 1,
@@ -303,7 +371,10 @@ def test_controls_are_never_silently_fewer():
         ({"subject": "Alchemy"}, "subject 'Alchemy': expected one of "),
         ({"level": 9}, "level 9: expected one of 1, 2, 3, 4, 5"),
         ({"ids": ("demo/9",)}, "id 'demo/9': expected one of demo/"),
-        ({"flip": "both_right", "condition": "dots"}, "no condition 'dots': expected one of wo, mless"),
+        (
+            {"flip": "both_right", "condition": "dots"},
+            "no condition 'dots': expected one of wo, mless",
+        ),
         ({"baseline": "dots"}, "no condition 'dots': expected one of wo, mless"),
     ],
 )
@@ -315,6 +386,8 @@ def test_criteria_that_cannot_be_met_say_what_there_is(demo, values, message):
 def test_without_verdicts_no_flip_is_told(toy_tokenizer):
     few = Dataset(name="few", source="here", problems=TOY_PROBLEMS[:2])
     built = build_source(few, list(named_conditions().values())[:2], toy_tokenizer, "raw")
-    with pytest.raises(ConfigError, match=r"few \(here\) holds no verdicts, so both_right cannot be told"):
+    with pytest.raises(
+        ConfigError, match=r"few \(here\) holds no verdicts, so both_right cannot be told"
+    ):
         select(built, Criterion(flip="both_right"))
     assert [p.outcome for p in select(built, Criterion())] == [None, None]

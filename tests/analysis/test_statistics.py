@@ -76,7 +76,9 @@ def test_sign_flips_are_all_sign_patterns(differences):
 
 def test_random_sign_flips_approach_the_exact_ones_and_never_reach_zero(monkeypatch):
     monkeypatch.setattr(paired_tests, "EXACT_SIGN_FLIPS", 0)
-    assert sign_flip_test(DARWIN) == pytest.approx(1726 / 2**15, abs=4 * math.sqrt(0.05 * 0.95 / 10_000))
+    assert sign_flip_test(DARWIN) == pytest.approx(
+        1726 / 2**15, abs=4 * math.sqrt(0.05 * 0.95 / 10_000)
+    )
     assert sign_flip_test([5] * 60) == 1 / 10_001
 
 
@@ -84,7 +86,12 @@ def test_random_sign_flips_approach_the_exact_ones_and_never_reach_zero(monkeypa
 def test_flips_are_the_mean_over_pairs_of_samples(counts):
     before, after = np.array(counts).T
     gained, lost = count_flips(before, after, k=3)
-    pairs = [(old, new) for b, a in counts for old in [1] * b + [0] * (3 - b) for new in [1] * a + [0] * (3 - a)]
+    pairs = [
+        (old, new)
+        for b, a in counts
+        for old in [1] * b + [0] * (3 - b)
+        for new in [1] * a + [0] * (3 - a)
+    ]
     assert gained == pytest.approx(sum(new > old for old, new in pairs) / 9)
     assert lost == pytest.approx(sum(new < old for old, new in pairs) / 9)
     assert gained - lost == pytest.approx((after - before).sum() / 3)
@@ -93,7 +100,9 @@ def test_flips_are_the_mean_over_pairs_of_samples(counts):
 # intervals
 
 
-clustered_changes = st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 20)), min_size=1, max_size=60)
+clustered_changes = st.lists(
+    st.tuples(st.integers(-5, 5), st.integers(0, 20)), min_size=1, max_size=60
+)
 
 
 @given(clustered_changes, st.sampled_from([0.9, 0.95]))
@@ -132,7 +141,9 @@ def test_the_interval_of_many_problems_is_that_of_the_normal_distribution():
     changes = np.random.default_rng(5).integers(-3, 5, size=2000)
     low, high = estimate_difference(changes, 5).interval()
     reach = 1.96 * stats.sem(changes) / 5
-    assert (low, high) == pytest.approx((changes.mean() / 5 - reach, changes.mean() / 5 + reach), abs=0.05 * reach)
+    assert (low, high) == pytest.approx(
+        (changes.mean() / 5 - reach, changes.mean() / 5 + reach), abs=0.05 * reach
+    )
 
 
 def test_without_changes_the_interval_holds_what_so_many_problems_may_miss():
@@ -141,7 +152,9 @@ def test_without_changes_the_interval_holds_what_so_many_problems_may_miss():
     before = None
     for gained in range(21):
         low, high = estimate_difference(paired(gained, 0, 200 - gained), 1).interval()
-        assert before is None or (-1e-9 < low - before[0] < 0.02 and -0.007 < high - before[1] < 0.02), gained
+        assert before is None or (
+            -1e-9 < low - before[0] < 0.02 and -0.007 < high - before[1] < 0.02
+        ), gained
         assert (low > 0) == (gained > 5)
         before = low, high
 
@@ -184,7 +197,9 @@ def test_equivalence_needs_so_many_problems_that_a_rare_effect_of_the_margins_si
     ("discordance", "effect", "level"),
     [(0.005, 0.005, 0.95), (0.02, 0.0178, 0.95), (0.01, 0.01, 0.9), (0.015, 0.01, 0.9)],
 )
-def test_intervals_of_few_changes_cover_and_rarely_call_the_margin_equivalent(discordance, effect, level):
+def test_intervals_of_few_changes_cover_and_rarely_call_the_margin_equivalent(
+    discordance, effect, level
+):
     """Over every number of gains and losses of 300 problems."""
     n, margin = 300, 0.01
     covered = equivalent = 0.0
@@ -192,7 +207,9 @@ def test_intervals_of_few_changes_cover_and_rarely_call_the_margin_equivalent(di
     for gained, lost in itertools.product(range(21), range(8)):
         chance = stats.multinomial.pmf([gained, lost, n - gained - lost], n, chances)
         if chance > 1e-4:
-            low, high = estimate_difference(paired(gained, lost, n - gained - lost), 1).interval(level)
+            low, high = estimate_difference(paired(gained, lost, n - gained - lost), 1).interval(
+                level
+            )
             covered += chance * (low <= effect <= high)
             equivalent += chance * (-margin < low and high < margin)
     assert covered > level - 0.015
@@ -211,7 +228,9 @@ def test_holm_adjusts_a_textbook_example():
 def test_holm_is_between_the_p_value_and_bonferroni_in_any_order(p_values, random):
     adjusted = holm(p_values)
     assert (adjusted >= p_values).all()
-    assert (adjusted <= np.minimum(1, len(p_values) * np.array(p_values))).all() or len(set(p_values)) > 1
+    assert (adjusted <= np.minimum(1, len(p_values) * np.array(p_values))).all() or len(
+        set(p_values)
+    ) > 1
     order = list(range(len(p_values)))
     random.shuffle(order)
     assert holm(np.array(p_values)[order]).tolist() == adjusted[order].tolist()
@@ -245,7 +264,9 @@ def test_power_over_new_prompts_is_that_of_the_t_test_where_there_are_problems_e
 
 def test_new_prompts_do_not_take_away_the_noise_of_the_problems_that_all_of_them_ask():
     alone = minimal_detectable_effect(n=500, discordance=0.1)
-    assert alone * 0.9 < minimal_detectable_effect(n=500, discordance=0.1, prompts=1000, spread=0.02)
+    assert alone * 0.9 < minimal_detectable_effect(
+        n=500, discordance=0.1, prompts=1000, spread=0.02
+    )
 
 
 @pytest.mark.parametrize("k", [1, 5])

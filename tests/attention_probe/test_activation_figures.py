@@ -71,7 +71,10 @@ def test_the_histogram_that_is_drawn_is_the_mean_of_those_that_were_recorded(tra
     for condition, outline in drawn.items():
         counts = [trace.activation_histogram for trace in traces if trace.condition == condition]
         shares = np.mean([one / one.sum() for one in counts], axis=0)
-        assert np.allclose(outline.get_data().values, 100 * shares) and len(shares) == ACTIVATION_BINS + 1
+        assert (
+            np.allclose(outline.get_data().values, 100 * shares)
+            and len(shares) == ACTIVATION_BINS + 1
+        )
         assert to_hex(outline.get_edgecolor()) == LOOKS[condition].colour
 
 
@@ -87,7 +90,9 @@ def test_the_numbers_and_their_changes_are_those_of_the_records(traces):
         assert change["unit"] == "relative change" and change["count"] == 8
         some = draw.integers(0, 8, (4000, 8))
         ends = np.quantile(after[some].mean(axis=1) / before[some].mean(axis=1) - 1, [0.025, 0.975])
-        assert [change["low"], change["high"]] == pytest.approx(ends, abs=0.15 * (ends[1] - ends[0]))
+        assert [change["low"], change["high"]] == pytest.approx(
+            ends, abs=0.15 * (ends[1] - ends[0])
+        )
 
 
 def test_bars_and_dots_of_token_classes_are_those_of_the_records(traces):
@@ -100,8 +105,12 @@ def test_bars_and_dots_of_token_classes_are_those_of_the_records(traces):
     means = {}
     for condition, container in zip(config.conditions, bars, strict=True):
         values = [recorded(traces, condition, f"near_zero_{name}_c0.1") for name in CLASSES]
-        means[condition] = [100 * np.nanmean(one) if np.isfinite(one).any() else np.nan for one in values]
-        assert np.allclose([bar.get_height() for bar in container], means[condition], equal_nan=True)
+        means[condition] = [
+            100 * np.nanmean(one) if np.isfinite(one).any() else np.nan for one in values
+        ]
+        assert np.allclose(
+            [bar.get_height() for bar in container], means[condition], equal_nan=True
+        )
     (container,) = below.containers
     change = 100 * (np.array(means["mless"]) / means["wo"] - 1)
     assert np.allclose(container.lines[0].get_ydata(), change, equal_nan=True)
@@ -119,9 +128,13 @@ def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(trace
 
 def test_the_command_measures_once_for_both_figures(figure, tmp_path):
     for name in FIGURES:
-        assert figure(name, "--set", TOY_ALONE, "--set", "prompts.n=2", "-o", tmp_path).exit_code == 0
+        assert (
+            figure(name, "--set", TOY_ALONE, "--set", "prompts.n=2", "-o", tmp_path).exit_code == 0
+        )
     (_,) = (tmp_path / "traces").iterdir()
-    assert {file.stem for file in tmp_path.glob("*.png")} == {f"activations-{name}" for name in FIGURES}
+    assert {file.stem for file in tmp_path.glob("*.png")} == {
+        f"activations-{name}" for name in FIGURES
+    }
     assert set(pandas.read_csv(tmp_path / "activations-histogram.csv")["prompts"]) == {2}
 
 
@@ -130,7 +143,11 @@ def test_without_bins_nothing_is_drawn(traces, tmp_path):
     path = tmp_path / "flat.traces"
     with AttentionTraces.create(path, traces.header, receipt={}) as flat:
         for trace in traces:
-            nothing = trace.activations | {"histogram_top": 0.0, "gini": np.nan, "near_zero_c0.1": np.nan}
+            nothing = trace.activations | {
+                "histogram_top": 0.0,
+                "gini": np.nan,
+                "near_zero_c0.1": np.nan,
+            }
             empty = np.zeros_like(trace.activation_histogram)
             flat.append(replace(trace, activations=nothing, activation_histogram=empty))
         above, _ = draw_activations(config, read(config, flat)).axes

@@ -32,7 +32,9 @@ def numbers_of(*arguments):
 
 @pytest.fixture(scope="module")
 def problem():
-    return next(p.problem for p in TOY_PROBLEMS if "\\frac" in p.problem and " and " not in p.problem)
+    return next(
+        p.problem for p in TOY_PROBLEMS if "\\frac" in p.problem and " and " not in p.problem
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +66,27 @@ def test_measures_of_real_activations_are_those_of_the_definitions(real):
         assert found[f"near_zero_c{c}"] == pytest.approx(near.mean())
         for index, name in enumerate(CLASSES):
             if (classes == index).any():
-                assert found[f"near_zero_{name}_c{c}"] == pytest.approx(near[classes == index].mean())
+                assert found[f"near_zero_{name}_c{c}"] == pytest.approx(
+                    near[classes == index].mean()
+                )
     assert found["l1"] == pytest.approx(np.linalg.norm(a, 1, axis=1).mean(), rel=1e-6)
     assert found["l2"] == pytest.approx(np.linalg.norm(a, axis=1).mean(), rel=1e-6)
     assert found["histogram_top"] == pytest.approx(np.quantile(base, 0.99))
     edges = [*np.linspace(0, np.quantile(base, 0.99), 101), np.inf]
     counts = np.histogram(a, bins=edges)[0]
     pairs = np.abs(counts[:, None] - counts[None]).mean() / (2 * counts.mean())
-    assert found["gini"] == pytest.approx(pairs, abs=1e-3)  # an edge in float64 may move single values
+    assert found["gini"] == pytest.approx(
+        pairs, abs=1e-3
+    )  # an edge in float64 may move single values
 
 
 def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(real):
     without, _, tokens = real
     reference = Reference.of(without)
-    before, after = (numbers_of(without, reference, tokens), numbers_of(without * 1.5, reference, tokens))
+    before, after = (
+        numbers_of(without, reference, tokens),
+        numbers_of(without * 1.5, reference, tokens),
+    )
     for name in ("near_zero_c0.1", "near_zero_c0.13", "near_zero_c0.32", "gini"):
         assert after[name] < before[name]
     assert after["l1"] == pytest.approx(1.5 * before["l1"])
@@ -91,7 +100,9 @@ def test_every_number_has_a_unit(real):
 
 
 def test_where_most_activations_are_zero_there_is_no_threshold():
-    a = torch.nn.functional.relu(torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) - 1)
+    a = torch.nn.functional.relu(
+        torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) - 1
+    )
     found = numbers_of(a, Reference.of(a), ["2", "+", "x"])
     assert math.isnan(found["near_zero_c0.1"])
     assert math.isnan(found["near_zero_digits_c0.1"])
@@ -106,7 +117,11 @@ def test_the_gini_coefficient_is_that_of_the_histogram_beside_it(real):
     base = np.abs(without.numpy())
     for a in (without, with_filler):
         found, counts = measure_activations(a, reference, tokens)
-        assert counts.sum() == a.numel() and len(counts) == ACTIVATION_BINS + 1 and counts.dtype == np.int32
+        assert (
+            counts.sum() == a.numel()
+            and len(counts) == ACTIVATION_BINS + 1
+            and counts.dtype == np.int32
+        )
         assert counts[-1] == (np.abs(a.numpy()) > np.float32(found["histogram_top"])).sum()
         assert found["gini"] == gini(counts)
     _, counts = measure_activations(without, reference, tokens)
@@ -150,7 +165,16 @@ def test_characters_are_classed_in_their_text(text, classes):
 
 def test_a_token_of_several_kinds_counts_as_the_first():
     found = [CLASSES[c] for c in classify(["^2", " $-", "$\\", "frac", "}{", "", " and", " x"])]
-    assert found == ["digits", "operators", "other", "operators", "other", "other", "conjunctions", "other"]
+    assert found == [
+        "digits",
+        "operators",
+        "other",
+        "operators",
+        "other",
+        "other",
+        "conjunctions",
+        "other",
+    ]
 
 
 def test_a_real_tokenizer_gives_the_classes_of_its_text(problem):
@@ -160,7 +184,9 @@ def test_a_real_tokenizer_gives_the_classes_of_its_text(problem):
     found = dict(zip(tokens, classify(tokens), strict=True))
     assert CLASSES[found["frac"]] == "operators"
     assert CLASSES[found[" \\" if " \\" in found else " $\\"]] == "other"
-    assert sum(c == 0 for c in classify(tokens)) == sum(character.isdecimal() for character in problem)
+    assert sum(c == 0 for c in classify(tokens)) == sum(
+        character.isdecimal() for character in problem
+    )
 
 
 @given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=10))

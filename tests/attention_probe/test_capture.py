@@ -56,7 +56,9 @@ def test_other_architectures_give_the_means_of_the_whole_model(tmp_path, model_t
     later = torch.ones(LENGTH, LENGTH).tril(-1) * mask[:, None, :, None] * mask[:, None, None, :]
     for layer in layers:
         weights = shown[0 if model_type == "qwen3_next" else layer]
-        expected = ((weights * later).sum(-2) / later.sum(-2)).masked_fill(mask[:, None] == 0, torch.nan)
+        expected = ((weights * later).sum(-2) / later.sum(-2)).masked_fill(
+            mask[:, None] == 0, torch.nan
+        )
         assert largest_error(ours[layer].column_mean[:, 0], expected) < 1e-5
     assert largest_difference(column_means(loaded, ids[0]), eager_means(loaded, ids[0])) < 1e-5
 
@@ -92,8 +94,14 @@ def test_outputs_are_those_of_eager_attention(model_type, region):
     _, mask = prompts("left")
     expected, read = {}, {}
     for index, layer in enumerate(whole.h if model_type == "gpt2" else whole.layers):
-        given, made = (layer.attn.c_attn, layer.attn.c_proj) if model_type == "gpt2" else (None, layer.self_attn.o_proj)
-        made.register_forward_pre_hook(lambda _, inputs, index=index: expected.update({index: inputs[0]}))
+        given, made = (
+            (layer.attn.c_attn, layer.attn.c_proj)
+            if model_type == "gpt2"
+            else (None, layer.self_attn.o_proj)
+        )
+        made.register_forward_pre_hook(
+            lambda _, inputs, index=index: expected.update({index: inputs[0]})
+        )
         given = given or layer.self_attn.v_proj
         given.register_forward_hook(lambda _, __, out, index=index: read.update({index: out}))
     weights = eager(whole, "left")
@@ -137,7 +145,9 @@ def test_the_pass_stops_after_the_last_layer_asked():
     qwen2 = build("qwen2")
     ran = []
     for index, layer in enumerate(qwen2.decoder_layers):
-        layer.self_attn.q_proj.register_forward_hook(lambda *_, index=index: ran.append(f"attention {index}"))
+        layer.self_attn.q_proj.register_forward_hook(
+            lambda *_, index=index: ran.append(f"attention {index}")
+        )
         layer.mlp.register_forward_hook(lambda *_, index=index: ran.append(f"mlp {index}"))
     ids, _ = prompts("none")
     capture(qwen2, ids, layers=[1])
@@ -172,7 +182,13 @@ def test_nothing_grows_with_the_square_of_the_prompt(model_type, padded):
     mask = torch.ones_like(ids)
     mask[:, :5] = not padded
     with LargestTensor() as largest:
-        capture(loaded, ids, attention_mask=mask, chunk=16, key_regions=torch.ones(1, 1, length, dtype=torch.bool))
+        capture(
+            loaded,
+            ids,
+            attention_mask=mask,
+            chunk=16,
+            key_regions=torch.ones(1, 1, length, dtype=torch.bool),
+        )
     assert largest.numel <= 6 * 16 * length
 
 
@@ -191,7 +207,9 @@ def test_activations_are_those_before_the_product(model_type):
         found = capture(loaded, prompts("none")[0], layers=layers, activations=True)
         assert found.activations.shape == (2, LENGTH, 80)
         assert list(found.layers) == layers
-    assert loaded.model(prompts("none")[0]) is not None  # the hook is gone, and the pass runs to its end
+    assert (
+        loaded.model(prompts("none")[0]) is not None
+    )  # the hook is gone, and the pass runs to its end
     expected = found.activations * seen.get("up", 1)
     assert largest_error(expected, seen["product"]) < 1e-5
 
@@ -222,7 +240,9 @@ def test_an_architecture_that_never_calls_ours_is_refused(model_type, changes, t
 def test_means_over_other_tokens_cannot_be_compared(qwen2):
     ids, _ = prompts("none")
     one = column_means(qwen2, ids[0])
-    assert isnan(largest_difference(one, {layer: means.roll(1, -1) for layer, means in one.items()}))
+    assert isnan(
+        largest_difference(one, {layer: means.roll(1, -1) for layer, means in one.items()})
+    )
 
 
 def test_a_model_that_sees_later_tokens_is_refused():

@@ -20,9 +20,17 @@ SIZES = (9, 12, 7, 9)
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     """Four prompts of three lengths; the filler stands at the same place in all, except under `random`."""
-    records = [make_trace(f"p{n}", name, size=s, seed=n) for n, s in enumerate(SIZES) for name in ("wo", "mless")]
-    records += [make_trace(f"p{n}", "random", size=s, seed=n, start=2 + n // 3) for n, s in enumerate(SIZES)]
-    path = write_traces(tmp_path_factory.mktemp("curves") / "x.traces", [*records, make_trace("lone", "wo")])
+    records = [
+        make_trace(f"p{n}", name, size=s, seed=n)
+        for n, s in enumerate(SIZES)
+        for name in ("wo", "mless")
+    ]
+    records += [
+        make_trace(f"p{n}", "random", size=s, seed=n, start=2 + n // 3) for n, s in enumerate(SIZES)
+    ]
+    path = write_traces(
+        tmp_path_factory.mktemp("curves") / "x.traces", [*records, make_trace("lone", "wo")]
+    )
     with AttentionTraces.open(path) as opened:
         yield opened
 
@@ -50,7 +58,9 @@ def loop(traces, condition, layer, head, definition, view, exclude_first):
     exclude_first=st.booleans(),
 )
 @settings(max_examples=30)
-def test_the_mean_curve_equals_a_plain_loop(traces, condition, layer, head, definition, view, exclude_first):
+def test_the_mean_curve_equals_a_plain_loop(
+    traces, condition, layer, head, definition, view, exclude_first
+):
     ask = {"condition": condition, "layer": layer, "head": head, "definition": definition}
     draw = aligned_curve if view == "aligned" else full_curve
     curve = draw(traces, **ask, exclude_first=exclude_first)
@@ -58,7 +68,10 @@ def test_the_mean_curve_equals_a_plain_loop(traces, condition, layer, head, defi
     assert curve.x.tolist() == xs and curve.count.tolist() == counts
     np.testing.assert_allclose(curve.mean, means, rtol=1e-12)
     assert {*curve.view} == {view} and {*curve.definition} == {definition}
-    assert {*curve.first_token_excluded} == {exclude_first} and ({*curve.layer}, {*curve.head}) == ({layer}, {head})
+    assert {*curve.first_token_excluded} == {exclude_first} and ({*curve.layer}, {*curve.head}) == (
+        {layer},
+        {head},
+    )
 
 
 def test_aligned_leaves_the_filler_out_and_full_shades_it(traces):
@@ -66,27 +79,45 @@ def test_aligned_leaves_the_filler_out_and_full_shades_it(traces):
     aligned, full = aligned_curve(traces, **ask), full_curve(traces, **ask)
     assert aligned.x.tolist() == list(range(11)) and not aligned.in_filler.any()
     assert full.x.tolist() == list(range(15)) and full.x[full.in_filler].tolist() == [3, 4, 5, 6]
-    np.testing.assert_array_equal(aligned.mean, full.mean[[0, 1, 2, *range(7, 15)]].astype(np.float64))
-    assert {*full.prompts} == {1} and np.isnan([full.low, full.high]).all() and set(full.count) == {1}
+    np.testing.assert_array_equal(
+        aligned.mean, full.mean[[0, 1, 2, *range(7, 15)]].astype(np.float64)
+    )
+    assert (
+        {*full.prompts} == {1} and np.isnan([full.low, full.high]).all() and set(full.count) == {1}
+    )
 
 
-def test_where_few_prompts_contribute_the_value_stands_with_its_count_and_a_lone_one_has_no_band(traces):
+def test_where_few_prompts_contribute_the_value_stands_with_its_count_and_a_lone_one_has_no_band(
+    traces,
+):
     curve = aligned_curve(traces, condition="mless", layer=1, head=1)
     assert curve.count.tolist() == [4] * 6 + [3, 3] + [1] * 3 and {*curve.prompts} == {4}
-    assert np.isnan(curve.low[-3:]).all() and np.isfinite(curve.low[:-3]).all() and np.isfinite(curve.mean).all()
+    assert (
+        np.isnan(curve.low[-3:]).all()
+        and np.isfinite(curve.low[:-3]).all()
+        and np.isfinite(curve.mean).all()
+    )
 
 
 def test_conditions_set_side_by_side_are_of_the_same_problems(traces):
     assert shared_problems(traces, ["wo"]) == ["p0", "p1", "p2", "p3", "lone"]
     assert shared_problems(traces, ["wo", "mless"]) == ["p0", "p1", "p2", "p3"]
     chosen = shared_problems(traces, ["wo", "mless"])
-    assert aligned_curve(traces, condition="wo", layer=1, head=1, problem_ids=chosen).prompts[0] == 4
-    with pytest.raises(ConfigError, match=r"has no problem under all of wo, mful; it has wo, mless, random"):
+    assert (
+        aligned_curve(traces, condition="wo", layer=1, head=1, problem_ids=chosen).prompts[0] == 4
+    )
+    with pytest.raises(
+        ConfigError, match=r"has no problem under all of wo, mful; it has wo, mless, random"
+    ):
         shared_problems(traces, ["wo", "mful"])
 
 
 def test_controls_are_not_among_the_problems_chosen(tmp_path):
-    records = [make_trace(f"p{n}", name, seed=n, control=n == 1) for n in range(3) for name in ("wo", "mless")]
+    records = [
+        make_trace(f"p{n}", name, seed=n, control=n == 1)
+        for n in range(3)
+        for name in ("wo", "mless")
+    ]
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", records)) as traces:
         assert chosen_problems(traces, ["wo", "mless"]) == ["p0", "p2"]
         ask = {"condition": "mless", "baseline": "wo", "layer": 1, "head": 1}
@@ -94,7 +125,9 @@ def test_controls_are_not_among_the_problems_chosen(tmp_path):
 
 
 def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
-    curve = aligned_curve(traces, condition="random", baseline="mless", layer=1, head=3, problem_ids=["p3", "p0"])
+    curve = aligned_curve(
+        traces, condition="random", baseline="mless", layer=1, head=3, problem_ids=["p3", "p0"]
+    )
     expected = []
     for name in ("p0", "p3"):
         one, other = (traces.get(name, condition) for condition in ("random", "mless"))
@@ -109,7 +142,9 @@ def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
 def test_a_region_shared_by_most_is_shaded_for_these_only_and_said(traces):
     curve = full_curve(traces, condition="random", layer=1, head=1)
     assert curve.x[curve.in_filler].tolist() == [2, 3, 4, 5] and {*curve.prompts} == {3}
-    assert curve.note[0] == "mean over the 3 of 4 prompts whose filler stands at the shaded positions"
+    assert (
+        curve.note[0] == "mean over the 3 of 4 prompts whose filler stands at the shaded positions"
+    )
     with pytest.raises(ConfigError, match="none is shared by more than half of the 2 prompts"):
         full_curve(traces, condition="random", layer=1, head=1, problem_ids=["p0", "p3"])
     assert not full_curve(traces, condition="wo", layer=1, head=1).in_filler.any()
@@ -158,16 +193,25 @@ def test_the_band_equals_prompts_drawn_one_by_one(table):
             means.append(np.nanmean(rows))
     low, high = bootstrap_band(table, np.arange(size), draws=100, seed=3)
     if np.isfinite(table[:, column]).sum() > 1:
-        np.testing.assert_allclose([low[column], high[column]], np.quantile(means, [0.025, 0.975]), atol=1e-12)
-    thrice = bootstrap_band(np.repeat(table, 3, axis=0), np.repeat(np.arange(size), 3), draws=100, seed=3)
-    np.testing.assert_allclose(thrice, (low, high), atol=1e-12)  # prompts of one problem, which say nothing more
+        np.testing.assert_allclose(
+            [low[column], high[column]], np.quantile(means, [0.025, 0.975]), atol=1e-12
+        )
+    thrice = bootstrap_band(
+        np.repeat(table, 3, axis=0), np.repeat(np.arange(size), 3), draws=100, seed=3
+    )
+    np.testing.assert_allclose(
+        thrice, (low, high), atol=1e-12
+    )  # prompts of one problem, which say nothing more
 
 
 def test_the_band_covers_the_true_mean_about_as_often_as_it_says():
     random = np.random.default_rng(5)
     hits = [
         (low[0] <= 0.5) & (0.5 <= high[0])
-        for low, high in (bootstrap_band(random.random((40, 1)), np.arange(40), draws=400, seed=n) for n in range(400))
+        for low, high in (
+            bootstrap_band(random.random((40, 1)), np.arange(40), draws=400, seed=n)
+            for n in range(400)
+        )
     ]
     assert 0.90 <= np.mean(hits) <= 0.98
 

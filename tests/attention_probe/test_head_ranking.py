@@ -29,14 +29,18 @@ def write(path, count, *, shift=0.0, seed=0):
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
-    with AttentionTraces.open(write(tmp_path_factory.mktemp("ranking") / "x.traces", 30, shift=2.0)) as opened:
+    with AttentionTraces.open(
+        write(tmp_path_factory.mktemp("ranking") / "x.traces", 30, shift=2.0)
+    ) as opened:
         yield opened
 
 
 def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
     frame = rank_heads(traces, "bias_cosine", "random", "mless")
     assert frame["rank"].tolist() == list(range(1, 7))
-    assert {*zip(frame["layer"], frame["head"], strict=True)} == {*itertools.product((1, 3), (1, 2, 3))}
+    assert {*zip(frame["layer"], frame["head"], strict=True)} == {
+        *itertools.product((1, 3), (1, 2, 3))
+    }
     first = frame.iloc[0]
     assert (first["layer"], first["head"], first["units"]) == (3, 2, 30)
     assert first["mean_difference"] > 1 and not first["guaranteed"]
@@ -48,7 +52,9 @@ def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
 
 def test_the_numbers_are_those_of_a_paired_t(traces):
     frame = rank_heads(traces, "bias_cosine", "random", "mless")
-    one, other = (traces.measures(["bias_cosine"], c, traces.problem_ids)[0] for c in ("mless", "random"))
+    one, other = (
+        traces.measures(["bias_cosine"], c, traces.problem_ids)[0] for c in ("mless", "random")
+    )
     for row in frame.itertuples():
         place = LAYERS.index(row.layer - 1), row.head - 1
         values = (one - other)[:, place[0], place[1]]
@@ -63,17 +69,27 @@ def test_what_softmax_guarantees_has_no_p_and_says_so(traces, measure):
         frame = rank_heads(traces, measure, baseline, condition)
         no_finding = frame["guaranteed"]
         expected = {1, 3} if measure == "mass_filler" else {1}
-        assert {*frame["layer"][no_finding]} == expected and {*frame["layer"][~no_finding]} == {1, 3} - expected
+        assert {*frame["layer"][no_finding]} == expected and {*frame["layer"][~no_finding]} == {
+            1,
+            3,
+        } - expected
         assert (frame["t"].isna() == no_finding).all()
         assert frame["mean_difference"][no_finding].abs().is_monotonic_decreasing
         assert no_finding.is_monotonic_increasing and frame["standard_error"].notna().all()
-        assert "is no finding where it is guaranteed: one of the two has no filler" in frame.attrs["note"]
+        assert (
+            "is no finding where it is guaranteed: one of the two has no filler"
+            in frame.attrs["note"]
+        )
     between = rank_heads(traces, measure, "random", "mless")
     assert not between["guaranteed"].any() and between["t"].notna().all()
 
 
 def test_prompts_of_one_problem_are_one_unit(traces, tmp_path):
-    draws = [replace(one, problem_id=f"{one.problem_id}#{n}", cluster=one.problem_id) for one in traces for n in "123"]
+    draws = [
+        replace(one, problem_id=f"{one.problem_id}#{n}", cluster=one.problem_id)
+        for one in traces
+        for n in "123"
+    ]
     alone = rank_heads(traces, "bias_cosine", "random", "mless")
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", draws)) as opened:
         frame = rank_heads(opened, "bias_cosine", "random", "mless")
@@ -84,7 +100,9 @@ def test_prompts_of_one_problem_are_one_unit(traces, tmp_path):
 def test_equal_differences_are_infinitely_far_and_zeros_not_at_all(tmp_path):
     size = {"wo": 0.0, "mless": 0.1, "random": 0.0}
     traces = [
-        make_trace(f"p{n}", name, measures={"mass_first": np.array([[value, 0, -value]] * 2, np.float32)})
+        make_trace(
+            f"p{n}", name, measures={"mass_first": np.array([[value, 0, -value]] * 2, np.float32)}
+        )
         for n in range(8)
         for name, value in size.items()
     ]
@@ -121,7 +139,9 @@ def write_strings(path, strings, *, prompts=6, shift=0.0, seed=0):
         for name in ("wo", *names):
             size = own.get(name, 0) + 0.1 * random.normal(size=(len(LAYERS), HEADS))
             size[1, 1] += shift * name.startswith("b")
-            traces.append(make_trace(f"p{problem}", name, measures={"mass_first": size.astype(np.float32)}))
+            traces.append(
+                make_trace(f"p{problem}", name, measures={"mass_first": size.astype(np.float32)})
+            )
     return write_traces(path, traces, conditions=("wo", *names)), names[:strings], names[strings:]
 
 
@@ -130,16 +150,24 @@ def test_with_several_strings_the_string_is_the_unit(tmp_path):
     with AttentionTraces.open(path) as traces:
         frame = rank_heads(traces, "mass_first", old, new)
         lone = rank_heads(traces, "mass_first", old[0], new[0])
-        values = {name: traces.measures(["mass_first"], name, traces.problem_ids)[0] for name in (*old, *new)}
+        values = {
+            name: traces.measures(["mass_first"], name, traces.problem_ids)[0]
+            for name in (*old, *new)
+        }
         uneven = rank_heads(traces, "mass_first", old, new[0])
     first = frame.iloc[0]
-    assert (first["layer"], first["head"], first["units"]) == (3, 2, 8) and first["p_adjusted"] == 2 / 70
+    assert (first["layer"], first["head"], first["units"]) == (3, 2, 8) and first[
+        "p_adjusted"
+    ] == 2 / 70
     assert frame.attrs["significant"] == 1
-    assert frame.attrs["note"].startswith("4 strings against 4, each the mean of 6 prompts, all 70 permutations")
+    assert frame.attrs["note"].startswith(
+        "4 strings against 4, each the mean of 6 prompts, all 70 permutations"
+    )
     means = [np.mean([values[name][:, 1, 1].mean() for name in side]) for side in (old, new)]
     assert first["mean_difference"] == pytest.approx(means[1] - means[0], rel=1e-5)
     assert (
-        uneven["p_adjusted"].min() >= 1 / 5 and "no p below 0.2 is possible, name more strings" in uneven.attrs["note"]
+        uneven["p_adjusted"].min() >= 1 / 5
+        and "no p below 0.2 is possible, name more strings" in uneven.attrs["note"]
     )
     assert lone["p_adjusted"].isna().all() and lone["t"].notna().all()
 
@@ -164,7 +192,10 @@ def test_permuted_labels_are_a_two_sample_t_and_every_permutation_tried_in_a_loo
     random = np.random.default_rng(5)
     without, with_it = random.normal(size=(4, 3)), random.normal(loc=(0, 1, 3), size=(5, 3))
     t, p, count, exact = permute_labels(without, with_it)
-    assert t == pytest.approx(stats.ttest_ind(with_it, without).statistic) and (count, exact) == (126, True)
+    assert t == pytest.approx(stats.ttest_ind(with_it, without).statistic) and (count, exact) == (
+        126,
+        True,
+    )
     values = np.concatenate([with_it, without])
     largest = []
     for split in itertools.combinations(range(9), 5):

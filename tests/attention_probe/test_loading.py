@@ -15,7 +15,9 @@ from tests.capture_errors import LLAMA_31
 
 VOCABULARY = 97
 PAD = 5
-TOKENS = torch.tensor([[3, 90, 5, 41, 41, 7, 8, 9, 0, 96, 12, 5, 3, 77]])  # longer than the windows; with padding's row
+TOKENS = torch.tensor(
+    [[3, 90, 5, 41, 41, 7, 8, 9, 0, 96, 12, 5, 3, 77]]
+)  # longer than the windows; with padding's row
 SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -38,7 +40,12 @@ GEMMA3 = SHAPE | {
     "rope_local_base_freq": 100.0,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }
-MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
+MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "decoder_sparse_step": 2,
+}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -48,35 +55,60 @@ VISION = {
     "patch_size": 14,
 }
 CONFIGS = {
-    "qwen2": lambda: hf.Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=2),
+    "qwen2": lambda: hf.Qwen2Config(
+        **SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=2
+    ),
     "qwen2-tied": lambda: hf.Qwen2Config(**SHAPE, tie_word_embeddings=True),
-    "qwen3": lambda: hf.Qwen3Config(**SHAPE, head_dim=16, use_sliding_window=True, sliding_window=4),
+    "qwen3": lambda: hf.Qwen3Config(
+        **SHAPE, head_dim=16, use_sliding_window=True, sliding_window=4
+    ),
     "llama": lambda: hf.LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
     "mistral": lambda: hf.MistralConfig(**SHAPE, sliding_window=4),
-    "gemma2": lambda: hf.Gemma2Config(**SHAPE, head_dim=8, query_pre_attn_scalar=8, sliding_window=4),
+    "gemma2": lambda: hf.Gemma2Config(
+        **SHAPE, head_dim=8, query_pre_attn_scalar=8, sliding_window=4
+    ),
     "gemma3": lambda: hf.Gemma3TextConfig(**GEMMA3),
     "gemma3-multimodal": lambda: hf.Gemma3Config(
         text_config=GEMMA3, vision_config=VISION, mm_tokens_per_image=4, image_token_index=95
     ),
     "phi3": lambda: hf.Phi3Config(**SHAPE, sliding_window=4),
     "gpt2": lambda: hf.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=32, n_layer=5, n_head=4, n_positions=64, scale_attn_by_inverse_layer_idx=True
+        vocab_size=VOCABULARY,
+        n_embd=32,
+        n_layer=5,
+        n_head=4,
+        n_positions=64,
+        scale_attn_by_inverse_layer_idx=True,
     ),
     "gpt-oss": lambda: hf.GptOssConfig(
-        **SHAPE, head_dim=8, sliding_window=4, num_local_experts=4, rope_parameters={"rope_theta": 1e4}
+        **SHAPE,
+        head_dim=8,
+        sliding_window=4,
+        num_local_experts=4,
+        rope_parameters={"rope_theta": 1e4},
     ),
     "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SHAPE, head_dim=8, **MOE),
     "mixtral": lambda: hf.MixtralConfig(**SHAPE, num_local_experts=4),
-    "gpt-neox": lambda: hf.GPTNeoXConfig(**{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}),
+    "gpt-neox": lambda: hf.GPTNeoXConfig(
+        **{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}
+    ),
     "nanochat": lambda: hf.NanoChatConfig(**SHAPE),  # its final norm is its first one too
-    "laguna": lambda: hf.LagunaConfig(**SHAPE, head_dim=8, **MOE),  # writes unguarded when it initialises
+    "laguna": lambda: hf.LagunaConfig(
+        **SHAPE, head_dim=8, **MOE
+    ),  # writes unguarded when it initialises
 }
 
 
 def build(config, *, dtype=torch.float32, seed=0):
     """A whole model in which every tensor is random, norms and the row of the padding token too."""
-    auto = hf.Gemma3ForConditionalGeneration if config.model_type == "gemma3" else hf.AutoModelForCausalLM
-    model = (auto._from_config if auto is not hf.AutoModelForCausalLM else auto.from_config)(config, dtype=dtype)
+    auto = (
+        hf.Gemma3ForConditionalGeneration
+        if config.model_type == "gemma3"
+        else hf.AutoModelForCausalLM
+    )
+    model = (auto._from_config if auto is not hf.AutoModelForCausalLM else auto.from_config)(
+        config, dtype=dtype
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -110,7 +142,9 @@ def qwen2(checkpoint, tmp_path):
 def layer_outputs(model, layers, **inputs):
     outputs = []
     hooks = [
-        layer.register_forward_hook(lambda _, __, out: outputs.append(out[0] if isinstance(out, tuple) else out))
+        layer.register_forward_hook(
+            lambda _, __, out: outputs.append(out[0] if isinstance(out, tuple) else out)
+        )
         for layer in layers
     ]
     with torch.no_grad():
@@ -123,7 +157,11 @@ def layer_outputs(model, layers, **inputs):
 def whole(folder):
     """The whole model as transformers loads it, with the eager attention that the probe loads, and its layers."""
     config = hf.AutoConfig.from_pretrained(folder)
-    auto = hf.Gemma3ForConditionalGeneration if config.model_type == "gemma3" else hf.AutoModelForCausalLM
+    auto = (
+        hf.Gemma3ForConditionalGeneration
+        if config.model_type == "gemma3"
+        else hf.AutoModelForCausalLM
+    )
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     count = config.get_text_config().num_hidden_layers
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
@@ -152,13 +190,17 @@ def edit_config(folder, **values):
 def test_every_kept_layer_gives_what_it_gives_in_the_whole_model(checkpoint, name):
     folder = checkpoint(name)
     model, layers = whole(folder)
-    expected = layer_outputs(model, layers, input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS))
+    expected = layer_outputs(
+        model, layers, input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS)
+    )
     assert min(e.std() for e in expected) > 1e-3
     for asked in ([0], [3, 1], [4]):
         loaded = load_model(str(folder), layers=asked)
         kept = loaded.decoder_layers
         assert len(kept) == max(asked) + 1
-        got = layer_outputs(loaded.model, kept, input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS))
+        got = layer_outputs(
+            loaded.model, kept, input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS)
+        )
         assert worst(got, expected[: len(kept)]) < 1e-6
         assert loaded.layers == tuple(sorted(asked))
         assert loaded.config.num_hidden_layers == 5
@@ -191,15 +233,22 @@ print(peaks[1] - peaks[0], peaks[2] - peaks[0])
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({}, marks=pytest.mark.slow, id="single"), pytest.param({"max_shard_size": "30MB"}, id="sharded")],
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="single"),
+        pytest.param({"max_shard_size": "30MB"}, id="sharded"),
+    ],
 )
 def test_later_layers_are_not_read(checkpoint, tmp_path, options):
     config = hf.Qwen2Config(**SHAPE | {"hidden_size": 64, "intermediate_size": 32768})
     hf.Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path, **options)
     command = [sys.executable, "-c", MEMORY, str(checkpoint("qwen2")), str(tmp_path)]
-    one, all_five = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    one, all_five = map(
+        int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    )
     layer = 3 * 64 * 32768 * 4
-    assert one < 2.2 * layer < 3 * layer < all_five, "a layer, and as much again of the file's pages"
+    assert one < 2.2 * layer < 3 * layer < all_five, (
+        "a layer, and as much again of the file's pages"
+    )
 
 
 # ---- key layouts --------------------------------------------------------------------------------------------------
@@ -244,7 +293,11 @@ def test_stored_mask_buffers_of_old_gpt2_checkpoints_are_no_surprise(checkpoint,
 @pytest.mark.parametrize(
     ("damage", "deepest", "told"),
     [
-        (lambda t: t.pop("model.layers.2.mlp.down_proj.weight"), 2, r"lacks .*: layers\.2\.mlp\.down_proj\.weight\."),
+        (
+            lambda t: t.pop("model.layers.2.mlp.down_proj.weight"),
+            2,
+            r"lacks .*: layers\.2\.mlp\.down_proj\.weight\.",
+        ),
         (lambda t: t.pop("model.layers.2.mlp.down_proj.weight"), 1, None),
         (
             lambda t: t.update({"model.layers.2.self_attn.q_norm.weight": torch.ones(8)}),
@@ -283,7 +336,11 @@ def test_tensors_that_do_not_fit_are_fatal_in_kept_layers_only(qwen2, damage, de
         ("config.json", {"quantization_config": {"quant_method": "mxfp4"}}, "is quantised: "),
         ("config.json", hf.T5Config(num_layers=1), r"\(t5\) is an encoder-decoder"),
         ("config.json", hf.XLMConfig(n_layers=5), r"one list of its 5 layers, got attentions, "),
-        ("config.json", hf.MiniMaxConfig(**SHAPE, num_local_experts=4), "depends on how many layers there are"),
+        (
+            "config.json",
+            hf.MiniMaxConfig(**SHAPE, num_local_experts=4),
+            "depends on how many layers there are",
+        ),
     ],
     ids=str,
 )

@@ -57,7 +57,9 @@ def traced(source, criterion, settings, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole_model():
-    model = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
+    )
     return model.eval()
 
 
@@ -79,7 +81,11 @@ def model_of(tmp_path):
         bundled, folder = TOY / "model", tmp_path / model_type
         vocabulary = json.loads(Path(bundled, "config.json").read_text())["vocab_size"]
         build_whole(
-            model_type, vocab_size=vocabulary, max_position_embeddings=1024, initializer_range=0.1, **changes
+            model_type,
+            vocab_size=vocabulary,
+            max_position_embeddings=1024,
+            initializer_range=0.1,
+            **changes,
         ).save_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(Path(bundled, file), folder)
@@ -94,7 +100,10 @@ def eager(model, token_ids, positions=None):
     With `positions` the tokens stand there, and not at 0, 1, 2, ...
     """
     places = np.arange(len(token_ids)) if positions is None else positions
-    given = {"position_ids": torch.tensor(places[None]), "attention_mask": torch.ones(1, len(places))}
+    given = {
+        "position_ids": torch.tensor(places[None]),
+        "attention_mask": torch.ones(1, len(places)),
+    }
     given["input_ids"] = torch.tensor(token_ids[None].astype(np.int64))
     given = {name: tensor.to(model.device) for name, tensor in given.items()}
     outputs = {}
@@ -110,7 +119,9 @@ def eager(model, token_ids, positions=None):
         hook.remove()
     heads = model.config.num_attention_heads
     mixed = [outputs[n][0].unflatten(-1, (heads, -1)).transpose(0, 1) for n in range(len(outputs))]
-    return torch.stack([a[0] for a in found.attentions]).cpu().numpy(), torch.stack(mixed).cpu().numpy()
+    return torch.stack([a[0] for a in found.attentions]).cpu().numpy(), torch.stack(
+        mixed
+    ).cpu().numpy()
 
 
 def column_means(weights, queries):
@@ -172,11 +183,17 @@ def test_activation_thresholds_are_frozen_without_filler(traced):
         other = traces.get(trace.problem_id, "mless")
         assert trace.activations.keys() == other.activations.keys()
         assert trace.activations != other.activations
-        frozen = [name for name in trace.activations if name.startswith(("threshold_", "histogram_"))]
-        assert len(frozen) == 4 and all(trace.activations[name] == other.activations[name] > 0 for name in frozen)
+        frozen = [
+            name for name in trace.activations if name.startswith(("threshold_", "histogram_"))
+        ]
+        assert len(frozen) == 4 and all(
+            trace.activations[name] == other.activations[name] > 0 for name in frozen
+        )
 
 
-def test_an_interrupted_probe_goes_on_and_ends_the_same(source, criterion, settings, traced, tmp_path, monkeypatch):
+def test_an_interrupted_probe_goes_on_and_ends_the_same(
+    source, criterion, settings, traced, tmp_path, monkeypatch
+):
     monkeypatch.setattr("attention_probe.run_probe.GROUP_TOKENS", 1)
     path = tmp_path / "again.traces"
 
@@ -189,7 +206,9 @@ def test_an_interrupted_probe_goes_on_and_ends_the_same(source, criterion, setti
     with AttentionTraces.open(path) as part:
         assert len(part.problem_ids) == 2
     seen = []
-    run_probe(source, criterion, settings, path, advance=lambda done, total: seen.append((done, total)))
+    run_probe(
+        source, criterion, settings, path, advance=lambda done, total: seen.append((done, total))
+    )
     assert seen[0] == (2, 5) and seen[-1] == (5, 5)
     with AttentionTraces.open(path) as again:
         for trace in traced[0]:
@@ -199,9 +218,16 @@ def test_an_interrupted_probe_goes_on_and_ends_the_same(source, criterion, setti
                 np.testing.assert_allclose(other.measures[name], values, rtol=1e-3, atol=1e-4)
 
 
-def test_completion_queries_are_those_of_the_recorded_answer(source, criterion, whole_model, tmp_path):
+def test_completion_queries_are_those_of_the_recorded_answer(
+    source, criterion, whole_model, tmp_path
+):
     record = Record(completion=True)
-    run_probe(source, criterion, ProbeSettings(conditions=("mless",), record=record), tmp_path / "t.traces")
+    run_probe(
+        source,
+        criterion,
+        ProbeSettings(conditions=("mless",), record=record),
+        tmp_path / "t.traces",
+    )
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         assert traces.header.queries == "completion"
         for trace in (one for one in traces if one.condition == "mless"):
@@ -218,7 +244,10 @@ def test_completion_queries_are_those_of_the_recorded_answer(source, criterion, 
 
 def test_another_dtype_reports_its_difference_from_float32(source, criterion, tmp_path):
     receipt = run_probe(
-        source, criterion, ProbeSettings(dtype="bfloat16", conditions=("mless",)), tmp_path / "t.traces"
+        source,
+        criterion,
+        ProbeSettings(dtype="bfloat16", conditions=("mless",)),
+        tmp_path / "t.traces",
     )
     assert 1e-5 < receipt["self_check"]["dtype_error"] < 0.1
     assert "dtype" in describe_checks(receipt["self_check"])
@@ -226,13 +255,20 @@ def test_another_dtype_reports_its_difference_from_float32(source, criterion, tm
 
 def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
     path, settings = tmp_path / "t.traces", ProbeSettings(model=TOY_MODEL, conditions=("mless",))
-    conditions, tokenizer = [as_condition(name) for name in ("wo", "mless")], settings.load_tokenizer()
+    conditions, tokenizer = (
+        [as_condition(name) for name in ("wo", "mless")],
+        settings.load_tokenizer(),
+    )
     built = [
-        build_source(load_jsonl(TOY / "demo.jsonl"), conditions, tokenizer, "raw", instruction=instruction)
+        build_source(
+            load_jsonl(TOY / "demo.jsonl"), conditions, tokenizer, "raw", instruction=instruction
+        )
         for instruction in (None, "Solve it.")
     ]
     run_probe(built[0], Criterion(n=2), settings, path)
-    with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt, or from"):
+    with pytest.raises(
+        PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt, or from"
+    ):
         run_probe(built[1], Criterion(n=4), settings, path)
     judged = tuple(problem.id for problem in select(built[0], Criterion(n=2)))
     with pytest.raises(PromptMismatchError, match="or from another selection"):
@@ -262,7 +298,9 @@ EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_architecture_is_probed_and_checked(command, model_of, tmp_path, model_type, options, printed):
+def test_an_architecture_is_probed_and_checked(
+    command, model_of, tmp_path, model_type, options, printed
+):
     flags = ("--n", 1, "--conditions", "mless", *options, "-o", tmp_path / "t.traces")
     text = command(*BUILT, "--model", model_of(model_type), *flags)
     assert re.search(printed, text, re.DOTALL), text
@@ -273,9 +311,14 @@ def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):
     masses = {name: np.full((2, 3), 0.2, dtype=np.float32) for name in MASSES}
     broken = {name: values.copy() for name, values in masses.items()}
     broken["mass_filler"][0, 1] = np.nan
-    nothing = {name: np.full_like(values, np.nan) for name, values in masses.items()}  # as of an empty completion
+    nothing = {
+        name: np.full_like(values, np.nan) for name, values in masses.items()
+    }  # as of an empty completion
     for name, other, shown in (("a", broken, "nan"), ("b", nothing, "0.2000")):
-        traces = [make_trace("p0", "mless", measures=masses), make_trace("p1", "mless", measures=other)]
+        traces = [
+            make_trace("p0", "mless", measures=masses),
+            make_trace("p1", "mless", measures=other),
+        ]
         with AttentionTraces.open(write_traces(tmp_path / name, traces)) as opened:
             (row,) = (line for line in summary(opened).splitlines() if line.startswith("Layer 1"))
             assert row.split()[5] == shown
@@ -317,7 +360,9 @@ def test_controls_are_averaged_with_nothing(command, tmp_path):
 
 
 def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
-    logs = {name: next(GREEDY_RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")}
+    logs = {
+        name: next(GREEDY_RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")
+    }
     flags = [part for name, log in logs.items() for part in ("--log", f"{name}={log}")]
     flags += ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
     printed = command("probe", *flags, "-o", tmp_path / "t.traces")
@@ -364,7 +409,9 @@ def test_a_problem_over_the_context_is_named_before_anything_is_measured(source,
     first = source.problems[0]
     talkative = with_completion(source, "one two " * 3000)
     settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
-    with pytest.raises(PromptMismatchError, match=rf"Problem {first.id}, condition 'wo': \d+ tokens;"):
+    with pytest.raises(
+        PromptMismatchError, match=rf"Problem {first.id}, condition 'wo': \d+ tokens;"
+    ):
         run_probe(talkative, Criterion(ids=(first.id,)), settings, tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
 
@@ -382,10 +429,14 @@ def drawn(*shape):
 
 def test_parts_are_means_over_queries_of_shares_of_the_output_without_filler():
     random = np.random.default_rng(0)
-    without, gap, bias = (torch.from_numpy(random.normal(size=(HEADS, QUERIES, WIDTH))) for _ in range(3))
+    without, gap, bias = (
+        torch.from_numpy(random.normal(size=(HEADS, QUERIES, WIDTH))) for _ in range(3)
+    )
     mass = torch.from_numpy(random.uniform(0.1, 0.9, size=(HEADS, QUERIES)))
     with_filler = (1 - mass[..., None]) * gap + bias
-    parts, residual = decompose(without=without, gap=gap, with_filler=with_filler, bias=bias, mass=mass)
+    parts, residual = decompose(
+        without=without, gap=gap, with_filler=with_filler, bias=bias, mass=mass
+    )
     assert residual.max() < 1e-12
     for head in range(HEADS):
         shares = {name: [] for name in parts}
@@ -398,7 +449,9 @@ def test_parts_are_means_over_queries_of_shares_of_the_output_without_filler():
             shares["bias_cosine"].append(float(b @ g) / norm(b) / norm(g))
         for name, values in shares.items():
             np.testing.assert_allclose(parts[name][head], np.mean(values))
-    _, broken = decompose(without=without, gap=gap, with_filler=with_filler + 1, bias=bias, mass=mass)
+    _, broken = decompose(
+        without=without, gap=gap, with_filler=with_filler + 1, bias=bias, mass=mass
+    )
     assert broken.min() > 0.1
 
 
@@ -411,7 +464,11 @@ def test_queries_that_do_not_see_the_filler_have_no_cosine():
     np.testing.assert_allclose(parts["bias_cosine"][0], expected)
     np.testing.assert_allclose(parts["bias"][0], norm(bias[0, 1]) / norm(gap[0, 1]) / 2)
     mass[:] = 0
-    assert decompose(without=gap, gap=gap, with_filler=gap, bias=bias * 0, mass=mass)[0]["bias_cosine"].isnan().all()
+    assert (
+        decompose(without=gap, gap=gap, with_filler=gap, bias=bias * 0, mass=mass)[0]["bias_cosine"]
+        .isnan()
+        .all()
+    )
 
 
 def test_a_short_bias_has_the_cosine_of_a_long_one():

@@ -24,11 +24,16 @@ PLACES = [place for place in Placement if place is not Placement.ANSWER]
 """A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
 
 WO = Condition(name="wo")
-PLACED = {f"at_{place}": Condition(name=f"at_{place}", unit="/", count=20, placement=place) for place in PLACES}
+PLACED = {
+    f"at_{place}": Condition(name=f"at_{place}", unit="/", count=20, placement=place)
+    for place in PLACES
+}
 
 
 def problem_of(text, tokenizer, layout, conditions):
-    dataset = Dataset(name="made", source="here", problems=(Asked(id="p", problem=text, answer="1"),))
+    dataset = Dataset(
+        name="made", source="here", problems=(Asked(id="p", problem=text, answer="1"),)
+    )
     return build_source(dataset, [WO, *conditions], tokenizer, layout).problems[0]
 
 
@@ -50,9 +55,13 @@ def assert_exact(tokenized):
     for prompt in tokenized.values():
         kept = prompt.original_pos != ABSENT
         assert prompt.original_pos[kept].tolist() == list(range(len(base)))
-        assert (prompt.token_ids[kept] == base.token_ids).all() and (prompt.roles[kept] == base.roles).all()
+        assert (prompt.token_ids[kept] == base.token_ids).all() and (
+            prompt.roles[kept] == base.roles
+        ).all()
         assert set(prompt.roles[~kept].tolist()) <= {FILLER, ROLES.index("separator")}
-        assert prompt.has_role("filler").sum() == (0 if prompt.filler_span is None else np.diff(prompt.filler_span)[0])
+        assert prompt.has_role("filler").sum() == (
+            0 if prompt.filler_span is None else np.diff(prompt.filler_span)[0]
+        )
     assert all(mask.sum() == len(base) for mask in common_tokens(tokenized).values())
 
 
@@ -69,15 +78,25 @@ texts = st.text("abcdefghij ABCxyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_s
     layout=st.sampled_from(["raw", "chat"]),
     seed=st.integers(0, 99),
 )
-def test_any_problem_at_any_placement_is_aligned_exactly(toy_tokenizer, text, count, unit, layout, seed):
-    conditions = [Condition(name=str(place), unit=unit, count=count, placement=place, seed=seed) for place in PLACES]
+def test_any_problem_at_any_placement_is_aligned_exactly(
+    toy_tokenizer, text, count, unit, layout, seed
+):
+    conditions = [
+        Condition(name=str(place), unit=unit, count=count, placement=place, seed=seed)
+        for place in PLACES
+    ]
     tokenized = tokenize(
-        problem_of(text, toy_tokenizer, layout, conditions), toy_tokenizer, conditions=["wo", *map(str, PLACES)]
+        problem_of(text, toy_tokenizer, layout, conditions),
+        toy_tokenizer,
+        conditions=["wo", *map(str, PLACES)],
     )
     assert_exact(tokenized)
     for name in map(str, PLACES):
         low, high = tokenized[name].filler_span
-        assert high - low == count and not set(tokenized[name].tokens[low:high]) - {unit, f" {unit}"}
+        assert high - low == count and not set(tokenized[name].tokens[low:high]) - {
+            unit,
+            f" {unit}",
+        }
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
@@ -86,12 +105,21 @@ def test_every_tokenizer_kind_is_aligned_exactly(any_tokenizer, layout):
         pytest.skip("this tokenizer kind has no chat template")
     dataset = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:8])
     first, *_, later = any_tokenizer("a\na", add_special_tokens=False)["input_ids"]
-    opening = Placement.BEFORE_SYSTEM if first != later and layout == "raw" else None  # see the test below
-    conditions = [*named_conditions().values(), *(c for c in PLACED.values() if c.placement != opening)]
+    opening = (
+        Placement.BEFORE_SYSTEM if first != later and layout == "raw" else None
+    )  # see the test below
+    conditions = [
+        *named_conditions().values(),
+        *(c for c in PLACED.values() if c.placement != opening),
+    ]
     for problem in build_source(dataset, conditions, any_tokenizer, layout).problems:
-        tokenized = tokenize(problem, any_tokenizer, conditions=[condition.name for condition in conditions])
+        tokenized = tokenize(
+            problem, any_tokenizer, conditions=[condition.name for condition in conditions]
+        )
         assert_exact(tokenized)
-        assert {np.diff(tokenized[name].filler_span)[0] for name in ("mless", "mful", "random")} == {55}
+        assert {
+            np.diff(tokenized[name].filler_span)[0] for name in ("mless", "mful", "random")
+        } == {55}
 
 
 def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
@@ -100,7 +128,9 @@ def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
     problem = problem_of("Find $x$.", tokenizer, "raw", [PLACED[name]])
     tokenized = tokenize(problem, tokenizer, conditions=["wo", name])
     base, filled = tokenized.values()
-    assert lost(base, filled) == {1} and unpaired(filled) == {24}  # after BOS; after 20 slashes, 2 newlines
+    assert lost(base, filled) == {1} and unpaired(filled) == {
+        24
+    }  # after BOS; after 20 slashes, 2 newlines
     assert base.tokens[1] == filled.tokens[24] == "You"
 
 
@@ -108,19 +138,35 @@ def test_roles_and_pieces_cover_the_text_in_order(toy_tokenizer):
     problem = problem_of("Find $x$.", toy_tokenizer, "chat", [as_condition("mless")])
     prompt = tokenize(problem, toy_tokenizer, conditions=["mless"])["mless"]
     assert "".join(prompt.tokens) == problem.prompts["mless"].prompt
-    order = [ROLES[role] for place, role in enumerate(prompt.roles) if place == 0 or role != prompt.roles[place - 1]]
-    assert order == "template instruction separator template filler separator problem template".split()
+    order = [
+        ROLES[role]
+        for place, role in enumerate(prompt.roles)
+        if place == 0 or role != prompt.roles[place - 1]
+    ]
+    assert (
+        order == "template instruction separator template filler separator problem template".split()
+    )
     for segment in problem.prompts["mless"].requested.segments:
         if segment.role in ("instruction", "filler", "problem"):
-            pieces = [piece for piece, has in zip(prompt.tokens, prompt.has_role(segment.role), strict=True) if has]
+            pieces = [
+                piece
+                for piece, has in zip(prompt.tokens, prompt.has_role(segment.role), strict=True)
+                if has
+            ]
             assert "".join(pieces) == segment.text
     assert prompt.sha256 == hash_text(problem.prompts["mless"].prompt)
-    assert (prompt.token_ids.dtype, prompt.roles.dtype, prompt.original_pos.dtype) == (np.int32, np.int8, np.int32)
+    assert (prompt.token_ids.dtype, prompt.roles.dtype, prompt.original_pos.dtype) == (
+        np.int32,
+        np.int8,
+        np.int32,
+    )
 
 
 def test_of_the_two_separators_the_second_is_inserted(toy_tokenizer):
     problem = problem_of("Find $x$.", toy_tokenizer, "raw", PLACED.values())
-    for name, prompt in tokenize(problem, toy_tokenizer, conditions=["at_between", "at_before_system"]).items():
+    for name, prompt in tokenize(
+        problem, toy_tokenizer, conditions=["at_between", "at_before_system"]
+    ).items():
         low, high = prompt.filler_span
         inserted = np.flatnonzero(prompt.original_pos == ABSENT)
         assert inserted.tolist() == list(range(low, inserted[-1] + 1)) and inserted[-1] >= high
@@ -140,14 +186,18 @@ def test_what_the_published_layout_merges_has_no_partner(kind):
         kept = mless.original_pos != ABSENT
         assert (mless.token_ids[kept] == base.token_ids[mless.original_pos[kept]]).all()
         assert (np.diff(mless.original_pos[kept]) > 0).all()
-        fillers = [mless.tokens[place].strip() for place in np.flatnonzero(mless.has_role("filler"))]
+        fillers = [
+            mless.tokens[place].strip() for place in np.flatnonzero(mless.has_role("filler"))
+        ]
         glued = [token for token in fillers if token != "/" and "/" in token]
         merged += bool(glued)
         assert bool(lost(base, mless)) == bool(glued or unpaired(mless))
         masks = common_tokens(tokenized)
         shared = [prompt.token_ids[masks[name]].tolist() for name, prompt in tokenized.items()]
         assert all(ids == shared[0] for ids in shared)
-        assert len(shared[0]) == len(base) - len(set.union(*(lost(base, prompt) for prompt in tokenized.values())))
+        assert len(shared[0]) == len(base) - len(
+            set.union(*(lost(base, prompt) for prompt in tokenized.values()))
+        )
     assert merged == len(source.problems)
 
 
@@ -155,10 +205,17 @@ def test_a_separators_blank_is_not_the_blank_of_the_next_word(toy_tokenizer):
     """The bundled tokenizer makes ` A` two tokens, and a separator begins with the same blank."""
     slashes = {"unit": "/", "count": 3, "placement": Placement.RANDOM}
     conditions = [Condition(name=str(seed), seed=seed, **slashes) for seed in range(40)]
-    problem = problem_of("Is A or B or C or A or B or C or A or B or C it?", toy_tokenizer, "raw", conditions)
-    assert_exact(tokenize(problem, toy_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]))
+    problem = problem_of(
+        "Is A or B or C or A or B or C or A or B or C it?", toy_tokenizer, "raw", conditions
+    )
+    assert_exact(
+        tokenize(
+            problem, toy_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]
+        )
+    )
     assert any(
-        "B \n\n/" in problem.prompts[str(seed)].prompt or "or \n\n/" in problem.prompts[str(seed)].prompt
+        "B \n\n/" in problem.prompts[str(seed)].prompt
+        or "or \n\n/" in problem.prompts[str(seed)].prompt
         for seed in range(40)
     )
 
@@ -172,7 +229,9 @@ def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(toy_tokeni
     parts["mless"] = [parts["wo"][0], ("filler", "/ / /"), ("separator", " "), *parts["wo"][1:]]
     prompts = {
         name: answered_prompt(
-            name, text=text, doc={"segments": [{"role": role, "text": part} for role, part in parts[name]]}
+            name,
+            text=text,
+            doc={"segments": [{"role": role, "text": part} for role, part in parts[name]]},
         )
         for name, text in (("wo", plain), ("mless", filled))
     }
@@ -192,11 +251,20 @@ def test_the_completion_follows_as_the_model_wrote_it(toy_tokenizer):
         for name, prompt in tokenized.items():
             size = len(without[name])
             assert (prompt.token_ids[:size] == without[name].token_ids).all()
-            assert prompt.has_role("completion")[size:].all() and (prompt.original_pos[size:] == ABSENT).all()
+            assert (
+                prompt.has_role("completion")[size:].all()
+                and (prompt.original_pos[size:] == ABSENT).all()
+            )
             assert "".join(prompt.tokens[size:]) == problem.prompts[name].completions[0]
-            assert toy_tokenizer.decode(prompt.token_ids[size:].tolist()) == problem.prompts[name].completions[0]
+            assert (
+                toy_tokenizer.decode(prompt.token_ids[size:].tolist())
+                == problem.prompts[name].completions[0]
+            )
             assert prompt.filler_span == without[name].filler_span
-            same += toy_tokenizer.encode(problem.prompts[name].completions[0]) == prompt.token_ids[size:].tolist()
+            same += (
+                toy_tokenizer.encode(problem.prompts[name].completions[0])
+                == prompt.token_ids[size:].tolist()
+            )
         assert all(mask.sum() == len(without["wo"]) for mask in common_tokens(tokenized).values())
     assert same > 0
 
@@ -207,9 +275,12 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
     for completion in ("\nWe have $x = 2$.", " So it is"):
         samples = answered_prompt("wo", ("correct",), completions=(completion,)).graded_samples
         answered = structs.replace(problem.prompts["wo"], graded_samples=samples)
-        prompt = tokenize(replace(problem, prompts={"wo": answered}), tokenizer, conditions=["wo"], completion=True)[
-            "wo"
-        ]
+        prompt = tokenize(
+            replace(problem, prompts={"wo": answered}),
+            tokenizer,
+            conditions=["wo"],
+            completion=True,
+        )["wo"]
         alone, _ = encode(problem.prompts["wo"].prompt, tokenizer)
         assert tuple(prompt.token_ids[: len(alone)].tolist()) == alone
         assert "".join(prompt.tokens[len(alone) :]) == completion
@@ -223,8 +294,18 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
     [
         ({}, {"completion": True}, RunError, "Problem p, condition 'wo': no completion"),
         ({}, {"conditions": ["mless"]}, RunError, "Problem p was not asked under 'mless'"),
-        ({"prompt_token_sha256": "0" * 64}, {}, PromptMismatchError, "Problem p, condition 'wo': this tokenizer"),
-        ({"doc": {"segments": [{"role": "problem", "text": "Find $y$."}]}}, {}, PromptMismatchError, r"'Find \$y\$\.'"),
+        (
+            {"prompt_token_sha256": "0" * 64},
+            {},
+            PromptMismatchError,
+            "Problem p, condition 'wo': this tokenizer",
+        ),
+        (
+            {"doc": {"segments": [{"role": "problem", "text": "Find $y$."}]}},
+            {},
+            PromptMismatchError,
+            r"'Find \$y\$\.'",
+        ),
     ],
 )
 def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, options, error, message):
@@ -246,7 +327,10 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
         {"name": "bare", **filled, "placement": "answer"},
         {"name": "last", **filled, **begun, "placement": "end"},
     ]
-    few, conditions = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:2]), [*map(as_condition, asked)]
+    few, conditions = (
+        Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:2]),
+        [*map(as_condition, asked)],
+    )
     built = build_source(few, conditions, toy_tokenizer, layout)
     prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
     facts = {"source": "run"}
@@ -270,11 +354,22 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
 
 def test_a_condition_that_is_called_like_a_gap_is_none(toy_tokenizer):
     few = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:1])
-    own = [as_condition({"name": name, "unit": ".", "count": 9}) for name in ("mless-gap", "x-gap", "x")]
+    own = [
+        as_condition({"name": name, "unit": ".", "count": 9})
+        for name in ("mless-gap", "x-gap", "x")
+    ]
     built = build_source(few, [*map(as_condition, ("wo", "mless")), *own], toy_tokenizer, "raw")
     recorded = ProbeSettings().fitted(built).conditions
     assert recorded == ("wo", "mless", "mless-gap", "x-gap", "x", "mless+gap")
     tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
     sizes = {name: int(prompt.has_role("filler").sum()) for name, prompt in tokenized.items()}
-    assert sizes == {"wo": 0, "mless": 55, "mless-gap": 9, "x-gap": 9, "x": 9, "mless+gap": 0, "x+gap": 0}
+    assert sizes == {
+        "wo": 0,
+        "mless": 55,
+        "mless-gap": 9,
+        "x-gap": 9,
+        "x": 9,
+        "mless+gap": 0,
+        "x+gap": 0,
+    }
     assert tokenized["mless+gap"].positions[-1] - tokenized["wo"].positions[-1] > 55

@@ -17,7 +17,11 @@ from tests.make import ROOT, make_header, make_trace, same, write_traces
 
 
 def pairs(count, **changes):
-    return [make_trace(f"p{n}", condition, seed=n, **changes) for n in range(count) for condition in ("wo", "mless")]
+    return [
+        make_trace(f"p{n}", condition, seed=n, **changes)
+        for n in range(count)
+        for condition in ("wo", "mless")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,11 @@ def script(tmp_path, body):
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
 
 
@@ -55,7 +63,12 @@ def test_everything_comes_back_in_the_order_of_adding(written):
     with AttentionTraces.open(written) as traces:
         found = list(traces)
         assert len(traces) == len(found) == 8 and all(map(same, found, pairs(4)))
-        assert traces.conditions == ("wo", "mless") and traces.problem_ids == ("p0", "p1", "p2", "p3")
+        assert traces.conditions == ("wo", "mless") and traces.problem_ids == (
+            "p0",
+            "p1",
+            "p2",
+            "p3",
+        )
         assert traces.header == make_header() and traces.receipt == {"seed": 1}
         assert same(traces.get("p2", "mless"), make_trace("p2", "mless", seed=2))
         entry = traces.entries()[3]
@@ -63,7 +76,10 @@ def test_everything_comes_back_in_the_order_of_adding(written):
 
 
 def test_any_text_and_number_comes_back(tmp_path):
-    facts = {"tokens": ("", "\0\n", "\ud800", "\u202e½", *'"<{,}'), "activations": {"": 1e300, "\ud800": -0.1}}
+    facts = {
+        "tokens": ("", "\0\n", "\ud800", "\u202e½", *'"<{,}'),
+        "activations": {"": 1e300, "\ud800": -0.1},
+    }
     measure = np.array([[np.nan, np.inf, 1e-45], [3e38, -1, 0]], np.float32)
     facts |= {"measures": {"lambda": measure}, "outcome": "wrong_to_right", "control": True}
     trace = make_trace("../½ \n", **facts)
@@ -73,7 +89,9 @@ def test_any_text_and_number_comes_back(tmp_path):
 
 def test_continuing_knows_what_is_there_and_keeps_the_first_receipt(tmp_path):
     path = write_traces(tmp_path / "x.traces", pairs(2))
-    with AttentionTraces.create(path, make_header(conditions=("wo", "mful")), receipt={"seed": 2}) as traces:
+    with AttentionTraces.create(
+        path, make_header(conditions=("wo", "mful")), receipt={"seed": 2}
+    ) as traces:
         assert traces.has("p1", "mless") and not traces.has("p2", "wo")
         traces.append(make_trace("p2", "wo", seed=2))
     with AttentionTraces.open(path) as traces:
@@ -110,7 +128,9 @@ def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
         found = list(traces)
     # each kill may have come between a record and its report; nothing else is left out
     assert set(reported) <= set(range(len(found))) and 0 <= len(found) - len(reported) <= 3
-    assert all(same(trace, make_trace(f"p{n}", "mless", seed=n, size=400)) for n, trace in enumerate(found))
+    assert all(
+        same(trace, make_trace(f"p{n}", "mless", seed=n, size=400)) for n, trace in enumerate(found)
+    )
     begin(tmp_path / "x.traces").close()
     left = contents(tmp_path / "x.traces")
     assert len(left) == 1 + len(found) and not [name for name in left if name.endswith(".part")]
@@ -149,7 +169,19 @@ def test_a_full_disk_is_one_clear_line_and_what_was_written_stays(tmp_path):
 def test_cut_anywhere_it_is_one_clear_line(tmp_path, written):
     path = copied(written, tmp_path)
     for name, whole in contents(written).items():
-        for cut in (0, 1, 7, 8, 9, 20, 100, 1000, len(whole) // 2, len(whole) - 100, len(whole) - 1):
+        for cut in (
+            0,
+            1,
+            7,
+            8,
+            9,
+            20,
+            100,
+            1000,
+            len(whole) // 2,
+            len(whole) - 100,
+            len(whole) - 1,
+        ):
             (path / name).write_bytes(whole[:cut])
             with pytest.raises(JournalError, match="is torn or damaged") as error:
                 with AttentionTraces.open(path) as traces:
@@ -174,16 +206,25 @@ def test_cut_anywhere_it_is_one_clear_line(tmp_path, written):
         ("header.json", {"a": 1}, "header.json: Object missing", "header.json: Object missing"),
         ("notes.txt", {}, "header.json cannot be read", "already holds files"),
         ("header.json", {"mless_traces": 99}, "Invalid enum value 99", "Invalid enum value 99"),
-        ("header.json.part", {}, "header.json cannot be read", None),  # a kill before the header: it can be begun
+        (
+            "header.json.part",
+            {},
+            "header.json cannot be read",
+            None,
+        ),  # a kill before the header: it can be begun
     ],
 )
-def test_what_is_something_else_is_named_and_not_touched(tmp_path, written, name, content, reading, beginning):
+def test_what_is_something_else_is_named_and_not_touched(
+    tmp_path, written, name, content, reading, beginning
+):
     path = tmp_path / "x"
     if content is None:
         path.write_text("not a folder")
     else:
         path.mkdir()
-        known = json.loads((written / "header.json").read_text()) if "mless_traces" in content else {}
+        known = (
+            json.loads((written / "header.json").read_text()) if "mless_traces" in content else {}
+        )
         (path / name).write_text(json.dumps(known | content))
     for attempt, told in ((AttentionTraces.open, reading), (begin, beginning)):
         with pytest.raises(RunError, match=told) if told else nullcontext():
@@ -193,14 +234,22 @@ def test_what_is_something_else_is_named_and_not_touched(tmp_path, written, name
 def test_what_is_there_is_given_and_what_is_not_is_named(written):
     with AttentionTraces.open(written) as traces:
         (values,) = traces.measures(["mass_filler"], "mless", ["p3", "p0"])
-        np.testing.assert_array_equal(values[1], make_trace("p0", "mless", seed=0).measures["mass_filler"])
+        np.testing.assert_array_equal(
+            values[1], make_trace("p0", "mless", seed=0).measures["mass_filler"]
+        )
         for attempt, told in [
-            (lambda: traces.header.place("layer", 2), "Layer 2 is not in these traces: counted from 1, they hold 1, 3"),
+            (
+                lambda: traces.header.place("layer", 2),
+                "Layer 2 is not in these traces: counted from 1, they hold 1, 3",
+            ),
             (
                 lambda: traces.header.place("head", 0),
                 "Head 0 is not in these traces: counted from 1, they hold 1, 2, 3",
             ),
-            (lambda: traces.measures(["bias"], "mless", ["p0"]), "has no bias under mless.*--decompose"),
+            (
+                lambda: traces.measures(["bias"], "mless", ["p0"]),
+                "has no bias under mless.*--decompose",
+            ),
         ]:
             with pytest.raises(ConfigError, match=told):
                 attempt()

@@ -35,7 +35,9 @@ def run_module(module, *arguments):
     """What `python -m MODULE` prints; the test fails with its messages if the module does."""
     command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    process = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert process.returncode == 0, process.stderr[-3000:]
     return process.stdout
 

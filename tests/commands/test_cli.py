@@ -21,7 +21,9 @@ from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, make_trace, write_traces
 def config(tmp_path):
     def write(**changes):
         path = tmp_path / "t.yaml"
-        path.write_text(yaml.safe_dump({**MINIMAL, "dataset": TOY_DATA, "layouts": ["raw"], **changes}))
+        path.write_text(
+            yaml.safe_dump({**MINIMAL, "dataset": TOY_DATA, "layouts": ["raw"], **changes})
+        )
         return str(path)
 
     return write
@@ -51,7 +53,10 @@ def test_every_command_stands_in_a_group_with_an_example_of_itself(built, capsys
     with pytest.raises(SystemExit):
         built.main(["-h"])
     listed = capsys.readouterr().out
-    assert all(f"\n{command.group}:\n" in listed for command in COMMANDS) and "..." not in listed.partition("\nRun:")[2]
+    assert (
+        all(f"\n{command.group}:\n" in listed for command in COMMANDS)
+        and "..." not in listed.partition("\nRun:")[2]
+    )
     examples = {command.name: command.example for command in COMMANDS}
     assert set(examples) == set(built.commands)
     for name, example in examples.items():
@@ -73,22 +78,57 @@ def test_a_model_runs_without_a_config_of_its_own(capsys, monkeypatch, tmp_path)
     assert done.returncode == 0 and "mless chat 55" in " ".join(done.stdout.split())
     assert "requests  28: mless 2 times, wo 2 times, 1 positive control" in done.stdout
     (tmp_path / "own.jsonl").write_text('{"question": "What is 7 times 8?", "answer": "56"}')
-    own = ("--dataset", str(tmp_path / "own.jsonl"), "--conditions", "wo, mful", "--max-gen-toks", "9", "--dry-run")
+    own = (
+        "--dataset",
+        str(tmp_path / "own.jsonl"),
+        "--conditions",
+        "wo, mful",
+        "--max-gen-toks",
+        "9",
+        "--dry-run",
+    )
     done = here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own)
-    assert "requests  5: mful 2 times, wo 2 times" in done.stdout and "at most 45 generated" in done.stdout, done.stderr
-    refused(here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own, "--repeats", "2"), "repeats is 2")
+    assert (
+        "requests  5: mful 2 times, wo 2 times" in done.stdout
+        and "at most 45 generated" in done.stdout
+    ), done.stderr
+    refused(
+        here(capsys, monkeypatch, "run", "--model", TOY_MODEL, *own, "--repeats", "2"),
+        "repeats is 2",
+    )
     shutil.copytree(TOY_MODEL, tmp_path / "a model")
     (tmp_path / "a model" / "chat_template.jinja").unlink()
     base = ("run", "--model", str(tmp_path / "a model"), *ask)
     bare = here(capsys, monkeypatch, *base)
     assert bare.returncode == 0 and "mless raw 55" in " ".join(bare.stdout.split())
-    forced = here(capsys, monkeypatch, *base[:2], TOY_MODEL, *ask, "--no-apply-chat-template", "--num-fewshot", "2")
-    assert forced.returncode == 0 and "mless raw 55" in " ".join(forced.stdout.split()), forced.stderr
+    forced = here(
+        capsys,
+        monkeypatch,
+        *base[:2],
+        TOY_MODEL,
+        *ask,
+        "--no-apply-chat-template",
+        "--num-fewshot",
+        "2",
+    )
+    assert forced.returncode == 0 and "mless raw 55" in " ".join(forced.stdout.split()), (
+        forced.stderr
+    )
     assert "\nQ: " in forced.stdout
-    refused(here(capsys, monkeypatch, *base, "--apply-chat-template"), "and the layout `chat` needs one")
-    refused(here(capsys, monkeypatch, "run"), "Expected a run config or --model ORG/NAME, got neither")
-    refused(here(capsys, monkeypatch, "run", "x.yaml", "--model", TOY_MODEL), "got both. Give one of the two.")
-    refused(here(capsys, monkeypatch, "run", "--model", "./nowhere", *ask), "Model folder ./nowhere does not exist")
+    refused(
+        here(capsys, monkeypatch, *base, "--apply-chat-template"), "and the layout `chat` needs one"
+    )
+    refused(
+        here(capsys, monkeypatch, "run"), "Expected a run config or --model ORG/NAME, got neither"
+    )
+    refused(
+        here(capsys, monkeypatch, "run", "x.yaml", "--model", TOY_MODEL),
+        "got both. Give one of the two.",
+    )
+    refused(
+        here(capsys, monkeypatch, "run", "--model", "./nowhere", *ask),
+        "Model folder ./nowhere does not exist",
+    )
 
 
 def test_a_run_and_its_problems_are_shown(capsys, monkeypatch):
@@ -103,7 +143,9 @@ def test_a_run_and_its_problems_are_shown(capsys, monkeypatch):
     done = here(capsys, monkeypatch, "show", run, problem.problem_id, "--condition", "mless")
     shown = " ".join(done.stdout.split())
     mine = next(
-        one for one in Run.load(GREEDY_RUN).prompts if (one.problem_id, one.condition) == (problem.problem_id, "mless")
+        one
+        for one in Run.load(GREEDY_RUN).prompts
+        if (one.problem_id, one.condition) == (problem.problem_id, "mless")
     )
     assert " ".join(mine.prompt.split()) in shown and " ".join(mine.completions[0].split()) in shown
     assert (
@@ -129,7 +171,9 @@ def test_a_terminal_hears_within_two_seconds_that_something_is_done():
     os.close(theirs)
     with open(ours, encoding="utf-8") as terminal:
         assert terminal.readline() == "mless: working\n"
-    silent = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=True)
+    silent = subprocess.run(
+        [sys.executable, "-c", SLOW], capture_output=True, text=True, check=True
+    )
     assert silent.stderr == "", "a log needs none"
 
 
@@ -151,7 +195,10 @@ def test_what_libraries_say_goes_to_a_file_of_its_own(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == "from us\nafterwards\n"
     said = (tmp_path / "log").read_text()
-    assert all(f"from {who}" in said for who in ("a library", "a process", "Python")) and "us" not in said.split()
+    assert (
+        all(f"from {who}" in said for who in ("a library", "a process", "Python"))
+        and "us" not in said.split()
+    )
 
 
 @pytest.mark.parametrize("arguments", [["tasks"], ["--help"]])
@@ -160,7 +207,10 @@ def test_a_full_standard_output_is_told_in_one_line(arguments):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    assert done.stderr == "mless: standard output is full: no space left on device. Send it elsewhere.\n"
+    assert (
+        done.stderr
+        == "mless: standard output is full: no space left on device. Send it elsewhere.\n"
+    )
 
 
 FIXED = {
@@ -184,7 +234,9 @@ def built():
 
 
 @pytest.mark.parametrize(("command", "option"), FIXED)
-def test_a_value_out_of_a_fixed_set_is_listed_and_another_refused(built, capsys, monkeypatch, command, option):
+def test_a_value_out_of_a_fixed_set_is_listed_and_another_refused(
+    built, capsys, monkeypatch, command, option
+):
     monkeypatch.setenv("COLUMNS", "200")
     values = FIXED[command, option].split()
     with pytest.raises(SystemExit) as ended:
@@ -192,7 +244,9 @@ def test_a_value_out_of_a_fixed_set_is_listed_and_another_refused(built, capsys,
     printed = capsys.readouterr()
     assert (ended.value.code, printed.out) == (2, "")
     said = printed.err.splitlines()[-1]
-    assert option in said and said.endswith(f"'other' is not one of {', '.join(map(repr, values))}.")
+    assert option in said and said.endswith(
+        f"'other' is not one of {', '.join(map(repr, values))}."
+    )
     with pytest.raises(SystemExit):
         built.main([command, "--help"])
     assert "|".join(values) in capsys.readouterr().out
@@ -221,31 +275,66 @@ BASE = {"model": {"backend": "hf", "model_args": {"pretrained": TOY_MODEL}}}
     [
         ({"colour": 1}, [], "unknown key 'colour'"),
         ({"conditions": ["wo", "mles"]}, [], "got 'mles'"),
-        ({"conditions": [{"name": "x", "unit": "qxzvkj"}]}, [], "the tokenizer splits the unit 'qxzvkj'"),
+        (
+            {"conditions": [{"name": "x", "unit": "qxzvkj"}]},
+            [],
+            "the tokenizer splits the unit 'qxzvkj'",
+        ),
         ({"conditions": ["wo", {"name": "x", "sentence": 9999}]}, [], "condition 'x': sentence: "),
         ({"dataset": {"path": "nowhere.jsonl"}}, [], "Data file nowhere.jsonl: No such file"),
-        ({}, ["--set", "model.model_args.pretrained=./nowhere"], "Model folder ./nowhere does not exist"),
-        ({}, ["--set", "model.model_args.pretrained=some/model"], "The hub could not be reached for some/model"),
+        (
+            {},
+            ["--set", "model.model_args.pretrained=./nowhere"],
+            "Model folder ./nowhere does not exist",
+        ),
+        (
+            {},
+            ["--set", "model.model_args.pretrained=some/model"],
+            "The hub could not be reached for some/model",
+        ),
         ({}, ["--set", "model.model_args.max_model_len=256"], "over the context of 256"),
-        ({}, ["--set", "model.model_args.max_model_len=4k"], "expected a whole number above 0, got '4k'."),
+        (
+            {},
+            ["--set", "model.model_args.max_model_len=4k"],
+            "expected a whole number above 0, got '4k'.",
+        ),
         ({}, ["--set", "model.model_args.data_parallel_size=0"], "data_parallel_size is '0'"),
         ({}, ["--engines", "two"], "--engines is 'two'"),
         (BASE, ["--engines", "2"], "--engines is 2, and model.backend is 'hf'"),
-        ({"layouts": ["raw"]}, ["--set", "model.model_args.enable_thinking=true"], "reads no switch 'enable_thinking'"),
+        (
+            {"layouts": ["raw"]},
+            ["--set", "model.model_args.enable_thinking=true"],
+            "reads no switch 'enable_thinking'",
+        ),
         ({}, ["--set", "model.backend=vlm"], "no model.backend 'vlm'"),
         ({}, ["--set", "repeats=3"], "repeats is 3, and the sampling is greedy"),
-        ({}, ["--set", "gen_kwargs={temperature: .inf}"], "gen_kwargs.temperature: Input should be a finite number"),
+        (
+            {},
+            ["--set", "gen_kwargs={temperature: .inf}"],
+            "gen_kwargs.temperature: Input should be a finite number",
+        ),
         ({}, ["-o", "/dev/null"], "/dev/null cannot be used: Not a directory"),
     ],
     ids=str,
 )
-def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(config, changes, arguments, message, capsys, monkeypatch):
-    refused(here(capsys, monkeypatch, "run", config(**changes), *arguments, "--limit", "2", "--dry-run"), message)
+def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(
+    config, changes, arguments, message, capsys, monkeypatch
+):
+    refused(
+        here(
+            capsys, monkeypatch, "run", config(**changes), *arguments, "--limit", "2", "--dry-run"
+        ),
+        message,
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("2024-13-45", "month must be in 1..12"), ("!!bool maybe", "'maybe'"), ("[" * 3000, "recursion")],
+    [
+        ("2024-13-45", "month must be in 1..12"),
+        ("!!bool maybe", "'maybe'"),
+        ("[" * 3000, "recursion"),
+    ],
     ids=lambda one: one[:12],
 )
 def test_yaml_without_a_value_is_refused_with_its_place(tmp_path, capsys, monkeypatch, name, why):
@@ -255,22 +344,39 @@ def test_yaml_without_a_value_is_refused_with_its_place(tmp_path, capsys, monkey
     assert why in done.stderr
 
 
-def test_a_used_output_folder_is_refused_before_the_plan_is_built(capsys, monkeypatch, config, tmp_path):
+def test_a_used_output_folder_is_refused_before_the_plan_is_built(
+    capsys, monkeypatch, config, tmp_path
+):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").write_text("x")
     monkeypatch.setattr("harness.experiment.plan.make_plan", None)
-    refused(here(capsys, monkeypatch, "run", config(), "--output", str(tmp_path / "full")), "already holds files")
+    refused(
+        here(capsys, monkeypatch, "run", config(), "--output", str(tmp_path / "full")),
+        "already holds files",
+    )
 
 
 def test_an_error_that_quotes_control_characters_is_one_line_of_plain_ones(capsys, monkeypatch):
     done = here(capsys, monkeypatch, "table", "no\x1b[2Jsuch\nfol\u202eder\x9b")
-    refused(done, "no<U+001B>[2Jsuch fol<U+202E>der<U+009B> holds no finished run: expected run.json")
+    refused(
+        done, "no<U+001B>[2Jsuch fol<U+202E>der<U+009B> holds no finished run: expected run.json"
+    )
     assert done.stderr.rstrip("\n").isprintable()
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in (resources.folder("configs") / "runs").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", sorted(p.name for p in (resources.folder("configs") / "runs").glob("*.yaml"))
+)
 def test_every_shipped_config_is_accepted_by_dry_run(name, capsys, monkeypatch):
-    arguments = ("run", name, "--dry-run", "--limit", "3", "--set", f"model.model_args.tokenizer={TOY_MODEL}")
+    arguments = (
+        "run",
+        name,
+        "--dry-run",
+        "--limit",
+        "3",
+        "--set",
+        f"model.model_args.tokenizer={TOY_MODEL}",
+    )
     done = here(capsys, monkeypatch, *arguments)
     assert done.returncode == 0 and "requests" in done.stdout
 
@@ -295,7 +401,10 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
             ("report", str(GREEDY_RUN), "--traces", "t.traces", "--head", "9"),
             "Head 9 is not in these traces: counted from 1",
         ),
-        (("heads", "t.traces", "--condition", ""), "Expected a contrast of different conditions, got none against"),
+        (
+            ("heads", "t.traces", "--condition", ""),
+            "Expected a contrast of different conditions, got none against",
+        ),
     ],
     ids=lambda one: " ".join(one[-2:]) if isinstance(one, tuple) else "",
 )

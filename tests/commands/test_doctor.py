@@ -9,7 +9,11 @@ SUBJECTS = "python lm-eval vllm device tokenizer data hub".split()
 
 
 def found(subject, model=None):
-    (finding,) = [finding for finding in check_installation.check_installation(model) if finding.subject == subject]
+    (finding,) = [
+        finding
+        for finding in check_installation.check_installation(model)
+        if finding.subject == subject
+    ]
     return finding
 
 
@@ -17,19 +21,28 @@ def found(subject, model=None):
 def test_it_finds_the_installation_sound(mless):
     done = mless("doctor", "--model", TOY_MODEL)
     assert done.returncode == 0, done.stdout
-    assert [line.split()[1] for line in done.stdout.splitlines()[4:] if line.startswith(("ok", "note"))] == SUBJECTS
+    assert [
+        line.split()[1] for line in done.stdout.splitlines()[4:] if line.startswith(("ok", "note"))
+    ] == SUBJECTS
 
 
 def test_it_names_the_fix(mless):
     done = mless("doctor", MATH500_PATH="nowhere.jsonl")
     assert done.returncode == 2
-    assert "FAIL    data" in done.stdout and "\ndata: Data file nowhere.jsonl: No such file" in done.stdout
+    assert (
+        "FAIL    data" in done.stdout
+        and "\ndata: Data file nowhere.jsonl: No such file" in done.stdout
+    )
 
 
 def test_a_hub_out_of_reach_is_a_failure_only_of_a_model_that_was_named(monkeypatch):
     assert found("hub").fix and not found("hub").fatal and not found("hub", "/nothing").fatal
     finding = found("hub", "some/model")
-    assert finding.fatal and finding.found == "some/model is out of reach" and "HF_HUB_OFFLINE" in finding.fix
+    assert (
+        finding.fatal
+        and finding.found == "some/model is out of reach"
+        and "HF_HUB_OFFLINE" in finding.fix
+    )
 
 
 def test_a_build_for_gpus_that_sees_none_is_told(monkeypatch):

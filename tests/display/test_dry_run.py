@@ -31,11 +31,18 @@ def points(n, k, tests):
     [
         ({}, "mless - wo", "alpha 0.05,", 1),
         ({"layouts": ["raw", "chat"]}, "mless - wo", "alpha 0.05 / 2,", 2),
-        ({"layouts": ["raw", "chat"], "contrasts": ["mful - wo"]}, "mful - wo", "alpha 0.05 / 2,", 2),
+        (
+            {"layouts": ["raw", "chat"], "contrasts": ["mful - wo"]},
+            "mful - wo",
+            "alpha 0.05 / 2,",
+            2,
+        ),
         ({"contrasts": ["mful - wo"]}, "mful - wo", "alpha 0.05,", 1),
     ],
 )
-def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(tmp_path, changes, contrasts, alpha, tests):
+def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(
+    tmp_path, changes, contrasts, alpha, tests
+):
     conditions = {"conditions": ["wo", "mless", "mful"]}
     for k, sampled in ((1, {}), (5, SAMPLED)):
         (line,) = describe_power(config(tmp_path, **conditions, **changes, **sampled), 500)
@@ -62,18 +69,28 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     wanted = config(tmp_path, conditions=["wo", "mless", "mful"], **SAMPLED, model=_demo_model())
     unknown = f"unknown: no finished run of this model in {tmp_path}"
     forecast = describe_time(wanted, 7500)
-    assert re.match(r"about \d+ min, may be wrong by 3 times \(2 million parameters on \d+ CPU cores\)", forecast)
+    assert re.match(
+        r"about \d+ min, may be wrong by 3 times \(2 million parameters on \d+ CPU cores\)",
+        forecast,
+    )
     assert describe_time(wanted, 75) != forecast, "fewer tokens take less"
     assert describe_time(config(tmp_path, model=_demo_model(pretrained="/none")), 7500) == unknown
     shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
     receipt = json.loads((tmp_path / "earlier" / "run.json").read_text())
-    receipt["timing"] |= {"tokens_per_second": 1000.0, "tokens": 40_000, "samples": 1000, "load_seconds": 60.0}
+    receipt["timing"] |= {
+        "tokens_per_second": 1000.0,
+        "tokens": 40_000,
+        "samples": 1000,
+        "load_seconds": 60.0,
+    }
     receipt["sessions"][-1]["engine"] = {"device_names": ["H200", "H200"]}
     for device, told in (("cuda", "about 12 GPU-minutes (as"), ("cpu", "about 12 minutes (as")):
         receipt["engine"]["device"] = device
         (tmp_path / "earlier" / "run.json").write_text(json.dumps(receipt))
         said = describe_time(wanted, 7500)
-        assert said.startswith(told) and said.endswith("earlier: 1,000 tokens/s on H200)"), "2 x (60 s + 300 s)"
+        assert said.startswith(told) and said.endswith("earlier: 1,000 tokens/s on H200)"), (
+            "2 x (60 s + 300 s)"
+        )
     assert describe_time(config(tmp_path, model=_demo_model(dtype="bfloat16")), 7500) == forecast
     (tmp_path / "earlier" / "run.json").write_text('{"torn')
     assert describe_time(wanted, 7500) == forecast
@@ -82,10 +99,15 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
 def test_a_run_with_several_instructions_or_texts_says_which_mean_effects_it_would_detect(tmp_path):
     texts = ["wo", "mless", *({"name": f"t{n}", "sentence": n} for n in range(1, 9))]
     across = {"instructions": [f"Do it in way {n}." for n in range(5)]}
-    _, by_text, by_instruction = describe_power(config(tmp_path, conditions=texts, across=across), 500)
+    _, by_text, by_instruction = describe_power(
+        config(tmp_path, conditions=texts, across=across), 500
+    )
     for line, noun, count in ((by_text, "texts", 8), (by_instruction, "instructions", 6)):
         effect = minimal_detectable_effect(n=500, discordance=0.1, prompts=count, spread=0.02)
-        assert f"mean effects over new {noun} from {100 * effect:.1f} points on ({count} {noun}; 80 % power" in line
+        assert (
+            f"mean effects over new {noun} from {100 * effect:.1f} points on ({count} {noun}; 80 % power"
+            in line
+        )
 
 
 def _demo_model(**changes):

@@ -20,7 +20,11 @@ from harness.display.format_values import MINUS
 from tests.commands.test_cli import here, refused
 from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation
 
-MODELS = {"Qwen2.5-Math-1.5B": (0.5, 0.25), "Qwen2.5-Math-7B": (0.7, 0.0), "Llama-3.1-8B-Instruct": (0.5, -0.25)}
+MODELS = {
+    "Qwen2.5-Math-1.5B": (0.5, 0.25),
+    "Qwen2.5-Math-7B": (0.7, 0.0),
+    "Llama-3.1-8B-Instruct": (0.5, -0.25),
+}
 """The chance to be right of each model, and what `mless` changes: it gains, stays, or loses."""
 
 
@@ -34,8 +38,12 @@ def frame():
         frames.append(evaluation(drawn(seed, 240, 1, chances), model=model).read())
     samples = pandas.concat(frames, ignore_index=True)
     order = ["wo", "random", "mful", "mless", "control"]
-    samples = samples.sort_values("condition", key=lambda names: names.map(order.index), kind="stable")
-    return samples.assign(completion_tokens=np.random.default_rng(5).integers(20, 900, len(samples)))
+    samples = samples.sort_values(
+        "condition", key=lambda names: names.map(order.index), kind="stable"
+    )
+    return samples.assign(
+        completion_tokens=np.random.default_rng(5).integers(20, 900, len(samples))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +55,23 @@ def draw_all(table, frame):
     return {
         "accuracy": draw_accuracies(table, title="Results"),
         "forest": draw_forest(table),
-        "completion-lengths": draw_completion_lengths(length_shares(frame[frame["condition"] != "control"])),
+        "completion-lengths": draw_completion_lengths(
+            length_shares(frame[frame["condition"] != "control"])
+        ),
     }
 
 
 def words(figure):
     """Every text that is on the page, with its box."""
     figure.draw_without_rendering()
-    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-    ticks = {tick for axes in figure.findobj(lambda a: hasattr(a, "get_xticklabels")) for tick in _hidden_ticks(axes)}
+    found = [
+        text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()
+    ]
+    ticks = {
+        tick
+        for axes in figure.findobj(lambda a: hasattr(a, "get_xticklabels"))
+        for tick in _hidden_ticks(axes)
+    }
     return [(text.get_text(), text.get_window_extent()) for text in found if text not in ticks]
 
 
@@ -65,7 +81,11 @@ def _hidden_ticks(axes):
         low, high = sorted((low, high))
         for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
             shown = axes.get_visible() and low <= tick.get_loc() <= high
-            yield from (label for label in (tick.label1, tick.label2) if not shown or not label.get_visible())
+            yield from (
+                label
+                for label in (tick.label1, tick.label2)
+                if not shown or not label.get_visible()
+            )
         yield axis.get_offset_text()
 
 
@@ -109,7 +129,9 @@ def estimates(axes):
     }
 
 
-def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_only_what_passed(table):
+def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_only_what_passed(
+    table,
+):
     axes = draw_forest(table).axes[0]
     shown = iter(estimates(axes).values())
     rows, intervals = [], []
@@ -130,7 +152,9 @@ def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_o
     texts = [text.get_text().replace(MINUS, "-") for text in axes.texts]
     verdicts = [row["verdict"] for row in rows]
     assert [text for text in texts if text in verdicts] == verdicts
-    ends = [[float(end) for end in text[1:-1].split(", ")] for text in texts if text.startswith("[")]
+    ends = [
+        [float(end) for end in text[1:-1].split(", ")] for text in texts if text.startswith("[")
+    ]
     assert np.allclose(ends, intervals, atol=0.5)
 
 
@@ -146,7 +170,9 @@ def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table)
         for row in rows.to_dict("records")
     ]
     texts = [text.get_text() for text in axes.texts]
-    assert [f"{value:.1f}" for value in rows["accuracy"]] == [one for one in texts if one.replace(".", "").isdigit()]
+    assert [f"{value:.1f}" for value in rows["accuracy"]] == [
+        one for one in texts if one.replace(".", "").isdigit()
+    ]
     low, high = axes.get_xlim()
     assert low < rows["accuracy_low"].min() and high > rows["accuracy_high"].max()
 
@@ -169,16 +195,27 @@ def test_no_label_is_a_formula_or_breaks_a_figure(table, frame, tmp_path):
 def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
     shares = length_shares(frame)
     for names, rows in shares.groupby(["model", "layout", "condition"]):
-        mine = frame[(frame["model"] == names[0]) & (frame["condition"] == names[2]) & (frame["replicate"] == 0)]
+        mine = frame[
+            (frame["model"] == names[0])
+            & (frame["condition"] == names[2])
+            & (frame["replicate"] == 0)
+        ]
         assert rows["share"].iloc[-1] == 100 and (rows["samples"] == len(mine)).all()
         middle = rows.iloc[len(rows) // 2]
-        assert middle["share"] == pytest.approx(100 * (mine["completion_tokens"] <= middle["length"]).mean())
+        assert middle["share"] == pytest.approx(
+            100 * (mine["completion_tokens"] <= middle["length"]).mean()
+        )
     figure = draw_completion_lengths(shares[shares["condition"] != "control"])
     for axes, model in zip(figure.axes, MODELS, strict=True):
         medians = [int(number) for number in axes.get_title().split("median ")[1].split(" / ")]
         kept = frame[(frame["model"] == model) & (frame["replicate"] == 0)]
-        expected = [kept[kept["condition"] == c]["completion_tokens"] for c in ("wo", "random", "mful", "mless")]
-        assert medians == [int(np.percentile(sizes, 50, method="inverted_cdf")) for sizes in expected]
+        expected = [
+            kept[kept["condition"] == c]["completion_tokens"]
+            for c in ("wo", "random", "mful", "mless")
+        ]
+        assert medians == [
+            int(np.percentile(sizes, 50, method="inverted_cdf")) for sizes in expected
+        ]
 
 
 def test_a_condition_looks_the_same_whatever_else_is_shown():
@@ -197,7 +234,9 @@ def test_no_figure_reorders_the_conditions_of_a_run(frame):
     table = compare(mixed)
     names = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence"}
     for figure in (draw_accuracies(table, title=""), draw_forest(table)):
-        shown = [text.get_text() for text in figure.axes[0].texts if text.get_text() in names.values()]
+        shown = [
+            text.get_text() for text in figure.axes[0].texts if text.get_text() in names.values()
+        ]
         assert shown[: len(set(shown))] == [names[one] for one in order if names[one] in shown]
     (legend,) = draw_completion_lengths(length_shares(mixed)).legends
     shown = [text.get_text() for text in legend.get_texts()]
@@ -221,29 +260,54 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
             assert row["difference"] == pytest.approx(expected.loc[condition, "difference"])
     image = Image.open(tmp_path / "figures" / "forest.png")
     receipt = json.loads(image.text["Description"])
-    assert receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1
+    assert (
+        receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1
+    )
     assert image.width == 2100
     plot([str(GREEDY_RUN)], [Kind.ACCURACY], output=tmp_path / "again")
     for file in (tmp_path / "again").iterdir():
-        assert file.read_bytes() == (tmp_path / "figures" / file.name).read_bytes(), "the same numbers, the same files"
+        assert file.read_bytes() == (tmp_path / "figures" / file.name).read_bytes(), (
+            "the same numbers, the same files"
+        )
 
 
-def test_the_command_names_its_files_and_refuses_what_it_cannot_write(capsys, monkeypatch, tmp_path):
-    done = here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "forest", "-o", str(tmp_path))
+def test_the_command_names_its_files_and_refuses_what_it_cannot_write(
+    capsys, monkeypatch, tmp_path
+):
+    done = here(
+        capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "forest", "-o", str(tmp_path)
+    )
     assert done.returncode == 0
     assert done.stdout.split() == [
-        word for suffix in ("png", "svg", "pdf", "csv") for word in (suffix, str(tmp_path / f"forest.{suffix}"))
+        word
+        for suffix in ("png", "svg", "pdf", "csv")
+        for word in (suffix, str(tmp_path / f"forest.{suffix}"))
     ]
     (tmp_path / "file").write_text("")
     arguments = ("--kind", "accuracy", "-o", str(tmp_path / "file"))
-    refused(here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments), "cannot be written: File exists. ")
+    refused(
+        here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments),
+        "cannot be written: File exists. ",
+    )
 
 
 MACHADO = {  # Machado, Oliveira and Fernandes (2009), severity 1: how linear RGB looks without one kind of cone
     "none": np.eye(3),
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    "protan": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deutan": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritan": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
 }
 
 

@@ -30,7 +30,9 @@ def in_terminal(code):
     """What a program writes to a terminal of 120 columns as its standard error."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=theirs, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stderr=theirs, env=environment
+    )
     os.close(theirs)
     written = b""
     try:
@@ -44,18 +46,25 @@ def in_terminal(code):
 
 
 def test_a_terminal_shows_each_task_and_all_together():
-    rows = {line.split()[0]: line for line in in_terminal(RUN.replace("QUIET", "False")).splitlines() if "/" in line}
+    rows = {
+        line.split()[0]: line
+        for line in in_terminal(RUN.replace("QUIET", "False")).splitlines()
+        if "/" in line
+    }
     assert list(rows) == ["wo", "mless", "all"]
     assert "3/4" in rows["wo"] and "66.7% correct" in rows["wo"]
     assert "1/2" in rows["mless"] and "100.0% correct" in rows["mless"]
     assert re.search(r" 4/6 [1-9][\d,]* tokens/s, 0:00:0\d left\s*$", rows["all"])
-    assert max(len(row.rstrip()) - len(row.split()[0]) for row in rows.values()) < 60, "80 with the name of a task"
+    assert max(len(row.rstrip()) - len(row.split()[0]) for row in rows.values()) < 60, (
+        "80 with the name of a task"
+    )
 
 
 def test_quiet_shows_lines_in_a_terminal_too():
     written = in_terminal(RUN.replace("QUIET", "True")).strip()
     assert re.fullmatch(
-        r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left \| wo 3/4 66\.7%,\s+mless 1/2 100\.0%", written
+        r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left \| wo 3/4 66\.7%,\s+mless 1/2 100\.0%",
+        written,
     )
     assert max(map(len, written.splitlines())) <= 80
 
@@ -66,15 +75,23 @@ def test_tokens_of_unfinished_samples_count_and_the_time_left_is_that_of_the_tok
     with progress:
         time.sleep(0.5)
         progress.line()
-        speed, left = re.search(r"0/5 samples, (\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err).groups()
+        speed, left = re.search(
+            r"0/5 samples, (\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err
+        ).groups()
         assert 0 < int(speed) <= 180, "90 tokens in half a second, or what it took"
-        assert abs(int(left) - (20 + 20 + 150) / int(speed)) <= 1, "30 of 50, 60 of halfway to 100, and three of 50"
+        assert abs(int(left) - (20 + 20 + 150) / int(speed)) <= 1, (
+            "30 of 50, 60 of halfway to 100, and three of 50"
+        )
         progress.running = lambda: [("wo", 10), ("mless", 20)]
         progress.sample("wo", 90)
         progress.sample("mless", 20)
         progress.line()
-        speed, left = re.search(r"(\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err).groups()
-        assert abs(int(left) - (80 + 40 + 20) / int(speed)) <= 1, "as long as those of their task that are finished"
+        speed, left = re.search(
+            r"(\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err
+        ).groups()
+        assert abs(int(left) - (80 + 40 + 20) / int(speed)) <= 1, (
+            "as long as those of their task that are finished"
+        )
 
 
 def test_a_model_that_loads_shows_life_and_its_step(capsys, tmp_path):
@@ -83,10 +100,13 @@ def test_a_model_that_loads_shows_life_and_its_step(capsys, tmp_path):
     with shown.loading(log):
         time.sleep(1.5)
         with log.open("a") as file:
-            file.write("(Worker pid=7) INFO 11-25 [cpu_model_runner.py:68] Starting to load model x...\n")
+            file.write(
+                "(Worker pid=7) INFO 11-25 [cpu_model_runner.py:68] Starting to load model x...\n"
+            )
         time.sleep(1.0)
     assert re.fullmatch(
-        r"mless: loading, 1 s: importing\nmless: loading, \d s: loading weights\n", capsys.readouterr().err
+        r"mless: loading, 1 s: importing\nmless: loading, \d s: loading weights\n",
+        capsys.readouterr().err,
     )
 
 
@@ -100,7 +120,9 @@ def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):
         progress.tick()
         assert capsys.readouterr().err.startswith("mless: 1/2 samples, ")
         progress.sample("wo", None)
-    assert re.fullmatch(r"mless: 2/2 samples, [\d,]+ tokens/s \| wo 2/2 -\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"mless: 2/2 samples, [\d,]+ tokens/s \| wo 2/2 -\n", capsys.readouterr().err
+    )
 
 
 def test_the_time_left_is_told_from_this_sessions_samples(capsys):
@@ -113,6 +135,10 @@ def test_the_time_left_is_told_from_this_sessions_samples(capsys):
         progress.sample("wo", 10)
         progress.sample("wo", 10)
         progress.line()
-        shown, minutes, seconds = re.match(r"mless: (.+), 0:(\d+):(\d+) left", capsys.readouterr().err).groups()
+        shown, minutes, seconds = re.match(
+            r"mless: (.+), 0:(\d+):(\d+) left", capsys.readouterr().err
+        ).groups()
     left, one = 60 * int(minutes) + int(seconds), time.monotonic() - started
-    assert shown.startswith("902/1000 samples") and 24 <= left <= 49 * one + 1, "98 at 0.25 s, or what it took"
+    assert shown.startswith("902/1000 samples") and 24 <= left <= 49 * one + 1, (
+        "98 at 0.25 s, or what it took"
+    )

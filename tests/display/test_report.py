@@ -87,7 +87,9 @@ class Reader(HTMLParser):
 
 
 def images(page):
-    return [base64.b64decode(one).decode() for one in re.findall(f'src="{re.escape(SVG)}([^"]+)"', page)]
+    return [
+        base64.b64decode(one).decode() for one in re.findall(f'src="{re.escape(SVG)}([^"]+)"', page)
+    ]
 
 
 def unpack(word):
@@ -99,29 +101,50 @@ def details(page):
     scripts = Reader(page).scripts
     index = unpack(scripts["index"])
     blocks = [
-        unpack(scripts[f"block-{number}"]) for number in range(sum(name.startswith("block-") for name in scripts))
+        unpack(scripts[f"block-{number}"])
+        for number in range(sum(name.startswith("block-") for name in scripts))
     ]
-    found = {one["id"]: blocks[one["at"][0]][one["at"][1]] for one in index["problems"] if one["at"]}
+    found = {
+        one["id"]: blocks[one["at"][0]][one["at"][1]] for one in index["problems"] if one["at"]
+    }
     return index, found
 
 
 def labelled(label):
     """Settings of a run with all conditions, whose model has this label."""
-    return {"model": {**CONFIG["model"], "label": label}, "conditions": list(CONDITIONS), **REGISTERED, "audit": False}
+    return {
+        "model": {**CONFIG["model"], "label": label},
+        "conditions": list(CONDITIONS),
+        **REGISTERED,
+        "audit": False,
+    }
 
 
 def judged(request, target):
     """The filler `mless` mends nine of ten problems, `mful` one, `random` none; the second baseline is all wrong."""
-    number, condition = int(re.search(r"(\d+)\.json", request.problem_id)[1]), request.task.removeprefix("demo_")
+    number, condition = (
+        int(re.search(r"(\d+)\.json", request.problem_id)[1]),
+        request.task.removeprefix("demo_"),
+    )
     right = condition == "mless" or number % 10 < (condition == "mful") + (request.replicate == 0)
-    return f"Since $x = {number}$ and so on, {condition} says $\\boxed{{{target if right else 'none'}}}$", "stop"
+    return (
+        f"Since $x = {number}$ and so on, {condition} says $\\boxed{{{target if right else 'none'}}}$",
+        "stop",
+    )
 
 
 def write_traced(path, model="model"):
     """Made-up traces of the first two prompts of each condition of the bundled run."""
     traces = [
-        make_trace(prompt.problem_id, prompt.condition, seed=number // 3, prompt_sha256=prompt.prompt_sha256)
-        for number, prompt in enumerate([one for one in Run.load(GREEDY_RUN).prompts if one.condition != "mful"][:6])
+        make_trace(
+            prompt.problem_id,
+            prompt.condition,
+            seed=number // 3,
+            prompt_sha256=prompt.prompt_sha256,
+        )
+        for number, prompt in enumerate(
+            [one for one in Run.load(GREEDY_RUN).prompts if one.condition != "mful"][:6]
+        )
     ]
     return write_traces(path, traces, model=model)
 
@@ -129,7 +152,9 @@ def write_traced(path, model="model"):
 @pytest.fixture(scope="module")
 def demo_page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "demo.html"
-    write_report([GREEDY_RUN], path, attention=[read_attention(write_traced(path.with_name("some.traces")))])
+    write_report(
+        [GREEDY_RUN], path, attention=[read_attention(write_traced(path.with_name("some.traces")))]
+    )
     return path
 
 
@@ -154,7 +179,11 @@ def hostile(tmp_path_factory):
     problems = [json.loads(line) for line in (TOY / "demo.jsonl").read_text().splitlines()]
     for number, problem in enumerate(problems[:34]):
         payload = HOSTILE[number % len(HOSTILE)]
-        problem |= {"unique_id": f"{number} {payload}", "subject": f"subject {payload}", "answer": payload}
+        problem |= {
+            "unique_id": f"{number} {payload}",
+            "subject": f"subject {payload}",
+            "answer": payload,
+        }
         problem["problem"] = f"{payload} {problem['problem']}"
     (folder / "problems.jsonl").write_text("".join(json.dumps(one) + "\n" for one in problems[:34]))
 
@@ -185,23 +214,35 @@ def test_the_tables_hold_exactly_what_compare_says(effect):
             if name == "verdict":
                 assert key == ("" if pandas.isna(want) else want)
             else:
-                assert (key == "nan") == bool(pandas.isna(want)) and (key == "nan" or float(key) == want), name
+                assert (key == "nan") == bool(pandas.isna(want)) and (
+                    key == "nan" or float(key) == want
+                ), name
 
 
 def card(page):
-    return " ".join(unescape(re.sub("<[^>]+>", " ", re.search(r"<header.*?</header>", page, re.DOTALL)[0])).split())
+    return " ".join(
+        unescape(
+            re.sub("<[^>]+>", " ", re.search(r"<header.*?</header>", page, re.DOTALL)[0])
+        ).split()
+    )
 
 
 def test_the_card_answers_the_question(demo_text, effect):
     said = card(demo_text)
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
-    assert said.startswith(f"mless report: greedy_run {question} equivalent within 1 point w/ Mless: +0.2 points [")
-    assert "3 comparisons registered beforehand: 2 equivalent within 1 point, 1 inconclusive." in said
+    assert said.startswith(
+        f"mless report: greedy_run {question} equivalent within 1 point w/ Mless: +0.2 points ["
+    )
+    assert (
+        "3 comparisons registered beforehand: 2 equivalent within 1 point, 1 inconclusive." in said
+    )
     assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-27" in said
     assert "<strong" not in demo_text
     page = effect[1].read_text()
     assert '<span class="chip better">better</span> w/ Mless: +' in page
-    assert set(re.findall(r"<strong[^>]*>([^<]*)</strong>", page)) == {"better"}, "what passed its test, and no more"
+    assert set(re.findall(r"<strong[^>]*>([^<]*)</strong>", page)) == {"better"}, (
+        "what passed its test, and no more"
+    )
 
 
 @pytest.mark.slow
@@ -211,7 +252,10 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     page = (tmp_path / "page.html").read_text()
     said = card(page)
     assert f"Q4_1, raw (no examples before the question): {signed(-43.0)} [" in said
-    assert "A/A, SmolLM2-135M-Instruct, Q4_1, raw: w/ Mless less its baseline, both run again, moves by 0.0 [" in said
+    assert (
+        "A/A, SmolLM2-135M-Instruct, Q4_1, raw: w/ Mless less its baseline, both run again, moves by 0.0 ["
+        in said
+    )
     (drawn,) = images(page)
     texts = re.findall("<!-- (.*?) -->", drawn)
     assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")
@@ -236,17 +280,29 @@ def test_prompts_are_whole_and_their_parts_have_roles(demo_text):
         parts = found[row["doc"]["id"]]["prompts"][f"0 {row['condition']}"]["parts"]
         assert "".join(text for _, text in parts) == row["prompt"]
         roles = [role for role, _ in parts if role != "separator"]
-        assert roles == ["instruction", *(["filler"] if row["condition"] != "wo" else []), "problem"]
+        assert roles == [
+            "instruction",
+            *(["filler"] if row["condition"] != "wo" else []),
+            "problem",
+        ]
 
 
 def test_the_list_names_the_flips_of_the_table_by_their_definition(effect):
     run, page = effect
     index, _ = details(page.read_text())
-    assert index["define_flips"] == "problems from wrong to right and from right to wrong, mean over pairs of samples"
+    assert (
+        index["define_flips"]
+        == "problems from wrong to right and from right to wrong, mean over pairs of samples"
+    )
     for _, row in compare(load_run(run, replicates=True), **REGISTERED).iloc[1:].iterrows():
-        pairs = [(p["right"]["0 wo"], p["right"][f"0 {row['condition']}"]) for p in index["problems"]]
+        pairs = [
+            (p["right"]["0 wo"], p["right"][f"0 {row['condition']}"]) for p in index["problems"]
+        ]
         shares = [(old / of, new / other) for (old, of), (new, other) in pairs]
-        gained, lost = sum((1 - old) * new for old, new in shares), sum(old * (1 - new) for old, new in shares)
+        gained, lost = (
+            sum((1 - old) * new for old, new in shares),
+            sum(old * (1 - new) for old, new in shares),
+        )
         assert (gained, lost) == pytest.approx((row["wrong_to_right"], row["right_to_wrong"]))
         assert index["flips"][f"0 {row['condition']}"] == f"{count(gained)} / {count(lost)}"
 
@@ -262,7 +318,11 @@ def test_hostile_text_stays_text(hostile):
     )
     for tag, attributes in reader.elements:
         assert tag in known, tag
-        assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcset", "action")]
+        assert not [
+            name
+            for name in attributes
+            if name.startswith("on") or name in ("style", "srcset", "action")
+        ]
         assert attributes.get("href", "#").startswith("#")
         assert attributes.get("src", SVG).startswith(SVG)
     assert sum(tag == "script" for tag, _ in reader.elements) == len(reader.scripts)
@@ -272,16 +332,26 @@ def test_hostile_text_stays_text(hostile):
         assert any(payload in problem["id"] for problem in index["problems"])
         assert payload in text  # by subject: shown as it is
     assert "\u202e" not in page and "<U+202E>" in text and "\x00" not in page
-    completions = [s["completion"] for one in found.values() for side in one["samples"].values() for s in side]
+    completions = [
+        s["completion"] for one in found.values() for side in one["samples"].values() for s in side
+    ]
     assert sorted(completions) == sorted([*load_run(run)["completion"]] * 2)
-    shown = {character for character in page if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    shown = {
+        character
+        for character in page
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    }
     assert shown == {"\n"}, "neither text nor drawings hold a character that hides or turns others"
     assert page.count("m&lt;U+202E&gt;&lt;U+2028&gt;&lt;U+001B&gt;&lt;U+0000&gt;") > 6
 
 
 def test_the_policy_lets_only_our_script_and_style_run(hostile):
     reader = Reader(hostile[1].read_text())
-    (policy,) = [a["content"] for tag, a in reader.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        a["content"]
+        for tag, a in reader.elements
+        if a.get("http-equiv") == "Content-Security-Policy"
+    ]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     script = base64.b64encode(hashlib.sha256(reader.scripts[""].encode()).digest()).decode()
     assert rules["default-src"] == "'none'" and rules["script-src"] == f"'sha256-{script}'"
@@ -297,7 +367,9 @@ def test_two_models_in_one_page(tmp_path):
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
     both = [one for one in found.values() if len(one["samples"]) == 8]
-    assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
+    assert len(both) == 20 and set(both[0]["prompts"]) == {
+        f"{s} {c}" for s in (0, 1) for c in CONDITIONS
+    }
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "journal.jsonl.xz", "run.json", "header.json"])
@@ -311,7 +383,10 @@ def test_a_file_of_a_run_or_of_traces_is_not_written_over(tmp_path, name):
 def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     run = write_run(tmp_path / "run", judged, limit=2, conditions=["wo"])
     write_report([run], tmp_path / "page.html")
-    assert "There is one condition only, so nothing is compared." in (tmp_path / "page.html").read_text()
+    assert (
+        "There is one condition only, so nothing is compared."
+        in (tmp_path / "page.html").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -333,7 +408,9 @@ def test_curves_are_those_of_the_traces(tmp_path):
     path = write_traced(tmp_path / "some.traces")
     file = read_attention(path)
     heads = [axes.get_title() for axes in file.figure.axes]
-    assert heads == ["Layer 1 Head 1", "Layer 1 Head 2", "Layer 1 Head 3"] and len(file.prompts) == 6
+    assert (
+        heads == ["Layer 1 Head 1", "Layer 1 Head 2", "Layer 1 Head 3"] and len(file.prompts) == 6
+    )
     with AttentionTraces.open(path) as traces:
         for head, axes in enumerate(file.figure.axes, start=1):
             lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
@@ -341,7 +418,9 @@ def test_curves_are_those_of_the_traces(tmp_path):
                 curve = aligned_curve(traces, condition=condition, layer=1, head=head)
                 kept = 2 * curve.count >= curve.prompts
                 drawn = line.get_xydata()[np.isfinite(line.get_ydata())]
-                assert drawn.tolist() == list(map(list, zip(curve.x[kept], curve.mean[kept], strict=True)))
+                assert drawn.tolist() == list(
+                    map(list, zip(curve.x[kept], curve.mean[kept], strict=True))
+                )
     write_report([GREEDY_RUN], tmp_path / "page.html", attention=[file])
     page = (tmp_path / "page.html").read_text()
     assert "Selected on outcome" not in page and page.count("<img") == 2
@@ -360,8 +439,13 @@ def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, caps
 
 
 def test_curves_of_other_prompts_are_refused(tmp_path):
-    foreign = read_attention(write_traces(tmp_path / "foreign.traces", [make_trace()], model="model"))
-    with pytest.raises(RunError, match=r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"):
+    foreign = read_attention(
+        write_traces(tmp_path / "foreign.traces", [make_trace()], model="model")
+    )
+    with pytest.raises(
+        RunError,
+        match=r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report",
+    ):
         write_report([GREEDY_RUN], tmp_path / "page.html", attention=[foreign])
 
 
@@ -370,15 +454,25 @@ def test_curves_of_other_prompts_are_refused(tmp_path):
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 in_a_browser = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
+    ),
 ]
 
 
 def rendered(page, fragment="", profile=None):
     """The page's elements after its script ran, as a real browser without a window has them."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=10000",
+        "--dump-dom",
+    ]
     options += [f"--user-data-dir={profile or page.parent / 'profile'}", f"file://{page}{fragment}"]
-    return subprocess.run([CHROMIUM, *options], capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(
+        [CHROMIUM, *options], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
 
 
 def listed(dom):
@@ -404,7 +498,10 @@ def test_it_opens_with_the_first_flip_and_filters(demo_page, fragment, count, fi
     assert first is None or (ids[0], chosen) == (first, first)
     if first:
         detail = dom.partition('<div class="detail"')[2]
-        assert re.findall(r'<span class="chip[^"]*">(\w+)</span>', detail) == ["incorrect", "correct"]
+        assert re.findall(r'<span class="chip[^"]*">(\w+)</span>', detail) == [
+            "incorrect",
+            "correct",
+        ]
         assert re.findall(r"<mark>(.*?)</mark>", detail) == ["\\boxed{1}", "\\boxed{2}"]
 
 
@@ -413,9 +510,18 @@ def test_hostile_text_does_nothing_in_a_browser(hostile, _):
     for number in range(0, 34, 5):
         dom = rendered(hostile[1], f"#?outcome=all&row={number}", hostile[0].parent / "profile")
         reader = Reader(dom)
-        assert sum(tag in ("script", "base", "iframe", "object") for tag, _ in reader.elements) == len(reader.scripts)
-        assert not [name for _, attributes in reader.elements for name in attributes if name.startswith("on")]
-        assert all(attributes["src"].startswith(SVG) for tag, attributes in reader.elements if tag == "img")
+        assert sum(
+            tag in ("script", "base", "iframe", "object") for tag, _ in reader.elements
+        ) == len(reader.scripts)
+        assert not [
+            name
+            for _, attributes in reader.elements
+            for name in attributes
+            if name.startswith("on")
+        ]
+        assert all(
+            attributes["src"].startswith(SVG) for tag, attributes in reader.elements if tag == "img"
+        )
 
 
 @pytest.mark.parametrize("_", [pytest.param(0, marks=in_a_browser)])

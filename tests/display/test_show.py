@@ -41,8 +41,15 @@ def show(capsys, monkeypatch):
 
 def changed(frame, to, direction):
     """Problems whose verdict changed in this direction, in the prompts' order."""
-    right = {name: frame[frame["condition"] == name].set_index("problem_id")["correct"] for name in ("wo", to)}
-    return [problem for problem in right["wo"].index if (right["wo"][problem], right[to][problem]) == FLIPS[direction]]
+    right = {
+        name: frame[frame["condition"] == name].set_index("problem_id")["correct"]
+        for name in ("wo", to)
+    }
+    return [
+        problem
+        for problem in right["wo"].index
+        if (right["wo"][problem], right[to][problem]) == FLIPS[direction]
+    ]
 
 
 def listed(done):
@@ -58,7 +65,9 @@ def head_of(done):
 
 @pytest.mark.parametrize("to", ["mless", "mful", "random"])
 @pytest.mark.parametrize("direction", FLIPS)
-def test_it_lists_exactly_the_problems_whose_verdict_changed_with_both_answers(show, frame, to, direction):
+def test_it_lists_exactly_the_problems_whose_verdict_changed_with_both_answers(
+    show, frame, to, direction
+):
     done = show("--condition", to, "--direction", direction)
     ids = changed(frame, to, direction)
     assert listed(done) == [(direction.replace("_", " "), one) for one in ids]
@@ -92,9 +101,13 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     table = " ".join(table_page(EXAMPLE).split())
     assert count in table and f"+ / -: flips, {defined}" in table
     named = [" - ".join(one) for one in read_identity(EXAMPLE).contrasts]
-    whole = compare(frame, primary="mless - wo", contrasts=named).set_index("condition").loc["mless"]
+    whole = (
+        compare(frame, primary="mless - wo", contrasts=named).set_index("condition").loc["mless"]
+    )
     drawn = head_of(show(path=EXAMPLE))
-    assert drawn[1].startswith(f"difference  {signed(whole['difference'])} [{whole['low']:+.1f}, ".replace(MINUS, "-"))
+    assert drawn[1].startswith(
+        f"difference  {signed(whole['difference'])} [{whole['low']:+.1f}, ".replace(MINUS, "-")
+    )
     assert drawn[2] == f"flips       {count}: {defined}"
     assert whole["aa_difference"] == 0, "greedy, and each draw's answers are its own"
     assert drawn[3] == (
@@ -111,14 +124,18 @@ def made(verdicts, *, completions=None, answers=None):
     for condition, given in verdicts.items():
         written = completions or tuple(f"{condition} wrote {n}" for n in range(len(given)))
         named = answers or tuple(map(str, range(len(given))))
-        prompts[condition] = answered_prompt(condition, given, completions=written, answers=named, doc={"answer": "7"})
+        prompts[condition] = answered_prompt(
+            condition, given, completions=written, answers=named, doc={"answer": "7"}
+        )
     return source_of(Problem(id="p", subject="Algebra", level=1, prompts=prompts))
 
 
 def printed(source, *, limit=None, encoding="utf-8", terminal=False):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
-    console = Console(file=stream, width=80, force_terminal=terminal, markup=False, emoji=False, highlight=False)
+    console = Console(
+        file=stream, width=80, force_terminal=terminal, markup=False, emoji=False, highlight=False
+    )
     criterion = Criterion(flip="changed")
     print_changes(console, select(source, criterion), criterion, limit=limit)
     stream.flush()
@@ -156,7 +173,14 @@ def test_a_long_completion_is_shown_by_its_beginning_and_its_end():
 
 
 def test_of_several_samples_one_is_shown_that_did_what_the_outcome_says():
-    up = printed(made({"wo": ("correct", "incorrect", "incorrect"), "mless": ("incorrect", "correct", "correct")}))
+    up = printed(
+        made(
+            {
+                "wo": ("correct", "incorrect", "incorrect"),
+                "mless": ("incorrect", "correct", "correct"),
+            }
+        )
+    )
     assert up.startswith("\nwrong to right  p  level 0    gold answer 7")
     assert "w/o\n-> completion 2 of 3: incorrect, answer 1" in up and "mless wrote 1" in up
     down = printed(made({"wo": ("incorrect", "correct"), "mless": ("incorrect", "incorrect")}))
@@ -180,4 +204,6 @@ def test_what_is_not_there_is_refused(show, option, value, run):
 
 def test_a_second_run_of_the_baseline_does_not_change_what_is_read():
     prompts = [one for one in Run.load(EXAMPLE).prompts if one.condition == "wo"]
-    assert {len(one.verdicts) for one in prompts} == {1}, "a sample of each draw, and not that of the second run"
+    assert {len(one.verdicts) for one in prompts} == {1}, (
+        "a sample of each draw, and not that of the second run"
+    )

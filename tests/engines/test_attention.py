@@ -28,7 +28,9 @@ from tests.conftest import gpu_share, report
 from tests.engines.test_interventions import config
 from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch's, as vllm is imported
 
 
 @pytest.mark.engine
@@ -36,17 +38,25 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's
 @pytest.mark.parametrize(
     ("budget", "ranks", "kernels"),
     [
-        pytest.param(64, 1, "graphs", marks=pytest.mark.gpu),  # no step is larger than the largest graph
+        pytest.param(
+            64, 1, "graphs", marks=pytest.mark.gpu
+        ),  # no step is larger than the largest graph
         *(pytest.param(budget, 1, "eager", marks=pytest.mark.gpu) for budget in (None, 64, 128)),
         (None, 3, "eager"),
     ],
 )
-def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budget, ranks, kernels, tmp_path):
+def test_all_layers_of_forty_prompts_are_those_of_eager_attention(
+    smollm2, budget, ranks, kernels, tmp_path
+):
     prompts = [row["ids"] for row in read_some(40)]
-    chunks = {} if budget is None else {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
+    chunks = (
+        {} if budget is None else {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
+    )
     chunks["enforce_eager"] = kernels == "eager"
     recorded = in_a_script(tmp_path, "smollm2", prompts, tensor_parallel_size=ranks, **chunks)
-    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        smollm2, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     # kernels of a GPU round differently; with tf32 the difference would be above 1e-3
     device, bound = ("cuda", 1e-4) if torch.cuda.is_available() else ("cpu", 1e-5)
     model.to(device)
@@ -64,13 +74,27 @@ def test_all_layers_of_forty_prompts_are_those_of_eager_attention(smollm2, budge
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "mixtral", "phi3", "olmo2"])
 def test_other_architectures_are_those_of_eager_attention(kind, tmp_path):
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 512}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_local_experts": 4}
-    config = AutoConfig.for_model(kind, **shape, **heads, max_position_embeddings=512, pad_token_id=0)
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "vocab_size": 512,
+    }
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_local_experts": 4,
+    }
+    config = AutoConfig.for_model(
+        kind, **shape, **heads, max_position_embeddings=512, pad_token_id=0
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for weights in model.parameters():
-        weights.data *= 4 if weights.ndim == 2 else 1  # else all weights of attention are about the same
+        weights.data *= (
+            4 if weights.ndim == 2 else 1
+        )  # else all weights of attention are about the same
     model.save_pretrained(tmp_path / kind)
     AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path / kind)
     token_ids = np.random.default_rng(0).integers(3, 500, 70)
@@ -83,19 +107,33 @@ def test_other_architectures_are_those_of_eager_attention(kind, tmp_path):
 
 def attentions(model, token_ids):
     with torch.inference_mode():
-        return [one.numpy() for one in model(torch.tensor(token_ids[None]), output_attentions=True).attentions]
+        return [
+            one.numpy()
+            for one in model(torch.tensor(token_ids[None]), output_attentions=True).attentions
+        ]
 
 
 def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
     """What `mless.attention` returns in a process of its own, as a script has it; three ranks share two cores."""
     given = folder / "prompts.json"
-    arguments = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, **gpu_share(), **more}
+    arguments = {
+        "dtype": "float32",
+        "max_model_len": 512,
+        "enforce_eager": True,
+        **gpu_share(),
+        **more,
+    }
     arguments["tensor_parallel_size"] = tensor_parallel_size
     given.write_text(json.dumps(prompts))
     bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1|1"} if tensor_parallel_size > 1 else {}
     command = [sys.executable, "-c", SCRIPT, model, str(given), json.dumps(arguments)]
     subprocess.run(command, check=True, env=os.environ | bound)
-    return [part for _, part in sorted(np.load(given.with_suffix(".npz")).items(), key=lambda item: int(item[0]))]
+    return [
+        part
+        for _, part in sorted(
+            np.load(given.with_suffix(".npz")).items(), key=lambda item: int(item[0])
+        )
+    ]
 
 
 @pytest.mark.engine
@@ -104,7 +142,9 @@ def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
 def test_without_a_salt_of_its_own_a_prompt_that_is_cached_ends_it(smollm2, monkeypatch):
     monkeypatch.setattr(check_arms, "hash_json", lambda value: "one for all")
     (request,) = asked_of((150,))
-    with pytest.raises(EngineError, match="the attention of 128 tokens was not recorded, they came out of a cache"):
+    with pytest.raises(
+        EngineError, match="the attention of 128 tokens was not recorded, they came out of a cache"
+    ):
         sums_of(smollm2, [request, replace(request)], max_num_seqs=1)
 
 
@@ -114,14 +154,22 @@ def asked_of(lengths):
     requests = []
     for size in lengths:
         sets = [[1] * size, *(drawn.integers(0, 2, size).tolist() for _ in range(2))]
-        one = recorded_prompt(drawn.integers(100, 40_000, size).tolist(), sets, name=str(len(requests)))
+        one = recorded_prompt(
+            drawn.integers(100, 40_000, size).tolist(), sets, name=str(len(requests))
+        )
         requests.append(replace(one, sampling=Sampling(max_tokens=60, stop=("no such text",))))
     return requests
 
 
 def sums_of(folder, requests, **more):
     """What an engine in this process records, and the places at which preempted prompts came again."""
-    arguments = {"pretrained": str(folder), "dtype": "float32", "max_model_len": 512, "enforce_eager": True, **more}
+    arguments = {
+        "pretrained": str(folder),
+        "dtype": "float32",
+        "max_model_len": 512,
+        "enforce_eager": True,
+        **more,
+    }
     again, own = [], vllm_worker.Arms._recording
 
     def watched(arms, asked, at, count):
@@ -135,11 +183,17 @@ def sums_of(folder, requests, **more):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv(INTERVENTIONS, json.dumps({"attention": [], "activations": [], "recorded": [0, 29]}))
+        patch.setenv(
+            INTERVENTIONS, json.dumps({"attention": [], "activations": [], "recorded": [0, 29]})
+        )
         patch.setattr(vllm_worker.Arms, "_recording", watched)
         vllm_worker.install_at_load()
         with closing(open_recorder(arguments, [1, 30])) as engine:
-            found = {one.problem_id: done.attention for finished in engine.stream(requests) for one, done in finished}
+            found = {
+                one.problem_id: done.attention
+                for finished in engine.stream(requests)
+                for one, done in finished
+            }
     return [found[one.problem_id] for one in requests], again
 
 
@@ -154,9 +208,15 @@ def test_a_preempted_prompt_is_added_up_once(lengths, cut, smollm2):
     requests = asked_of(lengths)
     alone, again = sums_of(smollm2, requests)
     assert not again
-    short = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 20}
+    short = {
+        "enable_chunked_prefill": True,
+        "max_num_batched_tokens": 64,
+        "num_gpu_blocks_override": 20,
+    }
     found, again = sums_of(smollm2, requests, **short)
-    assert any((done < size) == cut for _, done, size in again) and any(at for at, _, _ in again), again
+    assert any((done < size) == cut for _, done, size in again) and any(at for at, _, _ in again), (
+        again
+    )
     for ours, theirs in zip(found, alone, strict=True):
         assert ours.shape == theirs.shape == (2, 3, 9, theirs.shape[3])
         np.testing.assert_allclose(ours, theirs, atol=1e-4)  # sums over up to 200 queries
@@ -178,7 +238,9 @@ def read_some(count):
 
     tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
     rows = read_prompts(EXAMPLE)
-    return [{"ids": tokenizer(row.prompt)["input_ids"]} for row in rows[:: len(rows) // count][:count]]
+    return [
+        {"ids": tokenizer(row.prompt)["input_ids"]} for row in rows[:: len(rows) // count][:count]
+    ]
 
 
 def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
@@ -190,7 +252,12 @@ def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
 
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
     hidden = {"name": "begun", "unit": "/", "placement": "answer"}
-    more = {"repeats": 2, "replicates": 2, "gen_kwargs": {"temperature": 1.0}, "layouts": ["raw", "chat"]}
+    more = {
+        "repeats": 2,
+        "replicates": 2,
+        "gen_kwargs": {"temperature": 1.0},
+        "layouts": ["raw", "chat"],
+    }
     reference = {"across": {"instructions": ["Other."]}, "positive_control": True}
     settings = config(["wo", "mless", hidden], record_attention="1-2", **reference, **more)
     plan = make_plan(settings, limit=2)
@@ -199,7 +266,9 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
         asked = [one for one in map(recorder.ask, requests) if one.record]
         assert Counter(plan.arms[one.task].condition.name for one in asked) == {"wo": 2, "mless": 2}
         assert len({(one.task, one.problem_id) for one in asked}) == 4
-        assert {(one.sample_index, one.replicate, plan.arms[one.task].layout) for one in asked} == {(0, 0, "raw")}
+        assert {(one.sample_index, one.replicate, plan.arms[one.task].layout) for one in asked} == {
+            (0, 0, "raw")
+        }
         recorder.keep(asked[0], np.ones((2, 3, 4, len(asked[0].prompt_token_ids)), np.float32))
         again = [one for one in map(recorder.ask, requests) if one.record]
         assert again == asked[1:], "what is there is not recorded again"
@@ -208,7 +277,8 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
 
 
 @pytest.mark.parametrize(
-    ("layers", "message"), [([31], "is in Layer 31, and the model has 30"), ("0-2", "counted from 1; got '0-2'")]
+    ("layers", "message"),
+    [([31], "is in Layer 31, and the model has 30"), ("0-2", "counted from 1; got '0-2'")],
 )
 def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm2, layers, message):
     with pytest.raises(ConfigError, match=message):
@@ -219,9 +289,18 @@ def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_the_run_begins(smollm2, mless, tmp_path):
     small = ("--set", "model.model_args.kv_cache_memory_bytes=60000000", "--conditions", "wo")
-    asked = ("run", str(ROOT / "configs/runs/products.yaml"), *small, "--limit", "1", "--record-attention", "all")
+    asked = (
+        "run",
+        str(ROOT / "configs/runs/products.yaml"),
+        *small,
+        "--limit",
+        "1",
+        "--record-attention",
+        "all",
+    )
     done = mless(*asked, "--quiet", "-o", str(tmp_path / "run"))
     assert done.returncode == 2
     assert (
-        "attention recorded in 30 layers takes up to 0.1" in done.stderr and "of 0.06 GiB for the cache" in done.stderr
+        "attention recorded in 30 layers takes up to 0.1" in done.stderr
+        and "of 0.06 GiB for the cache" in done.stderr
     )

@@ -36,14 +36,23 @@ class Model:
 
 
 def request(name, **facts):
-    fixed = {"prompt_token_ids": None, "prompt_sha256": "", "prompt_token_sha256": None, "sampling": Sampling()}
+    fixed = {
+        "prompt_token_ids": None,
+        "prompt_sha256": "",
+        "prompt_token_sha256": None,
+        "sampling": Sampling(),
+    }
     return Request(task="t", problem_id=name, prompt=name, **{**fixed, **facts})
 
 
 def test_requests_go_in_batches_with_turns_and_seeds():
     model = Model()
     turns = ({"role": "system", "content": "a"}, {"role": "user", "content": "b"})
-    requests = [request("one", seed=7), request("two", turns=turns), *(request("more") for _ in range(LM_EVAL_BATCH))]
+    requests = [
+        request("one", seed=7),
+        request("two", turns=turns),
+        *(request("more") for _ in range(LM_EVAL_BATCH)),
+    ]
     answers = [answer for batch in LmEvalBackend(model).stream(requests) for answer in batch]
     assert [one for one, _ in answers] == requests
     assert [done.text for _, done in answers] == ["one", "a/b", *["more"] * LM_EVAL_BATCH]
@@ -54,7 +63,9 @@ def test_requests_go_in_batches_with_turns_and_seeds():
 def test_sampled_batches_of_a_local_model_are_drawn_from_seeds_of_their_own():
     drawn = []
     model = Model()
-    model.generate_until = lambda instances: drawn.append(float(torch.rand(1))) or [""] * len(instances)
+    model.generate_until = lambda instances: (
+        drawn.append(float(torch.rand(1))) or [""] * len(instances)
+    )
     sampled = Sampling(source="explicit", temperature=1.0)
     for index in (0, 1, 0):
         list(LmEvalBackend(model).stream([request("x", sampling=sampled, sample_index=index)]))
@@ -78,10 +89,19 @@ def test_the_device_of_a_backend_is_told_where_it_is_known():
     ("overrides", "message"),
     [
         (["model.model_args={model: m}"], r"model\.model_args\.base_url is missing"),
-        (["model.model_args.num_concurent=9"], "no argument 'num_concurent', near it: num_concurrent, "),
-        (["model.model_args.tokenizer=null"], r"layout `chat` .* model\.model_args\.tokenizer, which is missing"),
+        (
+            ["model.model_args.num_concurent=9"],
+            "no argument 'num_concurent', near it: num_concurrent, ",
+        ),
+        (
+            ["model.model_args.tokenizer=null"],
+            r"layout `chat` .* model\.model_args\.tokenizer, which is missing",
+        ),
         (["gen_kwargs=model_default"], "`gen_kwargs: model_default`"),
-        (["model.backend=local-chat-completions", "layouts=[raw]"], r"expected `layouts: \[chat\]`, .* got \[raw\]"),
+        (
+            ["model.backend=local-chat-completions", "layouts=[raw]"],
+            r"expected `layouts: \[chat\]`, .* got \[raw\]",
+        ),
         (["model.backend=vlm"], r"no model\.backend 'vlm': expected one of vllm, vllm-vlm, "),
         (["model.backend=vllm"], "name no model: expected `pretrained`"),
         (
@@ -96,31 +116,48 @@ def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message
 
 
 def test_arguments_have_vllms_names_and_lm_evals_own_are_left_out():
-    given = {"pretrained": "m", "max_length": 9, "batch_size": 3, "dtype": None, "data_parallel_size": 4, "seed": 5}
+    given = {
+        "pretrained": "m",
+        "max_length": 9,
+        "batch_size": 3,
+        "dtype": None,
+        "data_parallel_size": 4,
+        "seed": 5,
+    }
     assert engine_arguments(given) == {"model": "m", "max_model_len": 9, "seed": 5}
 
 
 def test_a_processor_says_whether_it_computes_in_bf16(tmp_path):
     file = tmp_path / "cpuinfo"
     assert devices.computes_bf16(file), "nothing is changed where nothing is known"
-    for flags in ("flags : avx512f avx512_bf16", "flags : avx512f amx_bf16 amx_tile", "Features : asimd bf16 i8mm"):
+    for flags in (
+        "flags : avx512f avx512_bf16",
+        "flags : avx512f amx_bf16 amx_tile",
+        "Features : asimd bf16 i8mm",
+    ):
         file.write_text(f"model name : x\n{flags}\n")
         assert devices.computes_bf16(file)
     file.write_text("model name : EPYC\nflags : fpu avx2 avx512f avx512_vnni f16c\n")
     assert not devices.computes_bf16(file)
 
 
-@pytest.mark.parametrize(("cores", "own", "kept"), [(2, {}, "0"), (8, {}, None), (2, {devices.RESERVED: "1"}, "1")])
+@pytest.mark.parametrize(
+    ("cores", "own", "kept"), [(2, {}, "0"), (8, {}, None), (2, {devices.RESERVED: "1"}, "1")]
+)
 def test_few_cores_are_all_used_unless_the_user_says_otherwise(cores, own, kept, monkeypatch):
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(devices.os, "environ", own)
-    assert f"vLLM keeps {kept or 'one'} of {cores} cores back" in devices.describe_processor({"dtype": "float32"})
+    assert f"vLLM keeps {kept or 'one'} of {cores} cores back" in devices.describe_processor(
+        {"dtype": "float32"}
+    )
     assert own.get(devices.RESERVED) in (None, "1"), "to describe changes nothing"
     devices.use_all_cores()
     assert own.get(devices.RESERVED) == kept
 
 
-def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps_its_own(tmp_path, monkeypatch):
+def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps_its_own(
+    tmp_path, monkeypatch
+):
     def settled(dtype, *, folder=tmp_path / "new", bf16=False, device="cpu"):
         monkeypatch.setattr(execute_plan, "computes_bf16", lambda: bf16)
         monkeypatch.setattr(execute_plan, "device_type", lambda: device)
@@ -132,6 +169,8 @@ def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps
         assert settled(named, device="cuda") == settled(named, bf16=True)
     model = {"label": "made", "model_args": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
     begun = write_run(tmp_path / "begun", right, limit=1, model=model)
-    assert settled("null", folder=begun).model.model_args["dtype"] is None, "it was begun in the model's own type"
+    assert settled("null", folder=begun).model.model_args["dtype"] is None, (
+        "it was begun in the model's own type"
+    )
     kept = settled("null", folder=GREEDY_RUN, bf16=True)
     assert (kept.model.model_args["dtype"], kept.layouts) == ("float32", ("raw",)), "on any machine"

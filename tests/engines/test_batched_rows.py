@@ -101,9 +101,13 @@ def make_arms(requests):
     )
     config = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=BLOCK),
-        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu")),
+        model_config=SimpleNamespace(
+            hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu")
+        ),
     )
-    worker = SimpleNamespace(model_runner=runner, vllm_config=config, determine_available_memory=int)
+    worker = SimpleNamespace(
+        model_runner=runner, vllm_config=config, determine_available_memory=int
+    )
     arms = vllm_worker.Arms(worker, {"attention": [*range(LAYERS)], "activations": [0, 1]})
     fill_cache(arms, requests)
     schedule(runner, requests)
@@ -112,13 +116,22 @@ def make_arms(requests):
 
 def schedule(runner, requests):
     """Make these requests the batch of the next step."""
-    table = torch.tensor([[number * BLOCKS + block for block in range(BLOCKS)] for number in requests])
+    table = torch.tensor(
+        [[number * BLOCKS + block for block in range(BLOCKS)] for number in requests]
+    )
     indices = [torch.arange(before, before + count) for _, before, count in requests.values()]
-    slots = [blocks[index // BLOCK] * BLOCK + index % BLOCK for blocks, index in zip(table, indices, strict=True)]
-    parameters = {number: SimpleNamespace(extra_args=extra) for number, (extra, *_) in requests.items()}
+    slots = [
+        blocks[index // BLOCK] * BLOCK + index % BLOCK
+        for blocks, index in zip(table, indices, strict=True)
+    ]
+    parameters = {
+        number: SimpleNamespace(extra_args=extra) for number, (extra, *_) in requests.items()
+    }
     runner.positions = torch.cat(indices)
     runner.metadata = SimpleNamespace(block_table=table.int(), slot_mapping=torch.cat(slots))
-    runner.requests = {number: SimpleNamespace(sampling_params=parameters[number]) for number in requests}
+    runner.requests = {
+        number: SimpleNamespace(sampling_params=parameters[number]) for number in requests
+    }
     runner.input_batch = SimpleNamespace(
         req_ids=[*requests],
         num_reqs=len(requests),
@@ -133,7 +146,9 @@ def fill_cache(arms, requests):
         for number, (_, before, _) in requests.items():
             generator = torch.Generator().manual_seed(100 * number + layer)
             first = number * BLOCKS * BLOCK
-            pair[:, first : first + before] = torch.randn(2, before, KEY_HEADS, UNITS, generator=generator)
+            pair[:, first : first + before] = torch.randn(
+                2, before, KEY_HEADS, UNITS, generator=generator
+            )
         arms._kept[layer] = pair[0], pair[1]
 
 
@@ -167,23 +182,33 @@ def draw_tensors(counts, seed=0, dtype=torch.float32):
         "gate_up": (2 * MLP_UNITS,),
         "out": (MLP_UNITS,),
     }
-    tensors = {name: torch.randn(rows, *shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+    tensors = {
+        name: torch.randn(rows, *shape, generator=generator).to(dtype)
+        for name, shape in shapes.items()
+    }
     return {**tensors, "counts": np.array(counts)}
 
 
 def next_step(requests):
     """All requests decode, but those that have ended; one has come, as the second of the batch."""
-    decoding = {number: (extra, before + count, 1) for number, (extra, before, count) in requests.items() if number % 5}
+    decoding = {
+        number: (extra, before + count, 1)
+        for number, (extra, before, count) in requests.items()
+        if number % 5
+    }
     (number, first), *others = decoding.items()
     return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(others)}
 
 
 def test_requests_of_one_step_are_computed_as_each_of_them_alone():
     requests = {
-        number: ({PLUGIN: arm} if arm else None, before, count) for number, (arm, before, count) in enumerate(REQUESTS)
+        number: ({PLUGIN: arm} if arm else None, before, count)
+        for number, (arm, before, count) in enumerate(REQUESTS)
     }
     steps = [requests, next_step(requests)]
-    steps.append({number: (extra, before + count, 1) for number, (extra, before, count) in steps[1].items()})
+    steps.append(
+        {number: (extra, before + count, 1) for number, (extra, before, count) in steps[1].items()}
+    )
     everything = steps[1] | requests
     together = make_arms(everything)
     alone = {number: make_arms({number: request}) for number, request in everything.items()}
@@ -196,8 +221,14 @@ def test_requests_of_one_step_are_computed_as_each_of_them_alone():
         for (number, request), stop in zip(step.items(), stops, strict=True):
             rows = slice(stop - request[2], stop)
             schedule(alone[number]._runner, {number: request})
-            tensors_of_request = {name: tensor[rows] for name, tensor in tensors.items() if name != "counts"}
-            expected = compute_step(alone[number], {**tensors_of_request, "counts": np.array([request[2]])})
+            tensors_of_request = {
+                name: tensor[rows] for name, tensor in tensors.items() if name != "counts"
+            }
+            expected = compute_step(
+                alone[number], {**tensors_of_request, "counts": np.array([request[2]])}
+            )
             for ours, theirs in zip(computed, expected, strict=True):
-                torch.testing.assert_close(ours[rows], theirs, atol=1e-6, rtol=0, msg=f"step {index}, {number}")
+                torch.testing.assert_close(
+                    ours[rows], theirs, atol=1e-6, rtol=0, msg=f"step {index}, {number}"
+                )
     assert len(together._groups) == 4, "two choices of layers, two arms that change activations"

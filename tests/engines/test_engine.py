@@ -38,7 +38,14 @@ COMPARED = 15
 
 def stock(lm_eval, folder, *arguments):
     done = lm_eval(
-        *("run", *arguments, "--tasks", "math500_conditions", "--include_path", str(resources.folder("tasks"))),
+        *(
+            "run",
+            *arguments,
+            "--tasks",
+            "math500_conditions",
+            "--include_path",
+            str(resources.folder("tasks")),
+        ),
         *("--limit", str(COMPARED), "--gen_kwargs", f"max_gen_toks={BUDGET}", "--log_samples"),
         *("--output_path", str(folder)),
     )
@@ -53,15 +60,27 @@ def read_lm_eval_samples(folder):
         condition = log.name.removeprefix("samples_math500_").partition("_2")[0]
         for sample in map(json.loads, log.read_text().rstrip("\n").split("\n")):
             verdict = json.loads(sample["filtered_resps"][0][0])["verdict"]
-            rows.append((condition, sample["doc"]["id"], sample["prompt_hash"], sample["resps"][0][0], verdict))
-    frame = pandas.DataFrame(rows, columns=["condition", "problem_id", "prompt_sha256", "completion", "verdict"])
+            rows.append(
+                (
+                    condition,
+                    sample["doc"]["id"],
+                    sample["prompt_hash"],
+                    sample["resps"][0][0],
+                    verdict,
+                )
+            )
+    frame = pandas.DataFrame(
+        rows, columns=["condition", "problem_id", "prompt_sha256", "completion", "verdict"]
+    )
     return frame.sort_values(["condition", "problem_id"], ignore_index=True)
 
 
 def generated(mless, folder, limit, *settings):
     """The folder of another run of the bundled problems, once it is finished."""
     flags = [part for one in settings for part in ("--set", one)]
-    done = mless("run", TOY_CONFIG, "--limit", str(limit), "--output", str(folder), "--quiet", *flags)
+    done = mless(
+        "run", TOY_CONFIG, "--limit", str(limit), "--output", str(folder), "--quiet", *flags
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -70,7 +89,9 @@ def ours(folder, layout):
     frame = load_run(folder)
     asked = [problem.id for problem in TOY_PROBLEMS[:COMPARED]]
     frame = frame[(frame["layout"] == layout) & frame["problem_id"].isin(asked)]
-    return frame.astype({"condition": str}).sort_values(["condition", "problem_id"], ignore_index=True)
+    return frame.astype({"condition": str}).sort_values(
+        ["condition", "problem_id"], ignore_index=True
+    )
 
 
 def assert_equal(theirs, mine, *columns):
@@ -90,11 +111,15 @@ def test_the_table_has_every_condition_and_layout(our_run, mless):
 def test_the_run_folder_is_complete(our_run):
     folder, _ = our_run
     receipt = json.loads((folder / "run.json").read_text())
-    assert receipt["problems"] == LIMIT and receipt["arms"]["demo_wo"]["sampling"]["max_tokens"] == BUDGET
+    assert (
+        receipt["problems"] == LIMIT
+        and receipt["arms"]["demo_wo"]["sampling"]["max_tokens"] == BUDGET
+    )
     assert receipt["timing"]["tokens"] == load_run(folder)["completion_tokens"].sum()
     assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
     assert all(
-        (folder / task["samples"]).is_file() and (folder / task["results"]).is_file() for task in receipt["tasks"]
+        (folder / task["samples"]).is_file() and (folder / task["results"]).is_file()
+        for task in receipt["tasks"]
     )
     assert (folder / "accuracy.png").stat().st_size > 10_000
 
@@ -123,8 +148,12 @@ def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
     frame = load_run(our_run[0])
     for layout in (Layout.RAW, Layout.CHAT):
         for name in CONDITIONS:
-            (built,) = build_checked_prompts(TOY_PROBLEMS[:LIMIT], [as_condition(name)], layout, model)
-            rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)].set_index("problem_id")
+            (built,) = build_checked_prompts(
+                TOY_PROBLEMS[:LIMIT], [as_condition(name)], layout, model
+            )
+            rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)].set_index(
+                "problem_id"
+            )
             expected = [(one.prompt_token_sha256, len(one.token_ids)) for one in built.prompts]
             columns = rows.loc[problems][["prompt_token_sha256", "prompt_tokens"]]
             assert list(columns.itertuples(index=False, name=None)) == expected
@@ -133,9 +162,13 @@ def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "flags"), [("raw", []), ("chat", ["--apply_chat_template"])])
 def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
-    theirs = stock(lm_eval, tmp_path, "--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
+    theirs = stock(
+        lm_eval, tmp_path, "--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags
+    )
     mine = ours(our_run[0], layout)
-    mine["verdict"] = mine["verdict"].replace("truncated", "no_box")  # stock does not say why a completion ended
+    mine["verdict"] = mine["verdict"].replace(
+        "truncated", "no_box"
+    )  # stock does not say why a completion ended
     assert_equal(theirs, mine, "problem_id", "prompt_sha256", "completion", "verdict")
 
 
@@ -150,7 +183,9 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     assert (seeds.nunique() == 1).all(), "one seed for a problem's sample, whatever the condition"
     assert frame["seed"].nunique() == 125
     several = frame.groupby(["condition", "problem_id"], observed=True)["completion"].nunique()
-    assert (several > 1).mean() > 0.1, "samples of one problem differ, for a model that is so sure of itself"
+    assert (several > 1).mean() > 0.1, (
+        "samples of one problem differ, for a model that is so sure of itself"
+    )
     places = frame.set_index(["condition", "problem_id", "sample_index"])["completion"].sort_index()
     assert places["twin"].equals(places["mless"]), "the same prompt under the same seed"
     sampling = read_identity(tmp_path / "run").arms["demo_wo"].sampling
@@ -163,17 +198,31 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
 
 @pytest.mark.slow
 def test_a_completion_ends_with_its_first_line_by_every_backend(mless, tmp_path):
-    asked = ("dataset={make: products, seed: 3}", "answer=line", "max_gen_toks=24", "conditions=[wo, mless]")
+    asked = (
+        "dataset={make: products, seed: 3}",
+        "answer=line",
+        "max_gen_toks=24",
+        "conditions=[wo, mless]",
+    )
     on_hf = f"model={{backend: hf, model_args: {{pretrained: {TOY_MODEL}, dtype: float32, device: cpu}}}}"
     ours = load_run(generated(mless, tmp_path / "vllm", 12, *asked))
     theirs = load_run(generated(mless, tmp_path / "hf", 12, *asked, on_hf))
     assert list(ours["completion"]) == list(theirs["completion"]) and len(ours) == 24
-    assert not ours["completion"].str.contains("\n").any() and (ours["finish_reason"] == "stop").any()
+    assert (
+        not ours["completion"].str.contains("\n").any() and (ours["finish_reason"] == "stop").any()
+    )
 
 
 @pytest.mark.slow
 def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
-    arguments = ("--model", "hf", "--model_args", f"pretrained={TOY_MODEL},dtype=float32", "--device", "cpu")
+    arguments = (
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={TOY_MODEL},dtype=float32",
+        "--device",
+        "cpu",
+    )
     theirs = stock(lm_eval, tmp_path, *arguments, "--batch_size", "12")
     mine = ours(our_run[0], "raw")
     assert_equal(theirs, mine, "prompt_sha256")
@@ -187,8 +236,24 @@ def serve(model, log):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model), "--host", "127.0.0.1", "--port", port]
-    command += ["--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--served-model-name", "demo"]
+    command = [
+        str(Path(sys.executable).with_name("vllm")),
+        "serve",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+    ]
+    command += [
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "4096",
+        "--enforce-eager",
+        "--served-model-name",
+        "demo",
+    ]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("w") as stream:
         server = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -233,15 +298,25 @@ def test_a_server_asked_by_lm_eval_gives_the_same_samples(
 
 
 @pytest.mark.slow
-def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, served, mless, tmp_path):
+def test_mless_run_gives_the_same_samples_through_a_completions_server(
+    our_run, served, mless, tmp_path
+):
     server = f"{{model: demo, base_url: {served}, tokenizer: {TOY_MODEL}, max_length: 4096}}"
-    flags = ["model.backend=local-completions", f"model.model_args={server}", f"max_gen_toks={BUDGET}"]
+    flags = [
+        "model.backend=local-completions",
+        f"model.model_args={server}",
+        f"max_gen_toks={BUDGET}",
+    ]
     run = generated(mless, tmp_path / "run", COMPARED, *flags)
-    assert_equal(ours(run, "raw"), ours(our_run[0], "raw"), "problem_id", "prompt_sha256", "completion")
+    assert_equal(
+        ours(run, "raw"), ours(our_run[0], "raw"), "problem_id", "prompt_sha256", "completion"
+    )
 
 
 @pytest.mark.slow
-def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_run, served, mless, tmp_path):
+def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(
+    our_run, served, mless, tmp_path
+):
     server = f"{{model: demo, base_url: {served}/chat/completions, tokenizer: {TOY_MODEL}, num_concurrent: 8}}"
     flags = ["model.backend=local-chat-completions", f"model.model_args={server}", "layouts=[chat]"]
     flags += [f"max_gen_toks={BUDGET}"]

@@ -71,10 +71,14 @@ class FakeCarrier:
             return self._call(engine, self.fail[len(self.exchanges) - 1])
         done, engine.holds = engine.holds[: self.at_once], engine.holds[self.at_once :]
         more = [(number, 7) for number in engine.holds]
-        return self._call(engine, [*((number, Finished(text=str(number))) for number in done), *more])
+        return self._call(
+            engine, [*((number, Finished(text=str(number))) for number in done), *more]
+        )
 
     def _call(self, engine, answer):
-        assert engine not in [one for one, _ in self.calls.values()], "one call in flight for each engine"
+        assert engine not in [one for one, _ in self.calls.values()], (
+            "one call in flight for each engine"
+        )
         call = object()
         self.calls[call] = (engine, answer)
         return call
@@ -90,7 +94,9 @@ class FakeCarrier:
 
     def kill(self, engine):
         engine.killed = True
-        self.calls = {call: (one, answer) for call, (one, answer) in self.calls.items() if one is not engine}
+        self.calls = {
+            call: (one, answer) for call, (one, answer) in self.calls.items() if one is not engine
+        }
 
     def close(self):
         self.closed = True
@@ -104,7 +110,9 @@ def generate(carrier, count, size, *, stall=1e9, load=1e9, turns=1000, requests=
         assert turn < turns, "the stream must end"
         assert all(request.problem_id == done.text for request, done in some)
         finished += [int(done.text) for _, done in some]
-        assert all(any(n in one.holds for one in carrier.engines if not one.killed) for n in pool.so_far)
+        assert all(
+            any(n in one.holds for one in carrier.engines if not one.killed) for n in pool.so_far
+        )
     pool.close()
     assert not pool.so_far
     assert carrier.closed and all(engine.killed for engine in carrier.engines)
@@ -148,7 +156,10 @@ def test_a_first_engine_that_does_not_start_keeps_no_other_back(capsys):
     stream = pool.stream(make_requests(100))
     next(stream)
     next(stream)
-    assert len(carrier.engines) == 5 and sorted(int(done.text) for some in stream for _, done in some)[-1] == 99
+    assert (
+        len(carrier.engines) == 5
+        and sorted(int(done.text) for some in stream for _, done in some)[-1] == 99
+    )
     pool.close()
 
 
@@ -169,9 +180,14 @@ def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
     begun = [number for engine, new in carrier.exchanges[:4] for number in new if engine == lost]
     finished_before = [number for number in begun if number not in carrier.engines[lost].holds]
     again = [number for _, new in carrier.exchanges[4:] for number in new]
-    assert again[: len(carrier.engines[lost].holds)] == carrier.engines[lost].holds, "they are at the head again"
+    assert again[: len(carrier.engines[lost].holds)] == carrier.engines[lost].holds, (
+        "they are at the head again"
+    )
     assert not set(finished_before) & set(again), "what was finished is not made again"
-    assert "mless: an engine is lost; another is started in its place. killed" in capsys.readouterr().err
+    assert (
+        "mless: an engine is lost; another is started in its place. killed"
+        in capsys.readouterr().err
+    )
 
 
 def test_where_one_gpu_is_bad_and_the_good_engine_is_lost_later_engines_are_started_again(capsys):
@@ -180,7 +196,10 @@ def test_where_one_gpu_is_bad_and_the_good_engine_is_lost_later_engines_are_star
     assert sorted(generate(carrier, 40, 2)) == list(range(40))
     assert carrier.engines[0].killed and 4 < len(carrier.engines) <= 1 + 2 * FRUITLESS_STARTS
     told = capsys.readouterr().err
-    assert "an engine is lost; 1 left. no memory" in told and "another is started in its place. killed" in told
+    assert (
+        "an engine is lost; 1 left. no memory" in told
+        and "another is started in its place. killed" in told
+    )
 
 
 def test_a_process_that_was_stopped_for_an_hour_loses_no_engine(monkeypatch):
@@ -198,7 +217,9 @@ def test_one_pool_serves_one_stream_after_the_other():
     carrier = FakeCarrier(at_once=3)
     pool = EnginePool(carrier, 2, 1e9, 1e9)
     for _ in range(2):
-        finished = [request.problem_id for some in pool.stream(make_requests(30)) for request, _ in some]
+        finished = [
+            request.problem_id for some in pool.stream(make_requests(30)) for request, _ in some
+        ]
         assert sorted(finished, key=int) == [str(number) for number in range(30)]
     assert len(carrier.engines) == 2
 
@@ -212,7 +233,9 @@ def test_an_engine_that_says_nothing_is_given_up(ticking, capsys):
 def test_loading_may_take_longer_than_an_answer(ticking):
     carrier = FakeCarrier(at_once=1, load={1: None})
     assert sorted(generate(carrier, 40, 2, stall=30)) == list(range(40))
-    assert len(carrier.engines) == 2, "the silent one was loading all the time, and was not replaced"
+    assert len(carrier.engines) == 2, (
+        "the silent one was loading all the time, and was not replaced"
+    )
 
 
 def test_three_starts_without_a_sample_end_the_run_with_their_cause():
@@ -281,7 +304,9 @@ def test_facts_are_those_of_the_first_engine_that_has_loaded():
 
 def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
     carrier = FakeCarrier()
-    with pytest.raises(EngineError, match="Problem 0 of t has 93 prompt tokens: with max_gen_toks 8"):
+    with pytest.raises(
+        EngineError, match="Problem 0 of t has 93 prompt tokens: with max_gen_toks 8"
+    ):
         generate(carrier, 1, 1, requests=make_requests(1, size=93))
     assert carrier.exchanges == []
 
@@ -289,10 +314,17 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
 @pytest.mark.parametrize(
     ("asked", "arguments", "message"),
     [
-        *((text, {}, r"--engines is .{0,42}\. Expected auto, or a number from 1") for text in ("0", "two", "", "1.5")),
+        *(
+            (text, {}, r"--engines is .{0,42}\. Expected auto, or a number from 1")
+            for text in ("0", "two", "", "1.5")
+        ),
         ("9" * 5000, {}, r"--engines is .{0,42}\. Expected auto"),
         (None, {"data_parallel_size": -1}, "data_parallel_size is '-1'"),
-        ("2", {"tensor_parallel_size": "two"}, "tensor_parallel_size is 'two'. Expected a number from 1"),
+        (
+            "2",
+            {"tensor_parallel_size": "two"},
+            "tensor_parallel_size is 'two'. Expected a number from 1",
+        ),
         ("2", {"pipeline_parallel_size": 0}, "pipeline_parallel_size is '0'"),
     ],
 )
@@ -321,14 +353,18 @@ def test_the_command_is_asked_first_and_then_the_arguments(monkeypatch):
         ([1, 1], 64, {"tensor_parallel_size": 2}, (), "auto"),
     ],
 )
-def test_gpus_of_one_machine_or_cores_bound_the_engines(monkeypatch, gpus, cores, arguments, fit, too_many):
+def test_gpus_of_one_machine_or_cores_bound_the_engines(
+    monkeypatch, gpus, cores, arguments, fit, too_many
+):
     carrier = FakeCarrier()
     carrier.gpus, carrier.cores = gpus, cores
     monkeypatch.setattr(ray_carrier, "RayCarrier", lambda *_, **__: carrier)
     for engines in fit:
         open_engines(arguments, engines, sampled=False)
     assert not carrier.closed
-    with pytest.raises(ConfigError, match=f"number of engines is {too_many}, and there is room for "):
+    with pytest.raises(
+        ConfigError, match=f"number of engines is {too_many}, and there is room for "
+    ):
         open_engines(arguments, too_many, sampled=False)
     assert carrier.closed
 
@@ -351,12 +387,20 @@ def fake_ray(monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"RAY_TMPDIR": "/nowhere"}, r"cannot be used \(RAY_ADDRESS: local\): .* No such file .* '/nowhere/"),
-        ({"RAY_ADDRESS": "host:6379"}, r"cannot be used \(RAY_ADDRESS: host:6379\): Failed to connect to it$"),
+        (
+            {"RAY_TMPDIR": "/nowhere"},
+            r"cannot be used \(RAY_ADDRESS: local\): .* No such file .* '/nowhere/",
+        ),
+        (
+            {"RAY_ADDRESS": "host:6379"},
+            r"cannot be used \(RAY_ADDRESS: host:6379\): Failed to connect to it$",
+        ),
         ({}, r"cannot be used \(RAY_ADDRESS: local\): Failed to connect to it$"),
     ],
 )
-def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(fake_ray, environment, message):
+def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(
+    fake_ray, environment, message
+):
     ray_carrier.os.environ.update(environment)
     with pytest.raises(EngineError, match=message):
         ray_carrier.RayCarrier({}, sampled=False)
@@ -365,7 +409,9 @@ def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(fake_
 
 
 @pytest.mark.parametrize("threads", ["4", None])
-def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fake_ray, monkeypatch):
+def test_an_engine_has_the_number_of_threads_that_the_run_began_with(
+    threads, fake_ray, monkeypatch
+):
     seen, environment = [], ray_carrier.os.environ
     engine = SimpleNamespace(facts=lambda: seen.append(environment.get("OMP_NUM_THREADS")) or {})
     monkeypatch.setattr(ray_carrier, "VLLMEngine", lambda *_, **__: engine)
@@ -374,7 +420,10 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fa
     actor = SimpleNamespace(remote=lambda: SimpleNamespace(load=load))
     fake_ray.init = lambda **_: None
     fake_ray.get_runtime_context = lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []})
-    fake_ray.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 500.0}}, {"Alive": False, "Resources": {"GPU": 1.0}}]
+    fake_ray.nodes = lambda: [
+        {"Alive": True, "Resources": {"CPU": 500.0}},
+        {"Alive": False, "Resources": {"GPU": 1.0}},
+    ]
     fake_ray.remote = lambda _: SimpleNamespace(options=lambda **_: actor)
     environment.update({"OMP_NUM_THREADS": threads} if threads else {})
     carrier = ray_carrier.RayCarrier({}, sampled=False)
@@ -388,7 +437,9 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fa
 def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeypatch):
     import ray
 
-    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")  # as launchers of clusters set it
+    monkeypatch.setenv(
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1"
+    )  # as launchers of clusters set it
     ray.init(address="local", num_cpus=1, num_gpus=3, include_dashboard=False, log_to_driver=False)
     try:
 
@@ -400,6 +451,8 @@ def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeyp
 
         engines = [Engine.options(num_gpus=count).remote() for count in (1, 2)]
         (one, _), (two, other) = ray.get([engine.see.remote() for engine in engines])
-        assert sorted([one, *two.split(",")]) == ["0", "1", "2"] and two == other == ",".join(sorted(two.split(",")))
+        assert sorted([one, *two.split(",")]) == ["0", "1", "2"] and two == other == ",".join(
+            sorted(two.split(","))
+        )
     finally:
         ray.shutdown()

@@ -111,7 +111,15 @@ def verdicts(folder):
     from harness import load_run
 
     frame = load_run(folder).sort_values(["layout", "condition", "problem_id"])
-    columns = ["layout", "condition", "problem_id", "verdict", "answer", "completion", "completion_tokens"]
+    columns = [
+        "layout",
+        "condition",
+        "problem_id",
+        "verdict",
+        "answer",
+        "completion",
+        "completion_tokens",
+    ]
     command = [MLESS, "table", str(folder), "--format", "csv"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     table = [line for line in lines if not line.startswith("#")]  # the receipt names the folder
@@ -129,7 +137,9 @@ def kill(run, folder, our_run):
 
 
 def gone(processes):
-    _, alive = psutil.wait_procs(processes, timeout=120)  # Ray's agents look for their run once a minute
+    _, alive = psutil.wait_procs(
+        processes, timeout=120
+    )  # Ray's agents look for their run once a minute
     return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -137,13 +147,19 @@ FORKED = (sys.executable, "-c", FORKING)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [pytest.param((MLESS,), marks=pytest.mark.gpu), FORKED], ids=["spawned", "forked"])
-def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our_run, tmp_path, program):
+@pytest.mark.parametrize(
+    "program", [pytest.param((MLESS,), marks=pytest.mark.gpu), FORKED], ids=["spawned", "forked"]
+)
+def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(
+    our_run, tmp_path, program
+):
     folder = tmp_path / "run"
     total = samples(our_run[0])
     run = start(folder, program=program, environment={"VLLM_LOGGING_LEVEL": "ERROR"})
     wait_for(run, folder, random.Random(1).randrange(1, total // 3))
-    run.send_signal(signal.SIGSTOP)  # it journals no more, however long the look at its processes takes
+    run.send_signal(
+        signal.SIGSTOP
+    )  # it journals no more, however long the look at its processes takes
     first = kill(run, folder, our_run)
     goes_on(folder, our_run)
     receipt = json.loads((folder / "run.json").read_text())
@@ -152,10 +168,21 @@ def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our
 
 INTERRUPTED = "mless: interrupted: "
 ENDS = [
-    pytest.param("engine", signal.SIGKILL, 2, "mless: The engine process died in the mi", marks=pytest.mark.gpu),
+    pytest.param(
+        "engine",
+        signal.SIGKILL,
+        2,
+        "mless: The engine process died in the mi",
+        marks=pytest.mark.gpu,
+    ),
     # on SIGTERM vLLM calls everything unfinished finished, as `abort`: none of that may be filed as a sample
     ("engine", signal.SIGTERM, 2, "mless: The engine process died in the middle"),
-    ("engine", signal.SIGSTOP, 2, "mless: The engine has not answered for 30 seconds, and its process lives"),
+    (
+        "engine",
+        signal.SIGSTOP,
+        2,
+        "mless: The engine has not answered for 30 seconds, and its process lives",
+    ),
     ("group", signal.SIGINT, 130, INTERRUPTED),  # as a terminal does: everyone in the group gets it
     ("run", signal.SIGTERM, 130, INTERRUPTED),  # a scheduler's, to the run alone
 ]
@@ -171,15 +198,26 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
     wait_for(run, folder, 20)
     family = descendants(run)
     (engine,) = [p for p in family if "EngineCore" in " ".join(p.cmdline())]
-    {"engine": engine.send_signal, "run": run.send_signal, "group": lambda n: os.killpg(run.pid, n)}[victim](number)
+    {
+        "engine": engine.send_signal,
+        "run": run.send_signal,
+        "group": lambda n: os.killpg(run.pid, n),
+    }[victim](number)
     ended = time.monotonic()
     told = end(run, code)
     assert time.monotonic() - ended < 150, "vLLM alone would wait for ever"
     last, kept = told.splitlines()[-1], samples(folder)
-    assert last.startswith(said) and "un the same command again to continue." in last and "Traceback" not in last
+    assert (
+        last.startswith(said)
+        and "un the same command again to continue." in last
+        and "Traceback" not in last
+    )
     assert f"interrupted: {kept} of {total} samples are safe" in last or said != INTERRUPTED
     assert 0 < kept < total and gone(family)
-    reasons = {json.loads(line).get("finish_reason") for line in read_stored(folder / "journal.jsonl").splitlines()}
+    reasons = {
+        json.loads(line).get("finish_reason")
+        for line in read_stored(folder / "journal.jsonl").splitlines()
+    }
     assert reasons <= {None, "stop", "length"}
     goes_on(folder, our_run)
 
@@ -277,7 +315,9 @@ def test_an_engine_that_only_notes_sigterm_leaves_nobody_waiting_once_it_has_loa
     family = descendants(run)
     engine.terminate()
     line = end(run, 2).splitlines()[-1]
-    assert line.startswith("mless: vLLM did not start. The engine process ended or hung just after"), line
+    assert line.startswith(
+        "mless: vLLM did not start. The engine process ended or hung just after"
+    ), line
     assert gone(family)
 
 
@@ -304,7 +344,9 @@ def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, t
         if draw.random() < 0.3:  # some while it is still loading, the others while it generates
             time.sleep(draw.uniform(0.5, 12))
         else:
-            wait_for(run, folder, min(samples(folder) + draw.randrange(1, 2 + total // 25), total - 1))
+            wait_for(
+                run, folder, min(samples(folder) + draw.randrange(1, 2 + total // 25), total - 1)
+            )
         if run.poll() is None:
             family = descendants(run)
             run.kill()
@@ -333,14 +375,22 @@ def actors(run):
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
 def test_one_of_two_engines_killed_the_run_goes_on_and_has_the_same_verdicts(our_run, tmp_path):
     folder, before = tmp_path / "run", ray_leaves()
-    launcher = {"VLLM_DP_SIZE": "2", "VLLM_DP_RANK": "0"}  # an engine that obeyed it would wait for the other rank
+    launcher = {
+        "VLLM_DP_SIZE": "2",
+        "VLLM_DP_RANK": "0",
+    }  # an engine that obeyed it would wait for the other rank
     # an engine within its actor starts in half the time; `make test-long` has actors whose engines are processes
-    run = start(folder, options=TWO_ENGINES, environment={**launcher, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+    run = start(
+        folder, options=TWO_ENGINES, environment={**launcher, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    )
     wait_for(run, folder, 1)
     actors(run)[0].kill()
     family = descendants(run)
     told = end(run)
-    assert "mless: an engine is lost; another is started in its place. The process of an engine is gone" in told
+    assert (
+        "mless: an engine is lost; another is started in its place. The process of an engine is gone"
+        in told
+    )
     assert samples(folder) == samples(our_run[0])
     assert verdicts(folder) == verdicts(our_run[0])
     (session,) = json.loads((folder / "run.json").read_text())["sessions"]
@@ -358,7 +408,9 @@ def test_every_engine_process_of_two_killed_the_run_goes_on_with_new_ones(our_ru
         if "EngineCore" in " ".join(process.cmdline()):
             process.kill()
     told = end(run)
-    assert "mless: an engine is lost; another is started in its place. The engine process died" in told
+    assert (
+        "mless: an engine is lost; another is started in its place. The engine process died" in told
+    )
     assert verdicts(folder) == verdicts(our_run[0])
 
 
@@ -396,10 +448,23 @@ def test_the_engines_of_a_cluster_are_used_and_it_stays(our_run, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     temporary = tempfile.mkdtemp(dir="/tmp")  # short: sockets lie in it
-    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
-    flags = ["--num-cpus=1", "--include-dashboard=false", f"--temp-dir={temporary}", "--node-ip-address=127.0.0.1"]
+    ray = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+    ]
+    flags = [
+        "--num-cpus=1",
+        "--include-dashboard=false",
+        f"--temp-dir={temporary}",
+        "--node-ip-address=127.0.0.1",
+    ]
     environment = {**os.environ, "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled"}
-    with subprocess.Popen([*ray, *flags], env=environment, stdout=subprocess.PIPE, start_new_session=True) as cluster:
+    with subprocess.Popen(
+        [*ray, *flags], env=environment, stdout=subprocess.PIPE, start_new_session=True
+    ) as cluster:
         try:
             address = {"RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_AUTH_MODE": "disabled"}
             deadline = time.monotonic() + PATIENCE
@@ -434,16 +499,21 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
         pytest.skip("a small file system of one's own cannot be mounted here")
     mounted = tmp_path / "disk"
     mounted.mkdir()
-    prompts, journal = (len(read_stored(Path(our_run[0]) / name)) for name in ("prompts.jsonl", "journal.jsonl"))
+    prompts, journal = (
+        len(read_stored(Path(our_run[0]) / name)) for name in ("prompts.jsonl", "journal.jsonl")
+    )
     command = f"{MLESS} run {TOY_CONFIG} --output {mounted}/run --quiet {' '.join(map(repr, ENGINE_FLAGS))}"
     names = {"folder": mounted, "copy": tmp_path / "copy", "command": command}
     script = FULL_DISK.format(size=(prompts + journal // 2) // 1024, **names)
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE
+    )
     lines = done.stderr.splitlines()
     assert "first 2" in lines, done.stderr
     told = lines[lines.index("first 2") - 1]
     assert (
-        told.startswith("mless: ") and "cannot grow: No space left on device. Everything before is safe: free" in told
+        told.startswith("mless: ")
+        and "cannot grow: No space left on device. Everything before is safe: free" in told
     )
     assert done.returncode == 0, done.stderr
     assert verdicts(tmp_path / "copy") == verdicts(our_run[0])

@@ -34,7 +34,9 @@ from harness.experiment.run_config import RunConfig
 from tests.conftest import gpu_share, report
 from tests.make import TOY_DATA, TOY_MODEL, read_data
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch's, as vllm is imported
 
 ON = {"kind": "filler", "layers": [0], "start": 3, "size": 5, "scale": True, "bias": True}
 FACTOR = 0.3
@@ -48,7 +50,9 @@ def heads(tokens, keys, seed=0):
 
 def plain(query, key, value):
     queries, keys, values = (one.transpose(1, 2) for one in (query, key, value))
-    made = scaled_dot_product_attention(queries, keys, values, scale=FACTOR, is_causal=True, enable_gqa=True)
+    made = scaled_dot_product_attention(
+        queries, keys, values, scale=FACTOR, is_causal=True, enable_gqa=True
+    )
     return made.transpose(1, 2)
 
 
@@ -63,15 +67,23 @@ def switched(query, key, value, at=None, **switches):
 
 def test_with_all_switches_on_it_is_plain_attention_for_a_prompt_and_for_one_token():
     query, key, value = heads(12, 12)
-    torch.testing.assert_close(switched(query, key, value), plain(query, key, value), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        switched(query, key, value), plain(query, key, value), atol=1e-6, rtol=0
+    )
     last = switched(query[:, -1:], key, value, torch.tensor([[11]]))
     torch.testing.assert_close(last, plain(query, key, value)[:, -1:], atol=1e-6, rtol=0)
 
 
 def test_scale_and_bias_are_the_two_parts_of_attention_beside_a_filler():
     query, key, value = heads(12, 12)
-    whole, original = switched(query, key, value), switched(query, key, value, scale=False, bias=False)
-    scaled, added = switched(query, key, value, bias=False), switched(query, key, value, scale=False)
+    whole, original = (
+        switched(query, key, value),
+        switched(query, key, value, scale=False, bias=False),
+    )
+    scaled, added = (
+        switched(query, key, value, bias=False),
+        switched(query, key, value, scale=False),
+    )
     torch.testing.assert_close(whole - scaled, added - original, atol=1e-6, rtol=0)
     without = [torch.cat([one[:, :3], one[:, 8:]], 1) for one in (query, key, value)]
     torch.testing.assert_close(original[:, 8:], plain(*without)[:, 3:], atol=1e-6, rtol=0)
@@ -85,13 +97,18 @@ def test_scale_and_bias_are_the_two_parts_of_attention_beside_a_filler():
 def test_a_phantom_is_the_filler_for_all_later_tokens_in_one_batch_with_others():
     query, key, value = heads(12, 12)
     absent = [torch.cat([one[:, :3], one[:, 8:]], 1) for one in (query, key, value)]
-    phantoms = [torch.cat([one, whole[:, 3:8]], 1) for one, whole in zip(absent[1:], (key, value), strict=True)]
+    phantoms = [
+        torch.cat([one, whole[:, 3:8]], 1)
+        for one, whole in zip(absent[1:], (key, value), strict=True)
+    ]
     arm = {**ON, "phantom": [7] * 5}
     made = attend(absent[0], *phantoms, FACTOR, torch.arange(7)[None], fillers(arm))
     torch.testing.assert_close(made[:, 3:], switched(query, key, value)[:, 8:], atol=1e-6, rtol=0)
     torch.testing.assert_close(made[:, :3], switched(query, key, value)[:, :3], atol=1e-6, rtol=0)
     other = [torch.cat([one, torch.zeros(1, 5, *one.shape[2:])], 1) for one in absent[1:]]
-    both = [torch.cat(pair) for pair in zip((absent[0], *phantoms), (absent[0], *other), strict=True)]
+    both = [
+        torch.cat(pair) for pair in zip((absent[0], *phantoms), (absent[0], *other), strict=True)
+    ]
     pair = fillers(arm, {**ON, "start": 99, "phantom": []})
     mixed = attend(*both, FACTOR, torch.arange(7).repeat(2, 1), pair)
     torch.testing.assert_close(mixed[:1], made)
@@ -103,7 +120,9 @@ def test_redistribution_moves_the_smallest_outward_and_its_shams_as_many_as_far(
     moved = redistribute(a, positions, 0.1, seed=0)
     changed = moved != a
     assert (changed.sum(-1) == 20).all() and moved[changed].abs().mean() > a[changed].abs().mean()
-    assert (a.abs().masked_fill(~changed, 0).amax(-1) <= a.abs().masked_fill(changed, 9).amin(-1)).all()
+    assert (
+        a.abs().masked_fill(~changed, 0).amax(-1) <= a.abs().masked_fill(changed, 9).amin(-1)
+    ).all()
     assert ((moved * a)[changed] >= 0).all(), "the sign stays"
     for sham in ("inward", "random"):
         other = redistribute(a, positions, 0.1, sham=sham, seed=0)
@@ -111,12 +130,17 @@ def test_redistribution_moves_the_smallest_outward_and_its_shams_as_many_as_far(
         torch.testing.assert_close((other - a).norm(dim=-1), (moved - a).norm(dim=-1))
     assert (redistribute(a, positions, 0.1, sham="random", seed=1) != other).any()
     parts = torch.cat(
-        [redistribute(a[:2], positions[:2], 0.1, seed=0), redistribute(a[2:], positions[2:], 0.1, seed=0)]
+        [
+            redistribute(a[:2], positions[:2], 0.1, seed=0),
+            redistribute(a[2:], positions[2:], 0.1, seed=0),
+        ]
     )
     assert (parts == moved).all(), "however the tokens are batched"
     drawn = draw(torch.arange(300), 300, 0)
     assert 0 <= drawn.min() and drawn.max() < 1 and abs(drawn.mean() - 0.5) < 0.01
-    assert torch.corrcoef(torch.stack([drawn[:-1].flatten(), drawn[1:].flatten()]))[0, 1].abs() < 0.02
+    assert (
+        torch.corrcoef(torch.stack([drawn[:-1].flatten(), drawn[1:].flatten()]))[0, 1].abs() < 0.02
+    )
 
 
 def test_positions_behind_an_absent_filler_are_moved():
@@ -125,7 +149,12 @@ def test_positions_behind_an_absent_filler_are_moved():
 
 
 def config(conditions, **more):
-    arguments = {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 512, "enforce_eager": True}
+    arguments = {
+        "pretrained": TOY_MODEL,
+        "dtype": "float32",
+        "max_model_len": 512,
+        "enforce_eager": True,
+    }
     model = {"model_args": {**arguments, **more.pop("arguments", {})}, **more.pop("model", {})}
     values = {"name": "arms", "dataset": TOY_DATA, "layouts": ["raw"], "max_gen_toks": 8}
     return RunConfig.model_validate({**values, **more, "model": model, "conditions": conditions})
@@ -136,17 +165,33 @@ ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "shar
 
 def test_causes_are_the_seven_cells_beside_the_filler_and_every_request_has_a_key_of_its_own():
     settings = config(["wo", "mless", {"causes": "mless", "layer": 1}, ARM])
-    assert [one.name for one in settings.conditions] == ["wo", "mless", *(f"mless-{cell}" for cell in CELLS), "arm"]
+    assert [one.name for one in settings.conditions] == [
+        "wo",
+        "mless",
+        *(f"mless-{cell}" for cell in CELLS),
+        "arm",
+    ]
     plan = make_plan(settings, limit=2)
     requests = [*make_requests(plan, settings.resolve_sampling(None))]
     assert len({sample_key(one, "") for one in requests}) == len(requests) == 2 * 10
     assert {one.again for one in requests} == {0}, "an arm does not depend on whether wo is asked"
-    by = {one.task.removeprefix("demo_"): one for one in requests if one.problem_id == requests[0].problem_id}
-    assert by["mless-gap"].prompt_token_ids == by["mless-scale"].prompt_token_ids == by["wo"].prompt_token_ids
+    by = {
+        one.task.removeprefix("demo_"): one
+        for one in requests
+        if one.problem_id == requests[0].problem_id
+    }
+    assert (
+        by["mless-gap"].prompt_token_ids
+        == by["mless-scale"].prompt_token_ids
+        == by["wo"].prompt_token_ids
+    )
     assert by["mless-masked"].prompt_token_ids == by["mless"].prompt_token_ids
     gap, bias = by["mless-gap"].intervention, by["mless-bias"].intervention
     size = len(by["mless"].prompt_token_ids) - len(by["wo"].prompt_token_ids)
-    assert gap["size"] == bias["size"] == size == len(bias["phantom"]) and gap["phantom"] == gap["layers"] == []
+    assert (
+        gap["size"] == bias["size"] == size == len(bias["phantom"])
+        and gap["phantom"] == gap["layers"] == []
+    )
     later = config(["wo", "mless", {"causes": "mless", "layers": "2-3"}])
     assert [one.name for one in later.conditions[2:]] == [
         "mless-2-3-masked",
@@ -191,7 +236,12 @@ def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
     problems = {"name": "x", "unit": "/", "placement": "each"}
     shown = {"fewshot": {"num_fewshot": 2}, "answer": "line"}
     with pytest.raises(Exception, match="one run of tokens whose removal leaves the baseline's"):
-        make_plan(config(["wo", problems, {"causes": "x", "layer": 1}], dataset={"make": "products"}, **shown), limit=2)
+        make_plan(
+            config(
+                ["wo", problems, {"causes": "x", "layer": 1}], dataset={"make": "products"}, **shown
+            ),
+            limit=2,
+        )
 
 
 def test_answers_agree_until_a_near_tie():
@@ -199,9 +249,14 @@ def test_answers_agree_until_a_near_tie():
     theirs = {**ours, "leads": [1, 1e-4, 1]}
     assert distance(ours, theirs, 1e-3) == 0
     assert distance(ours, {**theirs, "logprobs": [-0.1, -0.2, -0.35]}, 1e-3) == pytest.approx(0.05)
-    assert distance(ours, {**theirs, "tokens": [1, 4, 9], "logprobs": [-0.1, -0.2, -7]}, 1e-3) == 0, "a near-tie"
+    assert (
+        distance(ours, {**theirs, "tokens": [1, 4, 9], "logprobs": [-0.1, -0.2, -7]}, 1e-3) == 0
+    ), "a near-tie"
     assert distance(ours, {**theirs, "tokens": [1, 2, 4]}, 1e-3) == math.inf
-    reference = {"questions": {"dtype": "float32"}, "answers": {"a": [theirs, theirs], "b": [theirs]}}
+    reference = {
+        "questions": {"dtype": "float32"},
+        "answers": {"a": [theirs, theirs], "b": [theirs]},
+    }
     other = {**ours, "tokens": [1, 2, 4]}
     agreement = check_arms.compare_with_reference({"a": [ours, other], "b": [ours]}, reference)
     assert (agreement["prompts"], agreement["agreements"]) == ({"a": 2, "b": 1}, {"a": 1, "b": 1})
@@ -236,14 +291,18 @@ def test_a_phantom_is_the_filler_that_no_other_layer_sees():
     phantom, hidden = requests["mless-layer-1"], requests["mless-masked"]
     later_layers = [*range(1, reference.model.config.num_hidden_layers)]
     ours = reference.answer(phantom.prompt_token_ids, phantom.intervention)
-    theirs = reference.answer(hidden.prompt_token_ids, {**hidden.intervention, "layers": later_layers})
+    theirs = reference.answer(
+        hidden.prompt_token_ids, {**hidden.intervention, "layers": later_layers}
+    )
     assert ours["tokens"] == theirs["tokens"]
     assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
 
 
 def test_a_function_of_the_users_own_changes_activations(tmp_path):
     file = tmp_path / "halve.py"
-    file.write_text("def change(activations, positions, factor):\n    return activations * factor\n")
+    file.write_text(
+        "def change(activations, positions, factor):\n    return activations * factor\n"
+    )
     arm = {"kind": "function", "file": str(file), "arguments": {"factor": 0.5}}
     assert change_activations(torch.ones(2, 3), torch.arange(2), arm).tolist() == [[0.5] * 3] * 2
 
@@ -256,7 +315,9 @@ ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "
 def real():
     """SmolLM2 on products, under 14 conditions."""
     problems = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_fewshot": 2}}
-    return config(ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems)
+    return config(
+        ARMS, arguments={"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}, **problems
+    )
 
 
 @pytest.fixture(scope="module")
@@ -264,12 +325,17 @@ def asked(smollm2, tmp_path_factory):
     """The reference of eight prompts of each arm, and the engine arguments that name it."""
     settings = real()
     plan = make_plan(settings, limit=8)
-    folder, requests = tmp_path_factory.mktemp("arms"), [*make_requests(plan, settings.resolve_sampling(None))]
+    folder, requests = (
+        tmp_path_factory.mktemp("arms"),
+        [*make_requests(plan, settings.resolve_sampling(None))],
+    )
     reference = ask_reference(plan, requests, folder)
     written = (folder / check_arms.REFERENCE).stat().st_mtime_ns
     assert ask_reference(plan, requests, folder) == reference
     assert (folder / check_arms.REFERENCE).stat().st_mtime_ns == written, "asked once"
-    return settings.model_arguments() | {"interventions": {"layers": opened_layers(settings), "reference": reference}}
+    return settings.model_arguments() | {
+        "interventions": {"layers": opened_layers(settings), "reference": reference}
+    }
 
 
 @pytest.mark.gpu
@@ -303,9 +369,13 @@ def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(asked, monke
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
 def test_a_hook_that_is_skipped_ends_the_run(asked, monkeypatch):
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # so that the worker's hook can be taken out here
+    monkeypatch.setenv(
+        "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
+    )  # so that the worker's hook can be taken out here
     vllm_worker.install_at_load()
     monkeypatch.setenv(INTERVENTIONS, json.dumps(asked["interventions"]["layers"]))
     monkeypatch.setattr(vllm_worker.Arms, "change_rows", lambda *_: None)
-    with pytest.raises((EngineError, RuntimeError), match=r"interventions and recording reached \d+ of \d+ rows"):
+    with pytest.raises(
+        (EngineError, RuntimeError), match=r"interventions and recording reached \d+ of \d+ rows"
+    ):
         VLLMEngine(asked, sampled=False)

@@ -20,7 +20,8 @@ from harness.engines.engine_processes import (
 from harness.errors import EngineError
 
 WATCHING = (
-    "import time; from harness.engines.engine_processes import die_with_parent; die_with_parent(); time.sleep(60)"
+    "import time; from harness.engines.engine_processes import die_with_parent; "
+    "die_with_parent(); time.sleep(60)"
 )
 """What an engine process does, started anew (spawn)."""
 
@@ -82,7 +83,9 @@ def test_an_engine_process_ends_with_its_owner_and_no_other_does(kind):
 def watch(owner):
     """The exit code of a process that watches `owner`; it stops by itself after three seconds."""
     code = WATCHING.replace("60", "3")
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, OWNER_VARIABLE: owner}).returncode
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, OWNER_VARIABLE: owner}
+    ).returncode
 
 
 def test_an_owner_that_is_gone_already_ends_the_process_at_once():
@@ -113,7 +116,9 @@ time.sleep(60)
 """An engine process whose handler of SIGTERM exits with 7."""
 
 
-@pytest.mark.parametrize(("seconds", "line", "code"), [(60, "starting", -signal.SIGTERM), (0, "started", 7)])
+@pytest.mark.parametrize(
+    ("seconds", "line", "code"), [(60, "starting", -signal.SIGTERM), (0, "started", 7)]
+)
 def test_sigterm_ends_an_engine_at_once_until_it_has_started(seconds, line, code):
     command = [sys.executable, "-c", STARTING, str(seconds)]
     environment = {**os.environ, OWNER_VARIABLE: process_identity(os.getpid())}

@@ -23,7 +23,12 @@ TOP = 20
 """Tokens compared for each prompt: the engine's most likely ones. 20 is vLLM's own limit."""
 LARGEST, MEAN = 1e-3, 1e-4
 """Under these differences, in nats, both compute in float32."""
-ARGUMENTS = {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
+ARGUMENTS = {
+    "pretrained": TOY_MODEL,
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "enforce_eager": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,9 @@ def prompts(toy_tokenizer):
     text = fit_filler(condition, toy_tokenizer)
     return [
         measure(
-            build_prompt(problem.problem, condition, filler_text=text, layout=Layout.RAW), Layout.RAW, toy_tokenizer
+            build_prompt(problem.problem, condition, filler_text=text, layout=Layout.RAW),
+            Layout.RAW,
+            toy_tokenizer,
         ).token_ids
         for problem in TOY_PROBLEMS[:20]
     ]
@@ -52,7 +59,9 @@ def first_logprobs(engine, prompt):
 @pytest.fixture(scope="module")
 def checked(prompts):
     """The real engine's facts, and its differences [prompt, token] from Hugging Face with the same first tokens."""
-    reference = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32, attn_implementation="eager").eval()
+    reference = AutoModelForCausalLM.from_pretrained(
+        TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     differences, first = [], []
     with warnings.catch_warnings(action="ignore"):  # those of vLLM and torch are not ours
         engine = VLLMEngine({**ARGUMENTS, **gpu_share()}, sampled=False)
@@ -60,8 +69,15 @@ def checked(prompts):
             for prompt in prompts:
                 found = first_logprobs(engine, prompt)
                 with torch.inference_mode():
-                    expected = reference(torch.tensor([list(prompt)])).logits[0, -1].double().log_softmax(dim=-1)
-                differences.append([abs(value - float(expected[token])) for token, value in found.items()])
+                    expected = (
+                        reference(torch.tensor([list(prompt)]))
+                        .logits[0, -1]
+                        .double()
+                        .log_softmax(dim=-1)
+                    )
+                differences.append(
+                    [abs(value - float(expected[token])) for token, value in found.items()]
+                )
                 first.append(max(found, key=found.get) == int(expected.argmax()))
             return engine.facts(), torch.tensor(differences), all(first)
         finally:
@@ -74,9 +90,21 @@ def checked(prompts):
 def test_first_token_log_probabilities_agree_with_hugging_face(checked):
     facts, differences, same_first = checked
     assert differences.shape == (20, TOP) and same_first and facts["dtype"] == "float32"
-    report(f"log-probabilities differ by {differences.max():.1e} at most, {differences.mean():.1e} on average")
+    report(
+        f"log-probabilities differ by {differences.max():.1e} at most, {differences.mean():.1e} on average"
+    )
     largest, mean = (1e-4, 1e-5) if facts["device"] == "cpu" else (LARGEST, MEAN)
     assert differences.max() < largest and differences.mean() < mean
-    known = ("device", "device_names", "model_runner", "max_num_seqs", "max_num_batched_tokens", "block_size")
-    assert all(facts[name] for name in (*known, "compute_capability", "attention_backends", "multiprocessing"))
+    known = (
+        "device",
+        "device_names",
+        "model_runner",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+    )
+    assert all(
+        facts[name]
+        for name in (*known, "compute_capability", "attention_backends", "multiprocessing")
+    )
     assert facts["max_model_len"] == 1024 and facts["triton_f32_default"] == "ieee"

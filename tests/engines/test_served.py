@@ -24,7 +24,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
-        self.models = [{"id": "tiny", "root": "org/tiny", "owned_by": "test", "max_model_len": 4096}]
+        self.models = [
+            {"id": "tiny", "root": "org/tiny", "owned_by": "test", "max_model_len": 4096}
+        ]
         self.asked, self.headers, self.now, self.most, self.lock = [], [], 0, 0, threading.Lock()
         self.answer = lambda body: (200, completion(f"to {body.get('prompt')}"))
 
@@ -33,7 +35,9 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        self.reply(200, {"data": self.server.models}) if self.path == "/v1/models" else self.reply(404, {})
+        self.reply(200, {"data": self.server.models}) if self.path == "/v1/models" else self.reply(
+            404, {}
+        )
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -60,7 +64,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def completion(text, reason="stop", tokens=7):
-    return {"choices": [{"index": 0, "text": text, "finish_reason": reason}], "usage": {"completion_tokens": tokens}}
+    return {
+        "choices": [{"index": 0, "text": text, "finish_reason": reason}],
+        "usage": {"completion_tokens": tokens},
+    }
 
 
 @pytest.fixture
@@ -103,7 +110,9 @@ def test_the_server_gets_the_checked_tokens_the_seed_and_the_sampling(server):
     with opened(server) as model:
         ((_, done),) = [
             one
-            for finished in model.stream([request("p", prompt_token_ids=(5, 6), seed=9, sampling=sampling)])
+            for finished in model.stream(
+                [request("p", prompt_token_ids=(5, 6), seed=9, sampling=sampling)]
+            )
             for one in finished
         ]
         facts = model.facts()
@@ -125,11 +134,19 @@ def test_the_server_gets_the_checked_tokens_the_seed_and_the_sampling(server):
 
 def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
-    server.answer = lambda _: (200, {"choices": [{"message": {"content": None}, "finish_reason": "length"}]})
+    server.answer = lambda _: (
+        200,
+        {"choices": [{"message": {"content": None}, "finish_reason": "length"}]},
+    )
     turns = ({"role": "user", "content": "a"},)
-    arguments = {"base_url": f"{server.url}/chat/completions/", "chat_template_args": {"enable_thinking": False}}
+    arguments = {
+        "base_url": f"{server.url}/chat/completions/",
+        "chat_template_args": {"enable_thinking": False},
+    }
     with opened(server, "local-chat-completions", **arguments) as model:
-        ((_, done),) = [one for finished in model.stream([request("p", turns=turns)]) for one in finished]
+        ((_, done),) = [
+            one for finished in model.stream([request("p", turns=turns)]) for one in finished
+        ]
     (path, body), *_ = server.asked
     assert path == "/v1/chat/completions" and body["messages"] == list(turns)
     assert body["chat_template_kwargs"] == {"enable_thinking": False} and "prompt" not in body
@@ -145,13 +162,19 @@ def test_a_busy_server_is_asked_again_and_a_gone_one_ends_in_one_error(server, m
 
     monkeypatch.setattr("harness.engines.served_model.asyncio.sleep", quick)
     server.answer = lambda _: (
-        (503, {"error": {"message": "try\nlater"}}) if len(server.asked) < 3 else (200, completion("x"))
+        (503, {"error": {"message": "try\nlater"}})
+        if len(server.asked) < 3
+        else (200, completion("x"))
     )
     with opened(server) as model:
-        assert [done.text for finished in model.stream([request("p")]) for _, done in finished] == ["x"]
+        assert [done.text for finished in model.stream([request("p")]) for _, done in finished] == [
+            "x"
+        ]
         assert len(server.asked) == 3 and slept == [1, 2]
         server.answer = lambda _: (503, {"error": {"message": "try\nlater"}})
-        with pytest.raises(EngineError, match=r" of t: HTTP 503: try later\. Everything finished is in the j"):
+        with pytest.raises(
+            EngineError, match=r" of t: HTTP 503: try later\. Everything finished is in the j"
+        ):
             list(model.stream([request(str(number)) for number in range(50)]))
     assert not caplog.records
 
@@ -167,7 +190,9 @@ def test_what_came_before_a_refusal_is_kept_and_the_refusal_has_the_servers_word
     came = []
     said = r"no completion of problem bad of t: HTTP 400: too long by 3 tokens\. Everything finished is in the journal"
     with opened(server) as model, pytest.raises(EngineError, match=said):
-        for finished in model.stream([request("bad"), *(request(str(number)) for number in range(20))]):
+        for finished in model.stream(
+            [request("bad"), *(request(str(number)) for number in range(20))]
+        ):
             came += [done.text for _, done in finished]
     assert len(came) == 20
     server.answer = lambda _: (200, {"object": "error"})
@@ -179,7 +204,10 @@ def test_what_came_before_a_refusal_is_kept_and_the_refusal_has_the_servers_word
     ("arguments", "message"),
     [
         ({"model": "tinny"}, "has no model 'tinny' .* it serves tiny"),
-        ({"base_url": "http://127.0.0.1:9/v1/completions"}, r"No server answers at .*127\.0\.0\.1:9/v1: Client"),
+        (
+            {"base_url": "http://127.0.0.1:9/v1/completions"},
+            r"No server answers at .*127\.0\.0\.1:9/v1: Client",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server, arguments, message):
@@ -187,19 +215,47 @@ def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server, argu
         opened(server, **arguments)
 
 
-def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(server, tmp_path, capsys, monkeypatch):
+def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(
+    server, tmp_path, capsys, monkeypatch
+):
     def answer(body):
         assert body["prompt"][:3] and all(isinstance(token, int) for token in body["prompt"])
-        return (400, {"message": "out of order"}) if len(server.asked) > 12 else (200, completion(r"\boxed{1}"))
+        return (
+            (400, {"message": "out of order"})
+            if len(server.asked) > 12
+            else (200, completion(r"\boxed{1}"))
+        )
 
     server.answer = answer
-    monkeypatch.setattr("harness.runs.versions_and_hashes._hub_commit", None)  # a look-up of the served name would fail
-    sets = [f"dataset={TOY_DATA}", "repeats=1", "gen_kwargs=greedy", f"model.model_args.tokenizer={TOY_MODEL}"]
-    sets += ["model.model_args.model=tiny", f"model.model_args.base_url={server.url}", "layouts=[raw]"]
+    monkeypatch.setattr(
+        "harness.runs.versions_and_hashes._hub_commit", None
+    )  # a look-up of the served name would fail
+    sets = [
+        f"dataset={TOY_DATA}",
+        "repeats=1",
+        "gen_kwargs=greedy",
+        f"model.model_args.tokenizer={TOY_MODEL}",
+    ]
+    sets += [
+        "model.model_args.model=tiny",
+        f"model.model_args.base_url={server.url}",
+        "layouts=[raw]",
+    ]
     arguments = [part for one in sets for part in ("--set", one)]
     arguments += ["--limit", "4", "--output", str(tmp_path / "run"), "--quiet"]
-    stopped = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.model_args.num_concurrent=2")
-    assert stopped.returncode == 2 and "no completion of problem demo/" in stopped.stderr.splitlines()[-1]
+    stopped = here(
+        capsys,
+        monkeypatch,
+        "run",
+        str(SERVED),
+        *arguments,
+        "--set",
+        "model.model_args.num_concurrent=2",
+    )
+    assert (
+        stopped.returncode == 2
+        and "no completion of problem demo/" in stopped.stderr.splitlines()[-1]
+    )
     server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))
     done = here(capsys, monkeypatch, "run", str(SERVED), *arguments)
     assert done.returncode == 0, done.stderr

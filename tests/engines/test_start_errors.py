@@ -21,7 +21,9 @@ from harness.errors import ModelError, StartEndedError
 from tests.conftest import PATIENCE, needs_vllm
 from tests.make import TOY_CONFIG, TOY_MODEL, read_data
 
-SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+SEE_ABOVE = RuntimeError(
+    "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+)
 """All that the process which starts the engine is told."""
 
 LOGGED = "(EngineCore pid=16286) ERROR 11-21 23:41:07 [core.py:1505] "
@@ -40,10 +42,14 @@ CAUSES = [(cause["text"], cause["message"]) for cause in read_data("start_errors
 @pytest.mark.parametrize(("text", "message"), CAUSES)
 def test_a_cause_is_named_from_what_the_engine_printed(text, message, nvidia_smi):
     nvidia_smi("GPU-aa11, 7, /usr/bin/python3, 40000")
-    logged = "".join(f"{LOGGED}{line}\n" for line in ["Traceback (most recent call last):", *text.splitlines()])
+    logged = "".join(
+        f"{LOGGED}{line}\n" for line in ["Traceback (most recent call last):", *text.splitlines()]
+    )
     for stderr in (f"Process EngineCore:\n{text}\n", logged):
         explanation = explain_start_error("some/model", SEE_ABOVE, stderr)
-        assert explanation.startswith("vLLM did not start. ") and message in explanation, explanation
+        assert explanation.startswith("vLLM did not start. ") and message in explanation, (
+            explanation
+        )
 
 
 MEMORY_PROFILING = ("v1/worker/gpu_worker.py", "Error in memory profiling. ")
@@ -56,7 +62,9 @@ def read_message(module, beginning):
     source = (Path(find_spec("vllm").origin).parent / module).read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
-            pieces = [value.value if isinstance(value, ast.Constant) else "7" for value in node.values]
+            pieces = [
+                value.value if isinstance(value, ast.Constant) else "7" for value in node.values
+            ]
             if pieces[0].startswith(beginning):
                 return "".join(pieces)
     raise AssertionError(f"vLLM's {module} has no message that begins with {beginning!r}")
@@ -125,7 +133,11 @@ FAILED = [
         [-signal.SIGSEGV],
         "The engine process got SIGSEGV while it was warming up. Its last error: ValueError: head size 33",
     ),
-    (f"{WARMING_UP}{LOGGED}ValueError: head size 33\n", [1, TERMINATED], "Its last error: ValueError: head size 33"),
+    (
+        f"{WARMING_UP}{LOGGED}ValueError: head size 33\n",
+        [1, TERMINATED],
+        "Its last error: ValueError: head size 33",
+    ),
     (
         f"{LOGGED.replace('ERROR', 'WARNING')}{FULL}\n{LOGGED}ValueError: Unknown dtype: 'fp'\n",
         [1],
@@ -151,13 +163,18 @@ def test_a_signal_from_outside_is_told_from_an_error(kind, log, exit_codes, mess
 
 def test_after_an_error_of_its_own_vllm_ends_the_process():
     error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, [TERMINATED])
-    assert type(error) is ModelError and str(error) == "vLLM did not start. Its last error: KeyError: 'vocab'"
+    assert (
+        type(error) is ModelError
+        and str(error) == "vLLM did not start. Its last error: KeyError: 'vocab'"
+    )
 
 
 @needs_vllm
 def test_vllm_says_that_a_worker_died():
     module = Path(find_spec("vllm").origin).parent / "v1/executor/multiproc_executor.py"
-    assert f'"{WORKER_DIED.format("%s").replace("VllmWorker-0", "%s")}"' in module.read_text(encoding="utf-8")
+    assert f'"{WORKER_DIED.format("%s").replace("VllmWorker-0", "%s")}"' in module.read_text(
+        encoding="utf-8"
+    )
 
 
 @needs_vllm
@@ -165,7 +182,9 @@ def test_every_pattern_has_a_text_here():
     texts = [text for text, _ in CAUSES] + [read_message(*source) for source in VLLM_MESSAGES]
     flat = [" ".join(text.split()) for text in texts]
     patterns = [pattern for cause in read_causes() for pattern in cause["patterns"]]
-    missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in flat)]
+    missing = [
+        pattern for pattern in patterns if not any(re.search(pattern, text) for text in flat)
+    ]
     assert missing == []
 
 
@@ -173,19 +192,26 @@ def test_who_holds_the_gpu_is_named_and_nobody_without_nvidia_smi(nvidia_smi, mo
     own = f"GPU-aa11, {os.getpid()}, python, 300"
     nvidia_smi("GPU-aa11, 12, /usr/bin/python3, 40000", own, "GPU-bb22, 1, [N/A], [N/A]")
     told = explain_start_error("some/model", SEE_ABOVE, FULL)
-    assert told.endswith("It is held by /usr/bin/python3 (process 12, 40000 MiB), [N/A] (process 1, [N/A] MiB).")
+    assert told.endswith(
+        "It is held by /usr/bin/python3 (process 12, 40000 MiB), [N/A] (process 1, [N/A] MiB)."
+    )
     for visible in ("1", "GPU-bb"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         told = explain_start_error("some/model", SEE_ABOVE, FULL)
-        assert told.endswith("It is held by [N/A] (process 1, [N/A] MiB)."), "of the visible GPU alone"
+        assert told.endswith("It is held by [N/A] (process 1, [N/A] MiB)."), (
+            "of the visible GPU alone"
+        )
     monkeypatch.setenv("PATH", "/nowhere")
-    assert explain_start_error("some/model", SEE_ABOVE, FULL).rstrip().endswith("asks for 71.19 GiB.")
+    assert (
+        explain_start_error("some/model", SEE_ABOVE, FULL).rstrip().endswith("asks for 71.19 GiB.")
+    )
 
 
 def test_what_children_write_is_passed_on_and_kept(capfd):
     errors = ChildErrors()
     code = (
-        "import sys, time; print('early', file=sys.stderr, flush=True); time.sleep(1); print('late', file=sys.stderr)"
+        "import sys, time; print('early', file=sys.stderr, flush=True); time.sleep(1); "
+        "print('late', file=sys.stderr)"
     )
     with errors.inherited():
         child = subprocess.Popen([sys.executable, "-c", code])
@@ -216,7 +242,9 @@ def engine_error(tmp_path):
         script.write_text(SCRIPT.format(guard=guard, model=TOY_MODEL))
         environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
         command = [sys.executable, str(script), json.dumps(arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, env=environment
+        )
         return done.stderr.splitlines()[-1]
 
     return start
@@ -227,13 +255,22 @@ def engine_error(tmp_path):
 def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tmp_path):
     ignored = shutil.ignore_patterns("*.safetensors")
     weightless = shutil.copytree(TOY_MODEL, tmp_path / "model", ignore=ignored)
-    flags = ("--set", f"model.model_args.pretrained={weightless}", "--limit", "1", "--output", str(tmp_path / "run"))
+    flags = (
+        "--set",
+        f"model.model_args.pretrained={weightless}",
+        "--limit",
+        "1",
+        "--output",
+        str(tmp_path / "run"),
+    )
     done = mless("run", TOY_CONFIG, "--quiet", *flags)
     assert done.returncode == 2
     said = f"mless: vLLM did not start. Its last error: RuntimeError: Cannot find any model weights with `{weightless}`"
     assert done.stderr.splitlines()[-1] == said
     log = (tmp_path / "run" / "libraries.log").read_text()
-    assert "Traceback (most recent call last)" in log, "what the engine's processes printed is passed on"
+    assert "Traceback (most recent call last)" in log, (
+        "what the engine's processes printed is passed on"
+    )
 
 
 @pytest.mark.slow
@@ -241,9 +278,18 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"gpu_memory_utilisation": 0.5}, "'gpu_memory_utilisation', which this vLLM does not know. Near it: gpu"),
-        ({"dtype": "flot32"}, "vLLM refuses model.model_args.dtype: Input should be 'auto', 'half', 'float16'"),
-        ({"gpu_memory_utilization": 2}, "gpu_memory_utilization: Input should be less than or equal to 1, got 2."),
+        (
+            {"gpu_memory_utilisation": 0.5},
+            "'gpu_memory_utilisation', which this vLLM does not know. Near it: gpu",
+        ),
+        (
+            {"dtype": "flot32"},
+            "vLLM refuses model.model_args.dtype: Input should be 'auto', 'half', 'float16'",
+        ),
+        (
+            {"gpu_memory_utilization": 2},
+            "gpu_memory_utilization: Input should be less than or equal to 1, got 2.",
+        ),
         ({"kv_cache_memory_bytes": 1_000_000}, "one request with the model's max seq len (1024), "),
         ({"guard": "if True:"}, "The script that starts it has no main guard"),
     ],

@@ -16,7 +16,9 @@ from harness.experiment.tokenizer import decode_completion
 
 def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypatch):
     def prepare():
-        os.environ["VLLM_LOGGING_LEVEL"] = os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"  # as vLLM itself sets some
+        os.environ["VLLM_LOGGING_LEVEL"] = os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = (
+            "1"  # as vLLM itself sets some
+        )
         raise ModelError("it does not start")
 
     monkeypatch.setattr(vllm_engine, "_prepare_environment", prepare)
@@ -36,7 +38,9 @@ def test_two_engines_that_compute_otherwise_are_not_alive_at_once(monkeypatch):
 def an_output(request_id, token_ids, finish_reason=None):
     """As vLLM's RequestOutput, with what is new since the request's last one."""
     completion = SimpleNamespace(token_ids=token_ids, text="", finish_reason=finish_reason)
-    return SimpleNamespace(request_id=request_id, outputs=[completion], finished=finish_reason is not None)
+    return SimpleNamespace(
+        request_id=request_id, outputs=[completion], finished=finish_reason is not None
+    )
 
 
 def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkeypatch):
@@ -73,14 +77,17 @@ def test_weights_are_fetched_before_the_engine_starts(given, is_fetched, monkeyp
     calls = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda name, **options: calls.append((name, options)) or ""
+        "huggingface_hub.snapshot_download",
+        lambda name, **options: calls.append((name, options)) or "",
     )
     vllm_engine.fetch_weights(given)
     unneeded = ["*.pth", "*.gguf", "original/*"]
     assert calls == [("org/name", {"revision": "abc", "ignore_patterns": unneeded})] * is_fetched
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, as vllm is imported
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch's, as vllm is imported
 
 PIECES = [
     *"aeiou 0123=+\n",
@@ -106,7 +113,9 @@ def as_vllm(tokenizer, prompt_ids, token_ids):
     from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
     parameters = SamplingParams(skip_special_tokens=False, spaces_between_special_tokens=False)
-    request = SimpleNamespace(request_id="0", prompt_token_ids=list(prompt_ids), sampling_params=parameters)
+    request = SimpleNamespace(
+        request_id="0", prompt_token_ids=list(prompt_ids), sampling_params=parameters
+    )
     decoder = FastIncrementalDetokenizer(tokenizer, request)
     for one in token_ids:
         decoder.update([one], False)
@@ -123,7 +132,10 @@ def test_texts_in_many_scripts_cut_after_each_token(any_tokenizer):
     for text in texts():
         ids = any_tokenizer(text, add_special_tokens=False)["input_ids"]
         for count, wanted in enumerate(as_vllm(any_tokenizer, prompt_ids, ids), start=1):
-            assert decode_completion(any_tokenizer, prompt_ids, ids[:count]) == wanted, (text, count)
+            assert decode_completion(any_tokenizer, prompt_ids, ids[:count]) == wanted, (
+                text,
+                count,
+            )
 
 
 def test_any_ids_special_ones_beside_each_other_too(any_tokenizer):

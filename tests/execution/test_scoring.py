@@ -36,10 +36,15 @@ def sample(completion, reason="stop"):
 PREFIX, LINE = {"answer_prefix": r"It is \boxed{"}, {"read": "line"}
 
 
-@pytest.mark.parametrize(("begun", "completion", "reason", "verdict"), read_data("completions")["continued"])
+@pytest.mark.parametrize(
+    ("begun", "completion", "reason", "verdict"), read_data("completions")["continued"]
+)
 def test_grading_knows_what_the_prompt_began(begun, completion, reason, verdict):
     job = grade_job(prompt(**begun), sample(completion, reason))
-    assert grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line).verdict == verdict
+    assert (
+        grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line).verdict
+        == verdict
+    )
 
 
 def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
@@ -52,7 +57,10 @@ def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
 
 
 def test_of_a_line_graders_that_look_for_a_box_are_not_asked(tmp_path):
-    with Journal(tmp_path / "scores.jsonl", {}) as scores, Scorer(scores, [prompt(**LINE)]) as scorer:
+    with (
+        Journal(tmp_path / "scores.jsonl", {}) as scores,
+        Scorer(scores, [prompt(**LINE)]) as scorer,
+    ):
         scorer.submit(sample(" 4"))
         (score,) = scorer.finish()
     assert (score.verdict, score.answer, score.math_verify) == ("correct", "4", True)
@@ -70,10 +78,18 @@ print(run.about["model"], len(run.samples))
 """
 
 
-@pytest.mark.parametrize("backend", ["dummy", pytest.param("vllm", marks=(pytest.mark.slow, pytest.mark.engine))])
+@pytest.mark.parametrize(
+    "backend", ["dummy", pytest.param("vllm", marks=(pytest.mark.slow, pytest.mark.engine))]
+)
 def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path, backend):
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(TOY_CONFIG), str(tmp_path / "run"), backend]
+    command = [
+        sys.executable,
+        str(tmp_path / "script.py"),
+        str(TOY_CONFIG),
+        str(tmp_path / "run"),
+        backend,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout == "mless-demo 8\n" and "8/8 samples" in done.stderr, done.stderr
 

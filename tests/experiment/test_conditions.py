@@ -52,7 +52,14 @@ def condition(values):
 def config(**changes):
     model = {"backend": "dummy", "model_args": {"pretrained": TOY_MODEL}}
     return RunConfig.model_validate(
-        {"name": "t", "model": model, "dataset": TOY_DATA, "layouts": ["raw"], "conditions": ["wo"], **changes}
+        {
+            "name": "t",
+            "model": model,
+            "dataset": TOY_DATA,
+            "layouts": ["raw"],
+            "conditions": ["wo"],
+            **changes,
+        }
     )
 
 
@@ -130,10 +137,14 @@ def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
     run = Run.load(folder)
     frame = run.read(texts=True)
     assert len(frame) == plan.size == 2 * 2 * 3 * 3
-    asked = frame.groupby(["layout", "condition", "problem_id"], observed=True)["prompt_sha256"].nunique()
+    asked = frame.groupby(["layout", "condition", "problem_id"], observed=True)[
+        "prompt_sha256"
+    ].nunique()
     assert (asked == 1).all()
     shown = {(one.layout, one.condition, one.problem_id): one for one in run.prompts}
-    assert len(shown) == len(run.prompts) == 12 and all(len(one.completions) == 3 for one in shown.values())
+    assert len(shown) == len(run.prompts) == 12 and all(
+        len(one.completions) == 3 for one in shown.values()
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split()[1])
@@ -152,16 +163,29 @@ def test_a_fresh_draw_is_each_problems_own(toy_tokenizer):
 
 
 def test_a_sweep_is_a_condition_for_each_combination():
-    loaded = config(sweep={"unit": ["/", "he"], "count": [0, 10, 25], "placement": ["between", "end"]})
+    loaded = config(
+        sweep={"unit": ["/", "he"], "count": [0, 10, 25], "placement": ["between", "end"]}
+    )
     names = [one.name for one in loaded.conditions]
-    assert names[:4] == ["wo", "slash-10-between", "slash-10-end", "slash-25-between"] and len(names) == 9
-    assert loaded.conditions[8] == as_condition({"name": "he-25-end", "unit": "he", "count": 25, "placement": "end"})
+    assert (
+        names[:4] == ["wo", "slash-10-between", "slash-10-end", "slash-25-between"]
+        and len(names) == 9
+    )
+    assert loaded.conditions[8] == as_condition(
+        {"name": "he-25-end", "unit": "he", "count": 25, "placement": "end"}
+    )
     assert RunConfig.model_validate(loaded.as_written()) == loaded
     assert len(loaded.tested) == 8
-    alone = {"name": "t", "model": {"model_args": {"pretrained": TOY_MODEL}}, "sweep": {"unit": "/", "count": [10]}}
+    alone = {
+        "name": "t",
+        "model": {"model_args": {"pretrained": TOY_MODEL}},
+        "sweep": {"unit": "/", "count": [10]},
+    }
     assert [one.name for one in RunConfig.model_validate(alone).conditions] == ["wo", "slash-10"]
     many = planned(limit=5, sweep={"unit": ["/", "he"], "count": list(range(1, 65))})
-    assert len(many.arms) == 129  # how long it takes with 500 problems stands in benchmarks/SWEEPS.md
+    assert (
+        len(many.arms) == 129
+    )  # how long it takes with 500 problems stands in benchmarks/SWEEPS.md
 
 
 @pytest.mark.parametrize(
@@ -178,7 +202,9 @@ def test_a_sweep_is_a_condition_for_each_combination():
 )
 def test_a_count_of_0_leaves_the_filler_out_and_no_more(sweep, names):
     """The words around it stay, for else their effect would look like the filler's."""
-    assert [one.name for one in config(sweep=sweep, conditions=["mless"]).conditions] == names.split()
+    assert [
+        one.name for one in config(sweep=sweep, conditions=["mless"]).conditions
+    ] == names.split()
 
 
 @pytest.mark.parametrize(
@@ -227,7 +253,12 @@ def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
     names = list(dict.fromkeys(prompt.condition for prompt in stored_prompts(plan)))
     asked = ["wo", "mless", "answer-at-once"]
     assert names == [*asked, *(f"{name}-w0{number}" for number in (1, 2) for name in asked)]
-    assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "other instructions", "positive control"}
+    assert set(plan.lines.values()) == {
+        "demo_wo",
+        "demo_mless",
+        "other instructions",
+        "positive control",
+    }
     assert plan.size == 2 * (9 + 6), "both sides are run again under each instruction"
     counts = "requests 30: mless 2 times, wo 2 times, 1 positive control, 6 other instructions"
     assert counts in " ".join(describe_plan(plan).split())
@@ -235,7 +266,9 @@ def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
         assert bool(prompt.answer_prefix) == prompt.condition.startswith("answer-at-once")
         assert prompt.prompt.endswith(prompt.answer_prefix)
     assert not settings.keys() & off.identity().keys()
-    assert read_conditions(plan.config.as_written()) == {one.name: one for one in plan.config.all_conditions}
+    assert read_conditions(plan.config.as_written()) == {
+        one.name: one for one in plan.config.all_conditions
+    }
 
 
 NAMES = (
@@ -247,13 +280,17 @@ NAMES = (
 
 def test_a_name_says_nothing_of_what_a_condition_is():
     conditions = ["wo", "mless", *({"name": name, "unit": ".", "count": 9} for name in NAMES)]
-    loaded = config(conditions=conditions, across={"instructions": ["One.", "Two."]}, positive_control=True)
+    loaded = config(
+        conditions=conditions, across={"instructions": ["One.", "Two."]}, positive_control=True
+    )
     every = {condition.name: condition for condition in loaded.all_conditions}
     assert len(every) == len(loaded.all_conditions) == 3 * (len(conditions) + 1)
     for name in ("wo", "mless", *NAMES):
         assert (every[name].kind, every[name].of, every[name].number) == (None, None, 0)
     control, *others = [condition for condition in every.values() if condition.kind]
-    assert control.kind == "positive control" and {one.kind for one in others} == {"other instruction"}
+    assert control.kind == "positive control" and {one.kind for one in others} == {
+        "other instruction"
+    }
     asked, texts = ("wo", "mless", *NAMES, control.name), {1: "One.", 2: "Two."}
     assert [(one.of, one.number, one.instruction) for one in others] == [
         (name, number, text) for number, text in texts.items() for name in asked
@@ -264,7 +301,9 @@ def test_a_name_says_nothing_of_what_a_condition_is():
         assert prompts[name].prompt.startswith(INSTRUCTION) and ". . . ." in prompts[name].prompt
         assert "kind" not in prompts[name].doc
     for one in others:
-        assert prompts[one.name].prompt == prompts[one.of].prompt.replace(INSTRUCTION, one.instruction)
+        assert prompts[one.name].prompt == prompts[one.of].prompt.replace(
+            INSTRUCTION, one.instruction
+        )
         fields = {key: prompts[one.name].doc[key] for key in ("kind", "of", "number")}
         assert fields == {"kind": "other instruction", "of": one.of, "number": one.number}
     at_once = prompts[control.name]
@@ -273,9 +312,15 @@ def test_a_name_says_nothing_of_what_a_condition_is():
 
 def test_the_parts_of_a_filler_have_names_of_their_own():
     own = [{"name": f"mless-{cell}", "unit": "."} for cell in CELLS]
-    causes = [{"causes": "mless", "layer": 1}, {"causes": "mless", "layers": "4-10"}, {"causes": "mless", "layer": 4}]
+    causes = [
+        {"causes": "mless", "layer": 1},
+        {"causes": "mless", "layers": "4-10"},
+        {"causes": "mless", "layer": 4},
+    ]
     loaded = config(conditions=["wo", "mless", *own, *causes])
-    assert [one.unit for one in loaded.conditions if one.name in {entry["name"] for entry in own}] == ["."] * len(CELLS)
+    assert [
+        one.unit for one in loaded.conditions if one.name in {entry["name"] for entry in own}
+    ] == ["."] * len(CELLS)
     cells = [(one.cell["layers"], tuple(one.cell["on"])) for one in loaded.conditions if one.cell]
     later = [on for name, on in CELLS.items() if on[0]]
     assert cells == [

@@ -25,15 +25,22 @@ def test_a_minimal_config_has_the_studys_defaults(tmp_path):
 
 def test_where_a_line_is_read_no_instruction_asks_for_a_box(tmp_path):
     path = write(tmp_path, MINIMAL)
-    assert "answer" not in load_config(path).identity(), "runs that were begun before there were lines"
+    assert "answer" not in load_config(path).identity(), (
+        "runs that were begun before there were lines"
+    )
     config = load_config(path, ["answer=line"])
     assert (config.instruction, config.identity()["answer"]) == ("Answer the question.", "line")
     assert load_config(path, ["answer=line", "instruction=Hi"]).instruction == "Hi"
-    assert load_config(path, ["answer=line", "until=[Q]"]).resolve_sampling(None).stop == ("Q", "\n")
+    assert load_config(path, ["answer=line", "until=[Q]"]).resolve_sampling(None).stop == (
+        "Q",
+        "\n",
+    )
 
 
 def test_a_label_never_stands_above_other_weights(tmp_path):
-    path = write(tmp_path, {**MINIMAL, "model": {"label": "Known", "model_args": {"pretrained": "a/known"}}})
+    path = write(
+        tmp_path, {**MINIMAL, "model": {"label": "Known", "model_args": {"pretrained": "a/known"}}}
+    )
 
     def label(*overrides):
         return load_config(path, overrides).model.display_name
@@ -42,9 +49,14 @@ def test_a_label_never_stands_above_other_weights(tmp_path):
     assert label("model.model_args.pretrained=b/other") == "other"
     assert label("model.model_args.revision=abc") == "known", "another revision has other weights"
     assert (
-        label("model.model_args={pretrained: b/other}") == label("model={model_args: {pretrained: b/other}}") == "other"
+        label("model.model_args={pretrained: b/other}")
+        == label("model={model_args: {pretrained: b/other}}")
+        == "other"
     )
-    for said in ("model.model_args.pretrained=b/other", "model={model_args: {pretrained: b/other}}"):
+    for said in (
+        "model.model_args.pretrained=b/other",
+        "model={model_args: {pretrained: b/other}}",
+    ):
         assert label(said, "model.label=Known") == "Known", "said on purpose"
 
 
@@ -56,7 +68,10 @@ def test_what_only_resembles_a_secret_is_taken(tmp_path):
         "tokenizer": "org/token-counter",
     }
     values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **taken}}}
-    assert load_config(write(tmp_path, values)).model.model_args == {"pretrained": TOY_MODEL, **taken}
+    assert load_config(write(tmp_path, values)).model.model_args == {
+        "pretrained": TOY_MODEL,
+        **taken,
+    }
 
 
 def test_load_only_arguments_may_change_and_random_weights_may_not(tmp_path):
@@ -64,7 +79,12 @@ def test_load_only_arguments_may_change_and_random_weights_may_not(tmp_path):
         values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **arguments}}}
         return load_config(write(tmp_path, values)).identity()
 
-    free = {"device_ids": [1], "download_dir": "d", "load_format": "safetensors", "distributed_executor_backend": "mp"}
+    free = {
+        "device_ids": [1],
+        "download_dir": "d",
+        "load_format": "safetensors",
+        "distributed_executor_backend": "mp",
+    }
     assert identity(**free) == identity()
     assert identity(load_format="dummy") != identity() != identity(tensor_parallel_size=2)
 
@@ -81,7 +101,10 @@ def test_the_identity_holds_what_can_change_a_sample(tmp_path):
     ):
         assert load_config(write(tmp_path, {**MINIMAL, **same})).identity() == identity
     for change in ({"replicates": 2}, {"across": {"instructions": ["One."]}}, {"seed": 7}):
-        assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {**identity, **change}
+        assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {
+            **identity,
+            **change,
+        }
 
 
 @pytest.mark.parametrize("case", read_data("contrasts"), ids=str)
@@ -94,7 +117,11 @@ def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, case):
 
 def test_contrasts_of_a_file_whose_conditions_the_user_did_not_ask_are_left_out(tmp_path):
     second = "mless - random"
-    own = {"conditions": ["wo", "mless", "random"], "contrasts": ["mless - wo", second], "primary": second}
+    own = {
+        "conditions": ["wo", "mless", "random"],
+        "contrasts": ["mless - wo", second],
+        "primary": second,
+    }
     path = write(tmp_path, {**MINIMAL, **own})
     for conditions, *kept in (
         ("wo, mless", ("mless - wo",), None),
@@ -107,20 +134,33 @@ def test_contrasts_of_a_file_whose_conditions_the_user_did_not_ask_are_left_out(
         with pytest.raises(ConfigError, match="mless - random"):
             load_config(path, ["conditions=[wo, mless]", own])
     path.write_text(
-        path.read_text().replace("- random\n", "- {name: mine, unit: x}\n", 1).replace(second, "mless - mine")
+        path.read_text()
+        .replace("- random\n", "- {name: mine, unit: x}\n", 1)
+        .replace(second, "mless - mine")
     )
     config = load_config(path, ["conditions=[wo, mine]"])
-    assert [one.unit for one in config.conditions] == [None, "x"], "a condition of the file, by its name"
+    assert [one.unit for one in config.conditions] == [None, "x"], (
+        "a condition of the file, by its name"
+    )
 
 
 @pytest.mark.parametrize("given", [{}, {"max_num_batched_tokens": 512}])
 def test_on_a_cpu_a_step_holds_a_prompt_as_long_as_the_context(given):
     arguments = {"max_model_len": 32768, **given}
     fit_to_cpu(arguments, sampled=True)
-    assert arguments["max_num_batched_tokens"] == 32768 and arguments["enable_chunked_prefill"] is False
+    assert (
+        arguments["max_num_batched_tokens"] == 32768
+        and arguments["enable_chunked_prefill"] is False
+    )
 
 
-SAMPLING_MODEL = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "eos_token_id": 3}
+SAMPLING_MODEL = {
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "repetition_penalty": 1.05,
+    "eos_token_id": 3,
+}
 
 
 def resolve(choice, own=None):
@@ -141,7 +181,12 @@ def test_greedy_passes_over_what_the_model_sets_and_says_so():
 
 def test_model_default_takes_the_models_values_and_fills_gaps_as_generate_does():
     sampling = resolve("model_default", own=SAMPLING_MODEL)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (0.6, 0.9, 50, 1.05)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (
+        0.6,
+        0.9,
+        50,
+        1.05,
+    )
     assert sampling.from_model == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
 
 
@@ -153,11 +198,16 @@ def test_model_default_of_a_greedy_model_is_greedy_with_its_penalty():
 
 def test_model_default_refuses_what_vllm_cannot_do():
     with pytest.raises(ModelError, match=r"sets num_beams, suppress_tokens, unknown to vLLM"):
-        resolve("model_default", own={**SAMPLING_MODEL, "num_beams": 4, "suppress_tokens": [1], "typical_p": 1.0})
+        resolve(
+            "model_default",
+            own={**SAMPLING_MODEL, "num_beams": 4, "suppress_tokens": [1], "typical_p": 1.0},
+        )
 
 
 @given(st.integers(0, 2**40), st.text(max_size=20), st.integers(0, 1000), st.integers(0, 5))
-def test_a_seed_is_one_that_every_generator_takes_and_always_the_same(run_seed, problem, index, replicate):
+def test_a_seed_is_one_that_every_generator_takes_and_always_the_same(
+    run_seed, problem, index, replicate
+):
     seed = sample_seed(run_seed, problem, index, replicate)
     assert 0 <= seed < 2**31 and seed == sample_seed(run_seed, problem, index, replicate)
 
@@ -179,8 +229,12 @@ def test_an_aborted_request_is_no_sample():
 
     def output(reason):
         completion = CompletionOutput(0, "half", [5, 6], None, None, finish_reason=reason)
-        return RequestOutput(reason or "running", "prompt", [1], None, [completion], reason is not None)
+        return RequestOutput(
+            reason or "running", "prompt", [1], None, [completion], reason is not None
+        )
 
-    finished, aborted = read_outputs([output(reason) for reason in ("stop", "abort", None, "length", "error")])
+    finished, aborted = read_outputs(
+        [output(reason) for reason in ("stop", "abort", None, "length", "error")]
+    )
     assert [one.request_id for one in finished] == ["stop", "length"] and aborted
     assert read_outputs([output("stop"), output(None)])[1] is False

@@ -28,7 +28,9 @@ from tests.experiment.test_token_checks import build, layouts, sizes
 from tests.make import TOY_DATA, right, table_page, write_run
 
 PRODUCTS = [
-    Problem(id=f"{a}x{b}", problem=f"{a} x {b}?", answer=str(a * b), cluster=f"{min(a, b)}x{max(a, b)}")
+    Problem(
+        id=f"{a}x{b}", problem=f"{a} x {b}?", answer=str(a * b), cluster=f"{min(a, b)}x{max(a, b)}"
+    )
     for a in range(2, 9)
     for b in range(2, 9)
 ]
@@ -54,11 +56,18 @@ def test_draws_take_their_examples_from_one_pool_that_is_never_asked():
     assert len(pool) < len(examples), "draws may share examples"
     assert all(draw.select(problems) == problems for draw in draws)
     assert (problems, draws) == fewshot.split(PRODUCTS, draws_per_problem=6)
-    assert problems != FewshotConfig(num_fewshot=4, draws=6, pool=20, seed=2).split(PRODUCTS, draws_per_problem=6)[0]
+    assert (
+        problems
+        != FewshotConfig(num_fewshot=4, draws=6, pool=20, seed=2).split(
+            PRODUCTS, draws_per_problem=6
+        )[0]
+    )
 
 
 def test_each_problem_is_asked_with_so_many_draws_and_each_draw_asks_about_equally_many():
-    problems, draws = FewshotConfig(num_fewshot=4, draws=6, pool=20).split(PRODUCTS, draws_per_problem=2)
+    problems, draws = FewshotConfig(num_fewshot=4, draws=6, pool=20).split(
+        PRODUCTS, draws_per_problem=2
+    )
     selected = [draw.select(problems) for draw in draws]
     times = Counter(problem.id for chosen in selected for problem in chosen)
     assert times == dict.fromkeys((problem.id for problem in problems), 2)
@@ -72,7 +81,9 @@ def test_where_a_filler_stands_among_examples(placement):
     condition = Condition(name="x", unit="/", count=2, placement=placement)
     draw = Draw(number=0, examples=(PRODUCTS[0],), frame=("Q: ", "\nA: ", ""))
     raw, chat = (
-        build_prompt("Why?", condition, filler_text="/ /", layout=layout, draw=draw, instruction="Go.")
+        build_prompt(
+            "Why?", condition, filler_text="/ /", layout=layout, draw=draw, instruction="Go."
+        )
         for layout in (Layout.RAW, Layout.CHAT)
     )
     said = [turn["content"].replace(" \n\n", "|") for turn in chat.messages]
@@ -88,7 +99,9 @@ def test_without_examples_three_places_are_one():
     assert len({build_prompt("Why?", one, filler_text="/ /").text for one in fillers}) == 1
 
 
-def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_their_ids(any_tokenizer):
+def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_their_ids(
+    any_tokenizer,
+):
     draw = FewshotConfig(num_fewshot=3, seed=1, format="Q: {problem} \nA: {answer}").split(
         PRODUCTS, draws_per_problem=1
     )[1][0]
@@ -96,8 +109,12 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
     for layout in layouts(any_tokenizer):
         if layout is Layout.CHAT and "[INST]" in any_tokenizer.chat_template:
             continue  # a template that drops the assistant's turns, which is refused
-        _, *filled = build(any_tokenizer, Condition(name="wo"), *conditions, layout=layout, draw=draw)
-        assert [sizes(one) for one in filled] == [{28 if one.condition.placement == "each" else 7} for one in filled]
+        _, *filled = build(
+            any_tokenizer, Condition(name="wo"), *conditions, layout=layout, draw=draw
+        )
+        assert [sizes(one) for one in filled] == [
+            {28 if one.condition.placement == "each" else 7} for one in filled
+        ]
 
 
 @pytest.mark.parametrize(
@@ -124,33 +141,55 @@ def test_examples_that_cannot_be_are_refused_before_the_model(shown, said, tmp_p
 def run(tmp_path_factory):
     """Four samples a problem, two with each draw; with the filler all of the first draw are wrong."""
     own = {"gen_kwargs": {"temperature": 1}, "repeats": 4, "layouts": ["raw", "chat"], "limit": 5}
-    own |= {"conditions": ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}], "primary": "x - wo"}
+    own |= {
+        "conditions": ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}],
+        "primary": "x - wo",
+    }
 
     def answer(request, target):
-        return ("so \\boxed{no}", "stop") if request.task.endswith("x_draw-1") else right(request, target)
+        return (
+            ("so \\boxed{no}", "stop")
+            if request.task.endswith("x_draw-1")
+            else right(request, target)
+        )
 
-    return write_run(tmp_path_factory.mktemp("x") / "run", answer, fewshot={"num_fewshot": 2, "draws": 2}, **own)
+    return write_run(
+        tmp_path_factory.mktemp("x") / "run", answer, fewshot={"num_fewshot": 2, "draws": 2}, **own
+    )
 
 
 def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, capsys, monkeypatch):
     frame = load_run(run)
-    assert [*map(list, frame.groupby("draw")["sample_index"].unique())] == [[0, 1], [2, 3]] and len(frame) == 80
+    assert [*map(list, frame.groupby("draw")["sample_index"].unique())] == [[0, 1], [2, 3]] and len(
+        frame
+    ) == 80
     assert frame.groupby("draw")["prompt_sha256"].nunique().tolist() == [20, 20]
     assert len(list(run.glob("samples_demo_x_chat_draw-2_*.jsonl"))) == 1
     page = " ".join(table_page(run).split())
     assert "5 problems, 4 samples each" in page and "x - wo by draw, made, raw: -100.0, 0.0" in page
     assert "of this prompt with these examples" in page and "p are for these examples" in page
     assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
-    texts = {row["prompt_sha256"]: row["prompt"].prompt_sha256 for row in read_samples([Run.load(run)])}
+    texts = {
+        row["prompt_sha256"]: row["prompt"].prompt_sha256 for row in read_samples([Run.load(run)])
+    }
     assert len(texts) == 40 and all(one == other for one, other in texts.items())
-    changed = here(capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw").stdout
+    changed = here(
+        capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw"
+    ).stdout
     assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
     problem = str(frame["problem_id"][0])
-    shown = [here(capsys, monkeypatch, "show", str(run), name).stdout for name in (problem, f"{problem}#2")]
+    shown = [
+        here(capsys, monkeypatch, "show", str(run), name).stdout
+        for name in (problem, f"{problem}#2")
+    ]
     assert [one.count("w/o, ") for one in shown] == [4, 2] and f"w/o, raw, {problem}#1" in shown[0]
     plan = make_plan(load_config(run.with_suffix(".yaml")), limit=5)
     assert " in 3 parts " in describe_plan(plan), "before either example and the question"
-    assert plan.size == len(list(make_requests(plan, plan.config.resolve_sampling(None)))) == len(frame)
+    assert (
+        plan.size
+        == len(list(make_requests(plan, plan.config.resolve_sampling(None))))
+        == len(frame)
+    )
     assert set(plan.lines.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
 
 
@@ -169,13 +208,19 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     assert frame.groupby(["condition", "draw"], observed=True)["problem_id"].nunique().eq(16).all()
     table = json.loads(table_page(run, form="json"))
     row = table["rows"][1]
-    assert (row["repeats"], row["draws"], row["difference"]) == (2, 5, -40) and row["low"] < -99 and row["p"] > 0.05
+    assert (
+        (row["repeats"], row["draws"], row["difference"]) == (2, 5, -40)
+        and row["low"] < -99
+        and row["p"] > 0.05
+    )
     assert table["draws"][0]["differences"] == [-100, -100, 0, 0, 0]
     assert "of this prompt with new draws of examples" in " ".join(table_page(run).split())
     plan, identity = make_plan(load_config(run.with_suffix(".yaml")), limit=45), read_identity(run)
     assert plan.arms.keys() == identity.arms.keys()
     larger = replace(identity, limit=45, prompts_sha256=plan.prompts_sha256)
-    assert changes(run, larger, stored_prompts(plan)) == [], "a run of fewer problems can be continued"
+    assert changes(run, larger, stored_prompts(plan)) == [], (
+        "a run of fewer problems can be continued"
+    )
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
@@ -192,7 +237,9 @@ def test_the_probe_knows_the_examples_and_pairs_their_tokens(run, layout, toy_to
         assert filled.has_role("format").any() == (layout == "raw")
 
 
-def test_traces_are_drawn_by_one_command_and_the_draws_of_a_problem_count_as_one(run, tmp_path, capsys, monkeypatch):
+def test_traces_are_drawn_by_one_command_and_the_draws_of_a_problem_count_as_one(
+    run, tmp_path, capsys, monkeypatch
+):
     def call(*words):
         return here(capsys, monkeypatch, *map(str, words))
 
@@ -201,7 +248,11 @@ def test_traces_are_drawn_by_one_command_and_the_draws_of_a_problem_count_as_one
     drawn = call("figure", traces, "--heads", "1,4", "-o", tmp_path).stdout
     assert [line.split()[0] for line in drawn.splitlines()] == ["png", "svg", "pdf", "csv"] * 2
     table = pandas.read_csv(tmp_path / "t-t-layer-2.csv")
-    assert {*table["layer"]} == {2} and {*table["head"]} == {1, 4} and {*table["condition"]} == {"wo", "x"}
+    assert (
+        {*table["layer"]} == {2}
+        and {*table["head"]} == {1, 4}
+        and {*table["condition"]} == {"wo", "x"}
+    )
     assert {*table["prompts"]} == {10} and {*table["clusters"]} == {5}
     for words, said in (
         ((traces, "--layers", 3), "Layer 3 is not in these traces: counted from 1, they hold 1, 2"),

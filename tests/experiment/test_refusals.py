@@ -83,7 +83,10 @@ def test_a_config_that_is_not_there_is_refused_and_no_shipped_one_taken(tmp_path
     [
         ("nonsense", "unknown key 'nonsense'"),
         ("name.first=a", "--set 'name.first=a': the config has no such key"),
-        ("gen_kwargs={seed: 1, seed: 2}", "--set gen_kwargs '{seed: 1, seed: 2}': the key 'seed' stands twice"),
+        (
+            "gen_kwargs={seed: 1, seed: 2}",
+            "--set gen_kwargs '{seed: 1, seed: 2}': the key 'seed' stands twice",
+        ),
     ],
 )
 def test_an_override_that_cannot_be_is_refused(tmp_path, override, said):
@@ -103,7 +106,10 @@ def test_an_override_that_cannot_be_is_refused(tmp_path, override, said):
         ([GOOD, '{"problem": "x", "ans', "", " "], "line 2: expected a JSON object"),
         (["[1, 2]"], "line 1: expected a JSON object, got '[1, 2]'"),
         ([""], "no problems in it"),
-        *(([{**GOOD, field: "\ud800"}], r"got '\ud800'") for field in ("unique_id", "problem", "answer", "solution")),
+        *(
+            ([{**GOOD, field: "\ud800"}], r"got '\ud800'")
+            for field in ("unique_id", "problem", "answer", "solution")
+        ),
     ],
 )
 def test_a_broken_data_file_is_refused_by_line_and_field(tmp_path, lines, said):
@@ -115,7 +121,11 @@ def test_a_broken_data_file_is_refused_by_line_and_field(tmp_path, lines, said):
 
 def test_data_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
-    for path, said in (("no", "No such file"), ("", "Is a directory"), ("x.jsonl", "codec can't decode")):
+    for path, said in (
+        ("no", "No such file"),
+        ("", "Is a directory"),
+        ("x.jsonl", "codec can't decode"),
+    ):
         with pytest.raises(DataError, match=said):
             open_dataset(DatasetConfig(path=tmp_path / path))
     monkeypatch.delenv("MATH500_PATH")

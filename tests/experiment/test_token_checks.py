@@ -57,12 +57,16 @@ words = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=
 
 
 fillers = st.one_of(
-    st.fixed_dictionaries({"unit": st.sampled_from(["/", "he", "\\", "?"]), "count": st.integers(1, 70)}),
+    st.fixed_dictionaries(
+        {"unit": st.sampled_from(["/", "he", "\\", "?"]), "count": st.integers(1, 70)}
+    ),
     st.fixed_dictionaries({"sentence": st.integers(1, 5), "count": st.integers(3, 55)}),
 )
 
 
-@settings(max_examples=45, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=45, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(problem=words, filler=fillers)
 def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem, filler):
     (built,) = build(any_tokenizer, Condition(name="x", **filler), of=problems(p=problem))
@@ -72,16 +76,26 @@ def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem
 @pytest.mark.parametrize(
     ("filler", "message"),
     [
-        ({"unit": "/", "separator": ""}, r"merges the unit '/': expected 55 filler tokens, got|cover filler and"),
-        ({"unit": "qxzvkj", "count": 5}, r"splits the unit 'qxzvkj': expected 5 filler tokens, got \d+"),
+        (
+            {"unit": "/", "separator": ""},
+            r"merges the unit '/': expected 55 filler tokens, got|cover filler and",
+        ),
+        (
+            {"unit": "qxzvkj", "count": 5},
+            r"splits the unit 'qxzvkj': expected 5 filler tokens, got \d+",
+        ),
     ],
 )
 def test_units_that_are_not_one_token_each_are_refused(any_tokenizer, filler, message):
-    with pytest.raises(PromptMismatchError, match=f"Condition 'x', layout raw, model: .*({message})"):
+    with pytest.raises(
+        PromptMismatchError, match=f"Condition 'x', layout raw, model: .*({message})"
+    ):
         build(any_tokenizer, Condition(name="x", **filler))
 
 
-def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(toy_tokenizer, monkeypatch):
+def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(
+    toy_tokenizer, monkeypatch
+):
     def without_break(problem, condition, **options):
         """The problem follows a blank, which its first token takes in."""
         prompt = build_prompt(problem, condition, **options)
@@ -91,7 +105,9 @@ def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(toy_tok
 
     monkeypatch.setattr("harness.experiment.token_checks.build_prompt", without_break)
     close = Condition(name="close", instruction=INSTRUCTION)
-    with pytest.raises(PromptMismatchError, match="problem p: its token ids differ from those without a filler"):
+    with pytest.raises(
+        PromptMismatchError, match="problem p: its token ids differ from those without a filler"
+    ):
         build(toy_tokenizer, close, of=problems(p="he is 2"))
 
 
@@ -99,8 +115,12 @@ def test_a_token_that_covers_filler_and_problem_is_seen():
     from tests.conftest import build_tokenizer
 
     tokenizer = build_tokenizer("gpt2", bos=False)
-    tokenizer.add_tokens(["/ \n\nWhat"])  # what precedes the problem is then part of its first token
-    with pytest.raises(PromptMismatchError, match="problem p: 1 tokens cover filler and neighbouring text"):
+    tokenizer.add_tokens(
+        ["/ \n\nWhat"]
+    )  # what precedes the problem is then part of its first token
+    with pytest.raises(
+        PromptMismatchError, match="problem p: 1 tokens cover filler and neighbouring text"
+    ):
         build(tokenizer, named_conditions()["mless"], of=problems(p="What is $2$?"))
 
 

@@ -46,7 +46,11 @@ def asked(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
 
 def test_token_ids_stand_for_themselves_or_are_refused(toy_tokenizer):
     ids = tuple(toy_tokenizer.encode("/ he", add_special_tokens=False))
-    assert fit_filler(Condition(name="ids", token_ids=ids, count=5), toy_tokenizer).split() == ["/", "he/", "he/"]
+    assert fit_filler(Condition(name="ids", token_ids=ids, count=5), toy_tokenizer).split() == [
+        "/",
+        "he/",
+        "he/",
+    ]
     # half of a word's tokens, repeated: their text is tokenized otherwise
     piece = toy_tokenizer.encode("th", add_special_tokens=False)[0]
     condition = Condition(name="ids", token_ids=(piece, toy_tokenizer.encode("e")[0]), count=9)
@@ -69,7 +73,10 @@ def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
         assert list(encode(text, tokenizer)[0]) == own.encode(text, bos=True, eos=False)
 
 
-THINKING = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+THINKING = (
+    CHATML
+    + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
 
 
 def test_a_templates_switch_is_part_of_the_prompt(toy_tokenizer, tmp_path):
@@ -79,11 +86,20 @@ def test_a_templates_switch_is_part_of_the_prompt(toy_tokenizer, tmp_path):
     assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
     built = measure(prompt, Layout.CHAT, tokenizer, switches=off)
     plain = measure(prompt, Layout.CHAT, tokenizer)
-    assert built.text == plain.text + "<think>\n\n</think>\n\n" and built.filler_span == plain.filler_span
+    assert (
+        built.text == plain.text + "<think>\n\n</think>\n\n"
+        and built.filler_span == plain.filler_span
+    )
     assert built.prompt_token_sha256 != plain.prompt_token_sha256
-    assert measure(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text == plain.text
+    assert (
+        measure(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text
+        == plain.text
+    )
     tokenizer.save_pretrained(tmp_path)
-    for wrong, got in (({"enable_thinkng": False}, r"reads no switch 'enable_thinkng'"), ("no", r"got 'no'")):
+    for wrong, got in (
+        ({"enable_thinkng": False}, r"reads no switch 'enable_thinkng'"),
+        ("no", r"got 'no'"),
+    ):
         with pytest.raises(ConfigError, match=got):
             ModelTokenizer.from_arguments({"tokenizer": str(tmp_path), "chat_template_args": wrong})
 
@@ -92,10 +108,16 @@ def test_there_is_one_bos_and_one_instruction_whatever_the_template(any_tokenize
     bos = any_tokenizer.bos_token_id
     for layout in layouts(any_tokenizer):
         prompt, text = asked(any_tokenizer, layout=layout)
-        if bos is None or any_tokenizer("a")["input_ids"][0] == bos:  # SmolLM2's begins each turn of a chat instead
+        if (
+            bos is None or any_tokenizer("a")["input_ids"][0] == bos
+        ):  # SmolLM2's begins each turn of a chat instead
             assert encode(text, any_tokenizer)[0].count(bos) == (1 if bos is not None else 0)
         assert text.count("\\boxed{}") == 1
-        found = [(role, text[low:high]) for role, (low, high) in find_segments(prompt, text) if role != "separator"]
+        found = [
+            (role, text[low:high])
+            for role, (low, high) in find_segments(prompt, text)
+            if role != "separator"
+        ]
         assert found == [(s.role, s.text) for s in prompt.segments if s.role != "separator"]
 
 
@@ -112,11 +134,23 @@ def test_a_short_problem_is_not_mistaken_for_a_piece_of_the_template(any_tokeniz
 
 @pytest.mark.parametrize(
     "format",
-    ["%d %b %Y", "%A, %-d %B %y", "%Y-%m-%d %H:%M:%S", "%%d is %d, %%%m", "no code", "%_d %^a %j %p %Z|%q", "%"],
+    [
+        "%d %b %Y",
+        "%A, %-d %B %y",
+        "%Y-%m-%d %H:%M:%S",
+        "%%d is %d, %%%m",
+        "no code",
+        "%_d %^a %j %p %Z|%q",
+        "%",
+    ],
 )
 def test_every_format_of_the_date_is_pinned(toy_tokenizer, format):
-    tokenizer = with_template(toy_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}")
-    assert apply_chat_template(tokenizer, USER) == f"{date(*PINNED_DATE).strftime(format)}|26 Jul 2024"
+    tokenizer = with_template(
+        toy_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}"
+    )
+    assert (
+        apply_chat_template(tokenizer, USER) == f"{date(*PINNED_DATE).strftime(format)}|26 Jul 2024"
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +192,9 @@ def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
     with pytest.raises(ModelError, match=r"Model folder .*\.py is a file"):
         load_tokenizer(__file__)
     assert "Accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
-    assert "could not be reached" in explain_hub_error("a/b", ConnectionError("Max retries exceeded"))
+    assert "could not be reached" in explain_hub_error(
+        "a/b", ConnectionError("Max retries exceeded")
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma3_text", "llama"])

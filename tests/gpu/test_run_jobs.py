@@ -14,13 +14,22 @@ def test_a_job_passes_fails_or_is_cut_off(tmp_path):
     ]
     (tmp_path / "list").write_text("# name|seconds|command\n" + "\n".join(lines))
     command = [Path(__file__).with_name("run_jobs.sh"), tmp_path / "list", tmp_path / "logs"]
-    process = subprocess.run(command, env={**os.environ, "SECONDS_IN_ALL": "5"}, capture_output=True, text=True)
+    process = subprocess.run(
+        command, env={**os.environ, "SECONDS_IN_ALL": "5"}, capture_output=True, text=True
+    )
     summary = (tmp_path / "logs" / "summary.txt").read_text()
     assert process.returncode != 0 and process.stdout == summary
     first, *rest = re.findall(
-        r"^(\w+) .*(passed   end\nmeasured: 3 of 4|failed|cut off|not started)", summary, re.MULTILINE
+        r"^(\w+) .*(passed   end\nmeasured: 3 of 4|failed|cut off|not started)",
+        summary,
+        re.MULTILINE,
     )
     assert first == ("good", "passed   end\nmeasured: 3 of 4")
-    assert rest == [("bad", "failed"), ("slow", "cut off"), ("late", "cut off"), ("never", "not started")]
+    assert rest == [
+        ("bad", "failed"),
+        ("slow", "cut off"),
+        ("late", "cut off"),
+        ("never", "not started"),
+    ]
     process = subprocess.run([*command, "good"], capture_output=True, text=True)
     assert process.returncode == 0 and process.stdout.count("\n") == 2

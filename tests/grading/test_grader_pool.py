@@ -24,7 +24,9 @@ def children():
 
 
 def audit_job(completion, **changes):
-    return AuditJob(**{"prompt": "", "completion": completion, "target": "3", "solution": "", **changes})
+    return AuditJob(
+        **{"prompt": "", "completion": completion, "target": "3", "solution": "", **changes}
+    )
 
 
 def grade_many(pool, pairs):
@@ -89,7 +91,9 @@ def test_a_killed_worker_is_one_crash_and_the_rest_goes_on(pool):
     pool.submit("next", GradeJob(completion=r"\boxed{x+6}", target="6+x"))
     os.kill(worker.pid, signal.SIGKILL)
     results = dict(pool.drain())
-    assert results["lost"] == Grade(verdict="crashed", answer="x+5", reason="the grader was killed by signal 9")
+    assert results["lost"] == Grade(
+        verdict="crashed", answer="x+5", reason="the grader was killed by signal 9"
+    )
     assert results["next"].correct
     assert grade_many(pool, [(r"\boxed{x+5}", "5+x")])[0].correct  # a crash is not remembered
 
@@ -109,7 +113,9 @@ def test_a_long_job_is_submitted_at_once_and_not_judged_by_the_parents_absence(a
     (worker,) = children()
     worker.suspend()
     auditing.submit("long", audit_job("word " * 60_000 + r"\boxed{3}"))
-    assert children() == [worker], "it did not wait: the worker can read nothing, and would have been killed"
+    assert children() == [worker], (
+        "it did not wait: the worker can read nothing, and would have been killed"
+    )
     worker.resume()
     time.sleep(2.5)
     ((_, audit),) = auditing.drain()
@@ -122,7 +128,9 @@ def test_what_was_said_in_time_is_heard_after_any_absence(auditing):
     (worker,) = children()
     auditing.submit("audit", audit_job(r"so \boxed{3}"))
     auditing.submit("grade", GradeJob(completion=r"\boxed{x+4}", target="4+x"))
-    time.sleep(2.5)  # all four replies of the audit wait in the pipe; the grade has not been handed out
+    time.sleep(
+        2.5
+    )  # all four replies of the audit wait in the pipe; the grade has not been handed out
     results = dict(auditing.drain())
     assert results["audit"] == before and before.reason is None and results["grade"].correct
     assert children() == [worker]
@@ -145,7 +153,9 @@ def test_a_reply_that_comes_while_the_parent_sleeps_behind_its_look_is_heard(poo
 
 def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):
     """math_verify as lm-eval calls it has no gate: it tries to compute this."""
-    auditing.submit(1, audit_job(r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"))
+    auditing.submit(
+        1, audit_job(r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$")
+    )
     ((_, audit),) = auditing.drain()
     assert audit.authors_rule and audit.exact_match_boxed
     assert audit.math_verify is None or audit.reason is None
@@ -168,7 +178,10 @@ def test_out_of_memory_is_one_crash():
         pool.submit("bomb", GradeJob(completion=r"\boxed{x}", target="y" * 200_000_000))
         pool.submit("next", GradeJob(completion=FORMULA[0], target=FORMULA[1]))
         results = dict(pool.drain())
-    assert (results["bomb"].verdict, results["bomb"].reason) == ("crashed", "the grader ended with exit code 1")
+    assert (results["bomb"].verdict, results["bomb"].reason) == (
+        "crashed",
+        "the grader ended with exit code 1",
+    )
     assert results["next"].correct
 
 
@@ -180,7 +193,10 @@ def test_limits_priority_session_descriptors_and_modules_of_a_worker():
         (worker,) = children()
         lines = Path(f"/proc/{worker.pid}/limits").read_text().splitlines()
         for name, value in LIMITS.items():
-            assert next(line for line in lines if line.startswith(name))[26:].split()[:2] == [str(value)] * 2
+            assert (
+                next(line for line in lines if line.startswith(name))[26:].split()[:2]
+                == [str(value)] * 2
+            )
         assert worker.nice() >= psutil.Process().nice() + 5
         assert os.getsid(worker.pid) == worker.pid
         # what a library prints cannot pass for a reply: the protocol has descriptors of its own
@@ -190,7 +206,9 @@ def test_limits_priority_session_descriptors_and_modules_of_a_worker():
         assert worker.num_threads() == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a busy worker outlives its parent until its job ends")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a busy worker outlives its parent until its job ends"
+)
 def test_workers_die_with_a_killed_parent_even_when_hung():
     code = textwrap.dedent(r"""
         import os, psutil, signal
@@ -208,7 +226,11 @@ def test_workers_die_with_a_killed_parent_even_when_hung():
     assert done.returncode == -signal.SIGKILL
     worker = int(done.stdout)
     until = time.monotonic() + 60
-    while psutil.pid_exists(worker) and psutil.Process(worker).status() != "zombie" and time.monotonic() < until:
+    while (
+        psutil.pid_exists(worker)
+        and psutil.Process(worker).status() != "zombie"
+        and time.monotonic() < until
+    ):
         time.sleep(0.02)
     assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == "zombie"
 
@@ -270,9 +292,14 @@ def test_a_full_folder_for_temporary_files_is_one_clear_error(monkeypatch):
 
 
 def test_a_broken_installation_is_one_clear_error(tmp_path, monkeypatch):
-    (tmp_path / "mpmath.py").write_text("print('x' * 10**5, file=__import__('sys').stderr)\nbroken()\n")
+    (tmp_path / "mpmath.py").write_text(
+        "print('x' * 10**5, file=__import__('sys').stderr)\nbroken()\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with GraderPool(workers=1) as pool, pytest.raises(GraderError, match=r"3 tries.*name 'broken' is not defined"):
+    with (
+        GraderPool(workers=1) as pool,
+        pytest.raises(GraderError, match=r"3 tries.*name 'broken' is not defined"),
+    ):
         grade_many(pool, [FORMULA])
     assert children() == []
 
@@ -287,5 +314,7 @@ def test_any_program_can_hold_a_pool_wherever_it_stands(tmp_path):
         f"job = GradeJob(completion={FORMULA[0]!r}, target={FORMULA[1]!r})\n"
         "with GraderPool() as pool:\n    pool.submit(1, job)\n    print([one.verdict for _, one in pool.drain()][0])"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["correct"] and done.stderr == ""

@@ -128,7 +128,9 @@ def test_extraction_is_linear(piece, end):
         return time.process_time() - started
 
     small, large = min(seconds(2_000) for _ in range(3)), min(seconds(20_000) for _ in range(3))
-    assert large < 40 * max(small, 1e-4)  # ten times the text; quadratic time would be a hundred times
+    assert large < 40 * max(
+        small, 1e-4
+    )  # ten times the text; quadratic time would be a hundred times
 
 
 @pytest.mark.parametrize(("completion", "target", "verdict"), CASES["verdicts"])

@@ -21,7 +21,9 @@ EXPECTED = {"same": ("correct",), "different": ("incorrect",), "not_yet": ("inco
 """Verdicts of the pairs under each key. Those of `not_yet` are the same, and the grader does not read them yet."""
 
 
-@pytest.mark.parametrize("rules", GROUPS, ids=lambda rules: "-".join(rule["trap"] for rule in rules))
+@pytest.mark.parametrize(
+    "rules", GROUPS, ids=lambda rules: "-".join(rule["trap"] for rule in rules)
+)
 def test_labelled_pairs(rules):
     failures = []
     for rule in rules:
@@ -29,7 +31,9 @@ def test_labelled_pairs(rules):
             for answer, target in rule.get(key, ()):
                 verdict = compare(answer, target).verdict
                 if verdict not in verdicts:
-                    failures.append(f"{rule['trap']}, {key}: {answer} | {target} is {verdict}; {rule['reason']}")
+                    failures.append(
+                        f"{rule['trap']}, {key}: {answer} | {target} is {verdict}; {rule['reason']}"
+                    )
     assert not failures, "\n".join(failures)
 
 
@@ -67,7 +71,11 @@ def rewrites(gold):
     yield re.sub(r"\\sqrt\{(\d)\}", r"\\sqrt\1", gold)
     yield re.sub(r"(?<=\d) ?\\pi", r"\\cdot\\pi", gold)
     yield re.sub(r"(?<=\d),(?:\\!)? ?(?=\d{3})", "{,}", gold) if "(" not in gold else gold
-    yield re.sub(r"(?<![\d.])(\d{1,3})(\d{3})(?![\d_.])", r"\1,\2", gold) if re.fullmatch(r"\d+", gold) else gold
+    yield (
+        re.sub(r"(?<![\d.])(\d{1,3})(\d{3})(?![\d_.])", r"\1,\2", gold)
+        if re.fullmatch(r"\d+", gold)
+        else gold
+    )
     yield gold.replace("^\\circ", "").replace("\\$", "")
     yield gold.replace("\\text", "\\textbf") if "\\text" in gold else gold
     yield re.sub(r"_\{?(\d+)\}?$", r"_{\1}", gold)
@@ -125,7 +133,9 @@ def _is_miss(answer, gold):
     if answer in (r"\sqrt{1}", r"\sqrt{0}", "-0"):
         return False
     # a zero before a zero, or after decimals, changes nothing; nor does a letter behind 0, nor size commands
-    bare = [re.sub(r"\\left|\\right|\s|(?<![\d.])0(?=0)|(?<=0)x", "", text) for text in (answer, gold)]
+    bare = [
+        re.sub(r"\\left|\\right|\s|(?<![\d.])0(?=0)|(?<=0)x", "", text) for text in (answer, gold)
+    ]
     bare = [re.sub(r"(\.\d*?)0+(?!\d)", r"\1", text) for text in bare]
     return bare[0] != bare[1]
 
@@ -144,7 +154,9 @@ def test_every_gold_verifies_against_its_rewrites():
 
 
 def test_no_gold_verifies_against_its_near_misses():
-    pairs = {(answer, gold) for gold in GOLDS for answer in near_misses(gold) if _is_miss(answer, gold)}
+    pairs = {
+        (answer, gold) for gold in GOLDS for answer in near_misses(gold) if _is_miss(answer, gold)
+    }
     assert len(pairs) > 5 * len(GOLDS)
     assert [pair for pair in sorted(pairs) if compare(*pair).verdict != "incorrect"] == []
 
@@ -189,7 +201,10 @@ PIECES = [
 PIECES += r"\begin{pmatrix} \end{pmatrix} \\ \mathbb{R} \setminus\{ \approx \ne \le and or e5 base percent cm".split()
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join), st.sampled_from([*GOLDS, *ODD_GOLDS]))
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=40).map("".join),
+    st.sampled_from([*GOLDS, *ODD_GOLDS]),
+)
 @settings(deadline=None)
 def test_comparing_never_fails(text, gold):
     assert compare(text, gold).verdict in {"correct", "incorrect", "refused"}
@@ -214,7 +229,11 @@ NESTED = [
 ]
 ATTACKS = [
     *(text * times for text, times in read_data("attacks")),
-    *(opening * depth + "1" + closing * depth for opening, closing in NESTED for depth in (5, 15, 23, 200)),
+    *(
+        opening * depth + "1" + closing * depth
+        for opening, closing in NESTED
+        for depth in (5, 15, 23, 200)
+    ),
     *(opening * 300 for opening, _ in NESTED),
     "5" + r"\text{ trillion}" * 150,
     "5" + r"\text{ a}" * 250,
@@ -260,7 +279,12 @@ for line in sys.stdin:
 def test_attacks_end_at_once_and_are_never_correct():
     lines = "".join(json.dumps(attack) + "\n" for attack in ["3", *ATTACKS])
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], input=lines, capture_output=True, text=True, timeout=600, check=True
+        [sys.executable, "-c", CHILD],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
     )
     outcomes = [json.loads(line) for line in done.stdout.splitlines()][5:]
     assert len(outcomes) == 5 * len(ATTACKS)
@@ -303,7 +327,14 @@ def test_only_what_would_take_too_much_work_is_refused(answer, reason):
 
 @pytest.mark.parametrize("digit", ["²", "٤", "①", "𐩀", "五", "🄂", "௧"])
 def test_digits_of_all_scripts_are_read_or_not_but_never_crash(digit):
-    for answer in (digit, f"x^{digit}", f"\\frac{digit}2", f"1{digit}", f"\\sqrt{digit}", f"{digit}!"):
+    for answer in (
+        digit,
+        f"x^{digit}",
+        f"\\frac{digit}2",
+        f"1{digit}",
+        f"\\sqrt{digit}",
+        f"{digit}!",
+    ):
         assert compare(answer, "17").verdict == "incorrect"
         assert compare("17", answer).verdict == "incorrect"
 
@@ -325,7 +356,9 @@ def test_letters_have_all_signs_and_many_sizes():
     for several in range(1, 6):
         for letters in combinations(values, several):
             assert {prod(point) > 0 for point in zip(*letters, strict=True)} == {True, False}
-    assert all(min(map(abs, letter)) < 0.5 and max(letter) > 10 and min(letter) < -10 for letter in values)
+    assert all(
+        min(map(abs, letter)) < 0.5 and max(letter) > 10 and min(letter) < -10 for letter in values
+    )
     assert all(value.denominator == LETTER_PRIME for letter in values for value in letter)
 
 

@@ -45,7 +45,10 @@ def test_the_steps_of_the_rewriting_and_their_order(before, after):
 def test_what_the_rule_gives_away_on_whole_sets():
     """With MATH500_PATH set to MATH-500: an empty box 500 of 500, `1` 200; other problems have other counts."""
     targets = [problem.answer for problem in DATASET.problems]
-    right = {box: sum(authors_rule(DOUBLED + f"\\boxed{{{box}}}", gold)[0] for gold in targets) for box in ("", "1")}
+    right = {
+        box: sum(authors_rule(DOUBLED + f"\\boxed{{{box}}}", gold)[0] for gold in targets)
+        for box in ("", "1")
+    }
     assert right[""] == len(targets) == 500
     assert right["1"] == (sum("1" in gold for gold in targets) if DATASET.name == "demo" else 200)
     assert sum(authors_rule(DOUBLED + "I do not know.", gold)[0] for gold in targets) == 0
@@ -60,7 +63,9 @@ def pool():
 
 
 def audited(pool, completion, target="3", prompt=DOUBLED, solution=""):
-    pool.submit("it", AuditJob(prompt=prompt, completion=completion, target=target, solution=solution))
+    pool.submit(
+        "it", AuditJob(prompt=prompt, completion=completion, target=target, solution=solution)
+    )
     ((_, audit),) = pool.drain()
     assert isinstance(audit, Audit)
     return audit
@@ -124,16 +129,17 @@ def test_lm_evals_functions_are_its_own_without_its_imports():
 
 
 def test_importing_the_graders_imports_no_mathematics():
-    code = (
-        "import sys, harness.grading; print({'sympy', 'math_verify', 'lm_eval', 'torch', 'numpy'} & set(sys.modules))"
-    )
+    heavy = "{'sympy', 'math_verify', 'lm_eval', 'torch', 'numpy'}"
+    code = f"import sys, harness.grading; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
 def test_a_record_keeps_the_reasons_of_grade_and_audit_apart():
     lost = Grade(verdict="timeout", answer="3", reason="over 3 s")
-    record = as_record(lost, Audit(math_verify=None, authors_rule=False, reason="math_verify: over 3 s"))
+    record = as_record(
+        lost, Audit(math_verify=None, authors_rule=False, reason="math_verify: over 3 s")
+    )
     assert record["reason"] == "over 3 s" and record["audit_reason"] == "math_verify: over 3 s"
     assert record["math_verify"] is None and record["authors_rule"] is False
 

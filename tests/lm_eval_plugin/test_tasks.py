@@ -24,12 +24,16 @@ def _quiet():
 
 
 def load(name, **metadata):
-    manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False, metadata=metadata)
+    manager = TaskManager(
+        include_path=str(resources.folder("tasks")), include_defaults=False, metadata=metadata
+    )
     return manager.load([name])["tasks"]
 
 
 def prompts(task, limit=3, chat_template=None):
-    task.build_all_requests(limit=limit, apply_chat_template=chat_template is not None, chat_template=chat_template)
+    task.build_all_requests(
+        limit=limit, apply_chat_template=chat_template is not None, chat_template=chat_template
+    )
     return [instance.args[0] for instance in task.instances]
 
 
@@ -51,7 +55,9 @@ def test_every_task_loads_builds_and_renders(name):
 
 def test_lm_eval_passes_over_a_number_of_examples_for_our_own_tasks():
     manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False)
-    found = simple_evaluate(Silent(), tasks=["math500_mless"], task_manager=manager, num_fewshot=2, limit=1)
+    found = simple_evaluate(
+        Silent(), tasks=["math500_mless"], task_manager=manager, num_fewshot=2, limit=1
+    )
     (sample,) = found["samples"]["math500_mless"]
     assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
 
@@ -60,17 +66,26 @@ def test_with_a_chat_template_the_filler_opens_the_user_turn(toy_tokenizer):
     (task,) = load("math500_mless", pretrained=TOY_MODEL).values()
 
     def template(messages, add_generation_prompt=True):
-        return toy_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+        return toy_tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
 
     text = prompts(task, 1, template)[0]
-    assert f"<|im_start|>user\n{' '.join('/' * 55)}{SEPARATOR}{task.eval_docs[0]['problem']}<|im_end|>" in text
+    assert (
+        f"<|im_start|>user\n{' '.join('/' * 55)}{SEPARATOR}{task.eval_docs[0]['problem']}<|im_end|>"
+        in text
+    )
     assert text.startswith(f"<|im_start|>system\n{INSTRUCTION}")
 
 
 def test_filler_takes_its_condition_from_metadata():
-    (task,) = load("math500_filler", unit="he", count=9, placement="end", pretrained=TOY_MODEL).values()
+    (task,) = load(
+        "math500_filler", unit="he", count=9, placement="end", pretrained=TOY_MODEL
+    ).values()
     assert prompts(task, 1)[0].endswith(SEPARATOR + " ".join(["he"] * 9))
-    (task,) = load("math500_filler", count_to=4, label="Filler:", placement="end", cue="Answer:").values()
+    (task,) = load(
+        "math500_filler", count_to=4, label="Filler:", placement="end", cue="Answer:"
+    ).values()
     assert prompts(task, 1)[0].endswith(SEPARATOR.join(["", "Filler:", "1 2 3 4", "Answer:"]))
 
 
@@ -78,9 +93,17 @@ def test_filler_takes_its_condition_from_metadata():
     ("metadata", "error", "message"),
     [
         ({"count": 0}, ConfigError, "count: .* got 0"),
-        ({"unit": "qxzvkj", "pretrained": TOY_MODEL}, PromptMismatchError, "splits the unit 'qxzvkj'"),
+        (
+            {"unit": "qxzvkj", "pretrained": TOY_MODEL},
+            PromptMismatchError,
+            "splits the unit 'qxzvkj'",
+        ),
         ({"placement": "middle"}, ConfigError, "placement"),
-        ({"pretrained": TOY_MODEL, "max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
+        (
+            {"pretrained": TOY_MODEL, "max_model_len": 1024},
+            PromptMismatchError,
+            "over the context of 1024",
+        ),
     ],
 )
 def test_bad_metadata_ends_in_one_clear_line(metadata, error, message):
@@ -103,13 +126,18 @@ def test_grading_through_the_filter_and_process_results():
     assert second == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
     assert set(first) == {metric["metric"] for metric in task.config.metric_list}
     # the prompt's own empty box is what the authors' rule calls right
-    assert json.loads(graded[1][0])["authors_rule"] and not json.loads(graded[1][0])["authors_rule_strict"]
+    assert (
+        json.loads(graded[1][0])["authors_rule"]
+        and not json.loads(graded[1][0])["authors_rule_strict"]
+    )
 
 
 class Replayed(str):
     """A completion out of a journal: graded before."""
 
-    graded = json.dumps({"verdict": "timeout", "answer": "3", "reason": "over 3 s", "math_verify": None})
+    graded = json.dumps(
+        {"verdict": "timeout", "answer": "3", "reason": "over 3 s", "math_verify": None}
+    )
     finish_reason = "stop"
 
 
@@ -140,12 +168,19 @@ class Recorded(LM):
 
 def test_lm_evals_table_has_three_metrics_and_its_logs_the_other_graders():
     verdicts = ("correct", "incorrect", "truncated", "correct")
-    texts = [as_text(Grade(verdict=verdict, answer=None), Audit(math_verify=True)) for verdict in verdicts]
+    texts = [
+        as_text(Grade(verdict=verdict, answer=None), Audit(math_verify=True))
+        for verdict in verdicts
+    ]
     manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False)
-    found = simple_evaluate(Recorded(texts), tasks=["math500_mless"], task_manager=manager, limit=len(texts))
+    found = simple_evaluate(
+        Recorded(texts), tasks=["math500_mless"], task_manager=manager, limit=len(texts)
+    )
     result = found["results"]["math500_mless"]
     means = {name: result[f"{name},graded"] for name in ("accuracy", "graded", "truncated")}
-    assert means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25} and result["sample_len"] == 4
+    assert (
+        means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25} and result["sample_len"] == 4
+    )
     table = make_table(found)
     assert "accuracy" in table and "0.75" in table and "math_verify" not in table
     ((text,),) = found["samples"]["math500_mless"][0]["filtered_resps"]

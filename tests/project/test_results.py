@@ -16,10 +16,26 @@ from harness.experiment.prompt import hash_prompts
 from harness.experiment.run_config import load_config
 from harness.grading import GradeJob, GraderPool
 from harness.runs.records import stored_prompts
-from harness.runs.run_folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
+from harness.runs.run_folder import (
+    read_identity,
+    read_prompts,
+    read_samples,
+    read_scored_by,
+    read_scores,
+    scored_now,
+)
 from harness.runs.versions_and_hashes import model_fingerprint
 from tests.conftest import needs_vllm
-from tests.make import EXAMPLE, GREEDY_RUN, ROOT, TOY, TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, table_page
+from tests.make import (
+    EXAMPLE,
+    GREEDY_RUN,
+    ROOT,
+    TOY,
+    TOY_CONFIG,
+    TOY_MODEL,
+    TOY_PROBLEMS,
+    table_page,
+)
 
 REFERENCE = ("no-examples",)
 
@@ -46,7 +62,11 @@ def test_its_verdicts_are_what_todays_grader_says():
     assert read_scored_by(EXAMPLE) == scored_now()
     with GraderPool() as pool:
         for sample in read_samples(EXAMPLE):
-            facts = {"target": targets[sample.problem_id], "finish_reason": sample.finish_reason, "line": True}
+            facts = {
+                "target": targets[sample.problem_id],
+                "finish_reason": sample.finish_reason,
+                "line": True,
+            }
             pool.submit(sample.key, GradeJob(completion=sample.completion, **facts))
         verdicts = {key: grade.verdict for key, grade in pool.drain()}
     assert verdicts == {key: score.verdict for key, score in scores.items()}
@@ -80,7 +100,9 @@ def test_replicates_and_reference_conditions_are_loaded_on_request(everything, o
     assert 0 < len(loaded) < len(everything) and list(loaded.index) == list(range(len(loaded)))
     assert list(loaded["condition"].cat.categories) == list(wanted["condition"].unique())
     columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
-    assert loaded[columns].astype(str).values.tolist() == wanted[columns].astype(str).values.tolist()
+    assert (
+        loaded[columns].astype(str).values.tolist() == wanted[columns].astype(str).values.tolist()
+    )
 
 
 def test_the_toys_problems_are_distinct_and_of_all_levels():
@@ -96,7 +118,9 @@ def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
     for folder in (other, own):
         shutil.copytree(GREEDY_RUN, folder)
     journal = (other / "journal.jsonl").read_text()
-    (other / "journal.jsonl").write_text(journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1))
+    (other / "journal.jsonl").write_text(
+        journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1)
+    )
     before = {path.name for path in other.iterdir()}
     (tmp_path / ".venv").symlink_to(sys.prefix)
     for kind, config in (("runs", TOY_CONFIG), ("figures", TOY / "flipped-demo.yaml")):
@@ -117,11 +141,19 @@ FAST = ("no box",)
 
 @pytest.mark.parametrize(
     "control",
-    [pytest.param(one, id=one.name, marks=() if one.name in FAST else pytest.mark.slow) for one in CONTROLS],
+    [
+        pytest.param(one, id=one.name, marks=() if one.name in FAST else pytest.mark.slow)
+        for one in CONTROLS
+    ],
 )
 def test_what_was_changed_is_called_by_its_name(control, tmp_path):
     assert plant(control, tmp_path / "run") >= 20
-    assert find(tmp_path / "run") == (control.verdict, control.parts, control.states, control.graders)
+    assert find(tmp_path / "run") == (
+        control.verdict,
+        control.parts,
+        control.states,
+        control.graders,
+    )
 
 
 def test_the_first_table_of_the_page_has_the_rows_that_are_printed(tmp_path):
@@ -129,5 +161,7 @@ def test_the_first_table_of_the_page_has_the_rows_that_are_printed(tmp_path):
     printed, *_ = page(load(tmp_path, TOY_MODEL, prompts))
     page_text = (ROOT / "docs/seeds.md").read_text()
     table = re.search(r"^\| Mless against .*?\n\n", page_text, re.MULTILINE | re.DOTALL)[0].strip()
-    first, second = ([line.split(" | ")[:2] for line in text.splitlines()] for text in (printed, table))
+    first, second = (
+        [line.split(" | ")[:2] for line in text.splitlines()] for text in (printed, table)
+    )
     assert first == second and len(first) == 11

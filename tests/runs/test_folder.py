@@ -21,7 +21,13 @@ from msgspec.structs import replace
 
 from harness import load_run, resources
 from harness.errors import JournalError, RunError
-from harness.execution.execute_plan import _generation_config, engine_identity, execute, finish, run_identity
+from harness.execution.execute_plan import (
+    _generation_config,
+    engine_identity,
+    execute,
+    finish,
+    run_identity,
+)
 from harness.execution.generate_samples import session_facts
 from harness.execution.grade_again import regrade
 from harness.experiment.plan import make_plan, make_requests, sample_key
@@ -102,7 +108,9 @@ def filled(plan, folder):
         opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             sample = recorded[request.task, request.problem_id]
-            assert sample.key == sample_key(request, setting), "the example was made with these very settings"
+            assert sample.key == sample_key(request, setting), (
+                "the example was made with these very settings"
+            )
             if sample.key not in opened.sample_keys:
                 opened.journal.append(sample)
     execute(plan, output=folder, quiet=True)
@@ -120,7 +128,9 @@ def test_another_format_is_refused_by_its_number(tmp_path, name):
         regrade(run) if name == SCORES else load_run(run)
 
 
-def test_a_first_line_that_is_torn_or_lacks_an_arm_and_a_session_without_its_config_are_named(tmp_path):
+def test_a_first_line_that_is_torn_or_lacks_an_arm_and_a_session_without_its_config_are_named(
+    tmp_path,
+):
     run = small_run(tmp_path / "run")
     first, rest = (run / JOURNAL).read_text().split("\n", 1)
     (run / JOURNAL).write_text(first + "\n" + rest.replace('"config"', '"other"'))
@@ -129,7 +139,9 @@ def test_a_first_line_that_is_torn_or_lacks_an_arm_and_a_session_without_its_con
     header = json.loads(first)
     header["arms"].pop("demo_wo")
     (run / JOURNAL).write_text(json.dumps(header) + "\n" + rest)
-    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged: its prompts are not those"):
+    with pytest.raises(
+        JournalError, match=r"prompts.jsonl is missing or damaged: its prompts are not those"
+    ):
         load_run(run)
     (run / JOURNAL).write_text("")
     with pytest.raises(JournalError, match=r"journal.jsonl is empty, or its first line is torn"):
@@ -140,9 +152,17 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
     sampling, setting = plan.config.resolve_sampling({}), identity.hash_setting()
     request = next(iter(make_requests(plan, sampling)))
     key = sample_key(request, setting)
-    moved = replace(identity, model=replace(identity.model, name="elsewhere"), config={**identity.config, "seed": 5})
-    assert moved.hash_setting() == setting, "the folder's name, and settings that each request holds itself"
-    assert sample_key(dataclasses.replace(request, task="demo_other"), setting) == key, "the condition's name"
+    moved = replace(
+        identity,
+        model=replace(identity.model, name="elsewhere"),
+        config={**identity.config, "seed": 5},
+    )
+    assert moved.hash_setting() == setting, (
+        "the folder's name, and settings that each request holds itself"
+    )
+    assert sample_key(dataclasses.replace(request, task="demo_other"), setting) == key, (
+        "the condition's name"
+    )
     arguments = {**identity.config["model"], "model_args": {"dtype": "bfloat16"}}
     others = [
         replace(identity, prompt_version=2),
@@ -177,7 +197,10 @@ def test_a_sample_finds_its_prompt(tmp_path):
 def test_first_samples_of_all_problems_come_before_second_ones():
     config = load_config(CONFIG, ["gen_kwargs={temperature: 0.7}", "repeats=3"])
     plan = make_plan(config, limit=4)
-    asked = [(one.sample_index, one.problem_id, one.task) for one in make_requests(plan, config.resolve_sampling({}))]
+    asked = [
+        (one.sample_index, one.problem_id, one.task)
+        for one in make_requests(plan, config.resolve_sampling({}))
+    ]
     prompts = [(problem.id, task) for task, _, problem, _ in plan.rows]
     assert asked == [(index, *prompt) for index in range(3) for prompt in prompts]
 
@@ -190,17 +213,27 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp
     vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
     other = make_plan(load_config(CONFIG, [f"model.model_args.tokenizer={tokenizer}"]), limit=5)
-    assert [row.prompt for row in stored_prompts(other)] == [row.prompt for row in stored_prompts(plan)]
-    (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})), stored_prompts(other))
+    assert [row.prompt for row in stored_prompts(other)] == [
+        row.prompt for row in stored_prompts(plan)
+    ]
+    (changed,) = changes(
+        tmp_path / "run",
+        run_identity(other, plan.config.resolve_sampling({})),
+        stored_prompts(other),
+    )
     assert changed.startswith("prompts_sha256: ")
 
 
 def test_a_continued_run_has_the_config_of_its_last_session(own_run):
     (own_run / SCORES).unlink()  # so that something is left to do
-    execute(make_plan(load_config(CONFIG, ["model.label=renamed"]), limit=5), output=own_run, quiet=True)
+    execute(
+        make_plan(load_config(CONFIG, ["model.label=renamed"]), limit=5), output=own_run, quiet=True
+    )
     receipt = json.loads((own_run / RECEIPT).read_text())
     assert [session["config"]["model"]["label"] for session in receipt["sessions"]][-1] == "renamed"
-    assert receipt["config"]["model"]["label"] == "renamed" and set(load_run(own_run)["model"]) == {"renamed"}
+    assert receipt["config"]["model"]["label"] == "renamed" and set(load_run(own_run)["model"]) == {
+        "renamed"
+    }
 
 
 def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
@@ -210,13 +243,17 @@ def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
     with RunFolder(tmp_path / "run", identity, stored_prompts(plan)) as folder:
         assert not folder.journal.keys
         folder.journal.append({"key": "k", "task": "t"})
-    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks"):
+    with pytest.raises(
+        JournalError, match=r"begun with other settings. Changed: config.max_gen_toks"
+    ):
         RunFolder(tmp_path / "run", typo, stored_prompts(plan))
 
 
 def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
     files = json.loads((demo_run / RECEIPT).read_text())["files"]
-    assert files == {name: hashlib.sha256((demo_run / name).read_bytes()).hexdigest() for name in files}
+    assert files == {
+        name: hashlib.sha256((demo_run / name).read_bytes()).hexdigest() for name in files
+    }
     assert set(files) == {JOURNAL, PROMPTS, SCORES}
     lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
     forged = [line.replace('"completion":"', '"completion":"so ') for line in lines]
@@ -227,17 +264,26 @@ def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
     assert f"samples {again[JOURNAL][:8]}" in " ".join(table_page(demo_run).split())
 
 
-def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
+def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(versions_and_hashes, "_hub_commit", None)  # a look-up would fail
-    assert versions_and_hashes.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
+    assert versions_and_hashes.model_fingerprint("any-name", served=True) == Fingerprint(
+        name="any-name"
+    )
     (tmp_path / "config.json").write_text("{}")
-    assert versions_and_hashes.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
+    assert versions_and_hashes.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {
+        "config.json"
+    }
     assert engine_identity("local-completions", {}).device == "server"
 
 
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
     with RunFolder(tmp_path / "run", identity, stored_prompts(plan)):
-        with pytest.raises(JournalError, match=r"is in use by another mless process. Wait for it, or choose another"):
+        with pytest.raises(
+            JournalError,
+            match=r"is in use by another mless process. Wait for it, or choose another",
+        ):
             RunFolder(tmp_path / "run", identity, stored_prompts(plan))
     RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
 
@@ -252,27 +298,39 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp
 def test_a_finished_run_is_compressed_and_read_so_and_regrading_leaves_it_so(demo_run):
     before = load_run(demo_run)
     compress_finished(demo_run)
-    assert {p.name for p in demo_run.glob("*.xz")} == {f"{name}.xz" for name in (JOURNAL, SCORES, PROMPTS)}
+    assert {p.name for p in demo_run.glob("*.xz")} == {
+        f"{name}.xz" for name in (JOURNAL, SCORES, PROMPTS)
+    }
     assert not any((demo_run / name).exists() for name in (JOURNAL, SCORES, PROMPTS))
     pandas.testing.assert_frame_equal(load_run(demo_run), before)
     assert "0 verdicts changed" in regrade(demo_run)
     assert (demo_run / f"{JOURNAL}.xz").exists() and not (demo_run / JOURNAL).exists()
-    ours = [name for name in before if name not in GRADERS]  # on a busy machine another grader may take too long
+    ours = [
+        name for name in before if name not in GRADERS
+    ]  # on a busy machine another grader may take too long
     pandas.testing.assert_frame_equal(load_run(demo_run)[ours], before[ours])
 
 
-def test_a_kill_while_compressing_loses_nothing_and_another_file_of_the_name_is_refused(plan, identity, own_run):
+def test_a_kill_while_compressing_loses_nothing_and_another_file_of_the_name_is_refused(
+    plan, identity, own_run
+):
     whole = (own_run / JOURNAL).read_bytes()
     compress_finished(own_run)
-    (own_run / JOURNAL).write_bytes(whole)  # a kill after the compressed form is whole, before the other goes
+    (own_run / JOURNAL).write_bytes(
+        whole
+    )  # a kill after the compressed form is whole, before the other goes
     with RunFolder(own_run, identity, stored_prompts(plan)) as folder:
         assert (own_run / JOURNAL).exists() and len(folder.sample_keys) == plan.size
-    assert (own_run / f"{JOURNAL}.xz").exists() and not (own_run / JOURNAL).exists(), "continued, and compressed again"
+    assert (own_run / f"{JOURNAL}.xz").exists() and not (own_run / JOURNAL).exists(), (
+        "continued, and compressed again"
+    )
     (own_run / JOURNAL).write_bytes(whole[: whole.index(b"\n") + 1])
     for change in (regrade, lambda run: RunFolder(run, identity, stored_prompts(plan))):
         with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz differ"):
             change(own_run)
-    assert lzma.decompress((own_run / f"{JOURNAL}.xz").read_bytes()) == whole, "nothing is written over it"
+    assert lzma.decompress((own_run / f"{JOURNAL}.xz").read_bytes()) == whole, (
+        "nothing is written over it"
+    )
 
 
 def test_a_damaged_compressed_file_is_named(demo_run):
@@ -283,7 +341,9 @@ def test_a_damaged_compressed_file_is_named(demo_run):
         for bad in (whole[: len(whole) // 2], b"no xz" + whole[5:]):
             file.write_bytes(bad)
             for read in (load_run, table_page, regrade):
-                with pytest.raises(JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"):
+                with pytest.raises(
+                    JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"
+                ):
                     read(demo_run)
             assert not list(demo_run.glob("*.part"))
         file.write_bytes(whole)
@@ -296,9 +356,15 @@ def test_a_damaged_compressed_file_is_named(demo_run):
 def test_changed_settings_are_named(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
     for change, said in (
-        ({"contrasts": [("mless", "wo")]}, r"contrasts: \[\[\"mless\", \"wo\"\], .* -> \[\[\"mless\", \"wo\""),
+        (
+            {"contrasts": [("mless", "wo")]},
+            r"contrasts: \[\[\"mless\", \"wo\"\], .* -> \[\[\"mless\", \"wo\"",
+        ),
         ({"engine": replace(identity.engine, device="cuda")}, r"engine.device: .* -> \"cuda\""),
-        ({"config": {**identity.config, "max_gen_toks": 7}}, "config.max_gen_toks: 2048 -> 7. Undo"),
+        (
+            {"config": {**identity.config, "max_gen_toks": 7}},
+            "config.max_gen_toks: 2048 -> 7. Undo",
+        ),
     ):
         other = replace(identity, **change)
         with pytest.raises(JournalError, match=f"begun with other settings. Changed: {said}"):
@@ -308,17 +374,33 @@ def test_changed_settings_are_named(plan, identity, tmp_path):
 
 
 @pytest.mark.parametrize("killed", [JOURNAL, PROMPTS])
-def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_is_made_larger(plan, own_run, monkeypatch, killed):
-    before, larger = {sample.key for sample in read_samples(own_run)}, make_plan(load_config(CONFIG), limit=7)
+def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_is_made_larger(
+    plan, own_run, monkeypatch, killed
+):
+    before, larger = (
+        {sample.key for sample in read_samples(own_run)},
+        make_plan(load_config(CONFIG), limit=7),
+    )
     real = journal.write_atomic
     with monkeypatch.context() as patched, pytest.raises(JournalError):
-        patched.setattr(journal, "write_atomic", lambda path: real(path / "in a file" if path.name == killed else path))
+        patched.setattr(
+            journal,
+            "write_atomic",
+            lambda path: real(path / "in a file" if path.name == killed else path),
+        )
         filled(larger, own_run)
     execute(plan, output=own_run, quiet=True)
     assert len(load_run(own_run)) == 20, "it is still whole"
-    filled(larger, own_run)  # which generates nothing, and asks the first problems' samples of nobody
+    filled(
+        larger, own_run
+    )  # which generates nothing, and asks the first problems' samples of nobody
     receipt = json.loads((own_run / RECEIPT).read_text())
-    assert (receipt["limit"], receipt["problems"], len(read_prompts(own_run)), len(load_run(own_run))) == (7, 7, 28, 28)
+    assert (
+        receipt["limit"],
+        receipt["problems"],
+        len(read_prompts(own_run)),
+        len(load_run(own_run)),
+    ) == (7, 7, 28, 28)
     assert before < {sample.key for sample in read_samples(own_run)}
     assert len((own_run / receipt["tasks"][0]["samples"]).read_text().splitlines()) == 7
     with pytest.raises(JournalError, match="Changed: limit: 7 -> 5"):
@@ -339,11 +421,16 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     monkeypatch.setattr(resources, "task_version", lambda: 100.0)
     regrade(own_run)
     expand(own_run)
-    old = [json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0]) for number in (1, 2)]
+    old = [
+        json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0])
+        for number in (1, 2)
+    ]
     assert [header["task_version"] for header in old] == [6, 99], "no scores are lost"
 
 
-def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):
+def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(
+    plan, identity, tmp_path
+):
     RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
     (tmp_path / "run" / JOURNAL).write_text('{"config": {"la')
     shorter = make_plan(plan.config, limit=2)
@@ -371,18 +458,24 @@ def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path)
 
 def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan, identity):
     request = next(iter(make_requests(plan, plan.config.resolve_sampling({}))))
-    assert Sample.of(request, "k", "a\ud800").completion == "a\\ud800", "a server may send one, and no file can hold it"
+    assert Sample.of(request, "k", "a\ud800").completion == "a\\ud800", (
+        "a server may send one, and no file can hold it"
+    )
 
 
 def test_a_prompts_hash_is_lm_evals(demo_run):
     rows = read_prompts(demo_run)
-    assert all(row.prompt_sha256 == hash_text(row.prompt) == hash_string(row.prompt) for row in rows)
+    assert all(
+        row.prompt_sha256 == hash_text(row.prompt) == hash_string(row.prompt) for row in rows
+    )
 
 
 def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
     with (own_run / JOURNAL).open("a") as journal:
         journal.write('{"key":"0123","task":"demo_wo"}\n')
-    with pytest.raises(JournalError, match=r"holds 1 samples that are none of this run's, such as 0123"):
+    with pytest.raises(
+        JournalError, match=r"holds 1 samples that are none of this run's, such as 0123"
+    ):
         execute(plan, output=own_run, quiet=True)
 
 
@@ -461,7 +554,9 @@ def test_lm_evals_files_say_what_the_journal_says(demo_run):
     receipt = json.loads((demo_run / "run.json").read_text())
     for task in receipt["tasks"]:
         results = json.loads((demo_run / task["results"]).read_text())
-        chosen = frame[(frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])]
+        chosen = frame[
+            (frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])
+        ]
         found = results["results"][task["task"]]
         assert found["accuracy,graded"] == pytest.approx(chosen["correct"].mean())
         assert found["graded,graded"] == pytest.approx(chosen["verdict"].isin(GRADED).mean())
@@ -481,13 +576,20 @@ def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):
         drawn.add(random.random())
     assert state() == before
     assert len(drawn) == 2, "Python's generator was not seeded anew"
-    assert json.loads(next(demo_run.glob("results_*.json")).read_text())["config"]["random_seed"] == 1234
+    assert (
+        json.loads(next(demo_run.glob("results_*.json")).read_text())["config"]["random_seed"]
+        == 1234
+    )
 
 
 def test_a_run_is_finished_outside_git_without_a_word(demo_run, tmp_path):
     code = "import sys; from pathlib import Path; from harness.execution import execute_plan"
     code += "; execute_plan.finish(Path(sys.argv[1]))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
+    }
     command = [sys.executable, "-c", code, str(demo_run)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

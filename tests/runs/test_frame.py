@@ -11,7 +11,15 @@ from harness.grading import GRADERS
 from harness.runs.journal import expand
 from harness.runs.read_runs import Run
 from harness.runs.records import Score
-from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
+from harness.runs.run_folder import (
+    JOURNAL,
+    PROMPTS,
+    RECEIPT,
+    SCORES,
+    read_prompts,
+    read_receipt,
+    read_scores,
+)
 from harness.runs.samples_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
 from tests.make import GREEDY_RUN, right, small_run, write_run
 
@@ -31,7 +39,9 @@ def assert_same(folder):
     shared = [name for name in outcomes if name in frame]
     assert len(outcomes) == len(frame) and len(shared) == 18
     for name in shared:
-        ours, theirs = (f[name].astype(object).where(f[name].notna(), None).tolist() for f in (outcomes, frame))
+        ours, theirs = (
+            f[name].astype(object).where(f[name].notna(), None).tolist() for f in (outcomes, frame)
+        )
         assert ours == theirs, name
     assert outcomes["characters"].tolist() == [len(text) for text in frame["completion"]]
     assert outcomes["looping"].tolist() == [loops(text) for text in frame["completion"]]
@@ -61,12 +71,23 @@ def of(path, number, **changes):
 
 BAD = [
     (JOURNAL, 6, "garbage", "journal.jsonl, line 6: damaged"),
-    *((JOURNAL, 6, {name: None}, rf"journal.jsonl, line 6: .*\$.{name}") for name in ("completion", "problem_id")),
+    *(
+        (JOURNAL, 6, {name: None}, rf"journal.jsonl, line 6: .*\$.{name}")
+        for name in ("completion", "problem_id")
+    ),
     (JOURNAL, 6, {"sample_index": "x"}, r"journal.jsonl, line 6: .*\$.sample_index"),
     (JOURNAL, 6, {"problem_id": "x"}, "prompts.jsonl lacks the prompt of problem x, demo_"),
-    (JOURNAL, 6, None, r"samples are missing: expected 2000, got 1999, too few of problem \S+ \(demo_\w+\)"),
+    (
+        JOURNAL,
+        6,
+        None,
+        r"samples are missing: expected 2000, got 1999, too few of problem \S+ \(demo_\w+\)",
+    ),
     (SCORES, 4, None, "has no score. Run `mless regrade`"),
-    *((SCORES, 4, {"verdict": verdict}, r"scores.jsonl, line 4: .*\$.verdict.*regrade") for verdict in ("right", None)),
+    *(
+        (SCORES, 4, {"verdict": verdict}, r"scores.jsonl, line 4: .*\$.verdict.*regrade")
+        for verdict in ("right", None)
+    ),
     (SCORES, 4, {"answer": ["x"]}, r"scores.jsonl, line 4: .*\$.answer.*regrade"),
     (PROMPTS, 1, {"doc": {}}, "prompts.jsonl is missing or damaged: .*`id`"),
     (PROMPTS, 1, {"prompt": "x"}, "prompts.jsonl is missing or damaged"),
@@ -75,7 +96,12 @@ BAD = [
     (RECEIPT, 1, b"[" * 100_000, "run.json is torn or damaged"),
     (RECEIPT, 1, {"task_version": float("nan")}, "run.json is torn or damaged"),
     (RECEIPT, 1, b'{"format": 1}', "run.json: .*field `run`"),
-    (RECEIPT, 1, {"config": {"conditions": [], "model": {}}}, r"run.json: .*`backend` - at `\$.config.model`"),
+    (
+        RECEIPT,
+        1,
+        {"config": {"conditions": [], "model": {}}},
+        r"run.json: .*`backend` - at `\$.config.model`",
+    ),
 ]
 
 
@@ -107,14 +133,18 @@ def test_files_that_are_not_there_are_named(demo_run):
 
 
 def test_a_lost_replicate_is_missed_too(tmp_path):
-    run = write_run(tmp_path / "r", right, replicates=2, gen_kwargs={"temperature": 1}, repeats=2, limit=3)
+    run = write_run(
+        tmp_path / "r", right, replicates=2, gen_kwargs={"temperature": 1}, repeats=2, limit=3
+    )
     assert len(read_outcomes(run)) == len(load_run(run, replicates=True)) == 3 * 2 * 4
     lines = (run / JOURNAL).read_text().splitlines(keepends=True)
     lost = ('"replicate":1', '"sample_index":1', "demo_wo")
     kept = [line for line in lines if not all(part in line for part in lost)]
     (run / JOURNAL).write_text("".join(kept))
     for read in (read_outcomes, load_run):
-        with pytest.raises(RunError, match=r"expected 24, got 21, too few of problem \S+ \(demo_wo\)"):
+        with pytest.raises(
+            RunError, match=r"expected 24, got 21, too few of problem \S+ \(demo_wo\)"
+        ):
             read(run)
 
 
@@ -124,14 +154,18 @@ def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(tmp_p
     whole, before = journal.read_text(), load_run(demo_run)
     journal.write_text(whole + whole.splitlines()[5] + "\n")
     for read in (load_run, read_outcomes):
-        with pytest.raises(RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, is there twice"):
+        with pytest.raises(
+            RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, is there twice"
+        ):
             read(demo_run)
     expand(demo_run)
     journal.write_text(whole)
     rewrite(scores, 2, json.dumps({"key": json.loads(scores.read_text().splitlines()[1])["key"]}))
     with pytest.raises(RunError, match=r"scores.jsonl, line 2: .*`verdict`"):
         read_scores(demo_run)
-    assert regrade(demo_run).endswith(": 0 verdicts changed"), "which are not known of damaged scores"
+    assert regrade(demo_run).endswith(": 0 verdicts changed"), (
+        "which are not known of damaged scores"
+    )
     assert load_run(demo_run).equals(before)
 
 
@@ -148,7 +182,9 @@ def test_a_block_that_fills_the_end_loops(block, head):
 @given(block=st.text(min_size=LOOP_LENGTH, max_size=3 * LOOP_LENGTH).filter(str.strip))
 def test_a_long_block_loops_with_the_fourth_time(block):
     block = "[" + block + "]"
-    assert (loops(block * LOOP_COUNT) and not loops(block * (LOOP_COUNT - 1))) or len(set(block)) < LOOP_LENGTH
+    assert (loops(block * LOOP_COUNT) and not loops(block * (LOOP_COUNT - 1))) or len(
+        set(block)
+    ) < LOOP_LENGTH
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ def test_cut_at_every_byte_of_the_header_it_begins_again(tmp_path):
         assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("damage", [b"{]\n", b"\xff\xfe\n", b"[1]\n", b"\n", b'{"key": 1}\n', b'{"no": "key"}\n'])
+@pytest.mark.parametrize(
+    "damage", [b"{]\n", b"\xff\xfe\n", b"[1]\n", b"\n", b'{"key": 1}\n', b'{"no": "key"}\n']
+)
 def test_a_damaged_line_in_the_middle_is_named(tmp_path, damage):
     path = filled(tmp_path / "j")
     lines = path.read_bytes().splitlines(keepends=True)
@@ -120,7 +122,9 @@ except JournalError as error:
 
 def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
     path = tmp_path / "j"
-    done = subprocess.run([sys.executable, "-c", LIMITED, path, "100000"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, path, "100000"], capture_output=True, text=True, check=True
+    )
     told = json.loads(done.stdout)
     assert "cannot grow: File too large" in told["error"]
     assert 100 < told["written"] < 143
@@ -153,6 +157,8 @@ def test_memory_stays_flat_while_it_grows(tmp_path):
     peaks = []
     for count in (300, 3000):
         command = [sys.executable, "-c", code, str(tmp_path / str(count)), str(count)]
-        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+        peaks.append(
+            int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        )
     assert os.path.getsize(tmp_path / "3000") > 60e6
     assert peaks[1] - peaks[0] < 5_000, "kB"

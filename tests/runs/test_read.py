@@ -51,12 +51,20 @@ def test_a_run_and_its_logs_have_the_same_problems():
     run = Run.load(GREEDY_RUN)
     (log,) = GREEDY_RUN.glob("samples_demo_random_*")
     assert Run.load(log).problems == run.problems and len(run.problems) == 500
-    docs = {row.condition: row.doc for row in read_prompts(GREEDY_RUN) if row.doc["id"].endswith("/7.json")}
+    docs = {
+        row.condition: row.doc
+        for row in read_prompts(GREEDY_RUN)
+        if row.doc["id"].endswith("/7.json")
+    }
     hashes = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
-    assert len(hashes) == 4 and len({*hashes.values()}) == 1, "the condition is no part of the problem"
+    assert len(hashes) == 4 and len({*hashes.values()}) == 1, (
+        "the condition is no part of the problem"
+    )
     other = {**docs["wo"], "problem": "Another?"}
     assert hash_problem(other, other["answer"]) != hashes["wo"] != hash_problem(docs["wo"], "0")
-    assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0"), "another task's own field"
+    assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0"), (
+        "another task's own field"
+    )
 
 
 def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
@@ -66,14 +74,31 @@ def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
 
 
 OTHER = [
-    ({"lines": [log_line(i, f"Another, {i}?") for i in range(20)]}, "asks others under the same ids: 0, 1, 2 and 17"),
-    ({"lines": [log_line(i, target="0") for i in range(20)]}, "asks others under the same ids: 1, 2, 3"),
-    ({"configs": {"task": {"generation_kwargs": {"do_sample": True}}}}, "generation_kwargs.do_sample: false -> true"),
+    (
+        {"lines": [log_line(i, f"Another, {i}?") for i in range(20)]},
+        "asks others under the same ids: 0, 1, 2 and 17",
+    ),
+    (
+        {"lines": [log_line(i, target="0") for i in range(20)]},
+        "asks others under the same ids: 1, 2, 3",
+    ),
+    (
+        {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
+        "generation_kwargs.do_sample: false -> true",
+    ),
     ({"configs": {"task": {"num_fewshot": 8}}}, "num_fewshot: 0 -> 8"),
     ({"system_instruction": "Be brief."}, 'system_instruction: "" -> "Be brief."'),
-    ({"config": {"model": "vllm", "model_args": "pretrained=some/model,dtype=float32"}}, 'backend: "hf" -> "vllm"'),
     (
-        {"config": {"model": "hf", "model_args": {"pretrained": "some/model", "dtype": "bfloat16"}}},
+        {"config": {"model": "vllm", "model_args": "pretrained=some/model,dtype=float32"}},
+        'backend: "hf" -> "vllm"',
+    ),
+    (
+        {
+            "config": {
+                "model": "hf",
+                "model_args": {"pretrained": "some/model", "dtype": "bfloat16"},
+            }
+        },
         'model_args.dtype: "float32" -> "bfloat16"',
     ),
     (
@@ -92,12 +117,16 @@ def test_logs_of_other_problems_settings_or_versions_are_refused(tmp_path, chang
 
 def test_settings_that_change_nothing_may_differ(tmp_path):
     arguments = {"pretrained": "some/model", "dtype": "float32", "gpu_memory_utilization": 0.5}
-    assert Run.load(both(tmp_path, config={"model": "hf", "model_args": arguments, "random_seed": 0}))
+    assert Run.load(
+        both(tmp_path, config={"model": "hf", "model_args": arguments, "random_seed": 0})
+    )
     logs = both(tmp_path, configs={"task": {"num_fewshot": 8}})
     logs["mless"] = logs["mless"].rename(tmp_path / "renamed.jsonl")
     assert Run.load(logs), "what is not known is not compared"
     logs = both(tmp_path, versions={"other": 4})
-    logs["mless"] = logs["mless"].rename(tmp_path / logs["mless"].name.replace("samples_task", "samples_other"))
+    logs["mless"] = logs["mless"].rename(
+        tmp_path / logs["mless"].name.replace("samples_task", "samples_other")
+    )
     assert Run.load(logs).about["task_version"] is None, "another task has versions of its own"
 
 
@@ -155,11 +184,15 @@ def test_a_line_that_is_no_sample_is_named(tmp_path, text, message):
 def test_a_results_file_that_is_none_is_named(tmp_path, text, message):
     logs = both(tmp_path)
     (tmp_path / f"results_{DATE.format(2)}.json").write_text(text)
-    with pytest.raises(RunError, match=rf"results_2026-01-02\S+ .*{message}|results_2026-01-02\S+: .*{message}"):
+    with pytest.raises(
+        RunError, match=rf"results_2026-01-02\S+ .*{message}|results_2026-01-02\S+: .*{message}"
+    ):
         Run.load(logs)
 
 
-@pytest.mark.parametrize("changes", [{"verdict": "Correct"}, {"verdict": ["correct"]}, {"math_verify": "maybe"}])
+@pytest.mark.parametrize(
+    "changes", [{"verdict": "Correct"}, {"verdict": ["correct"]}, {"math_verify": "maybe"}]
+)
 def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
     (log,) = GREEDY_RUN.glob("samples_demo_wo_*")
     lines = [json.loads(text) for text in log.read_text().splitlines()[:3]]
@@ -173,9 +206,13 @@ def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
 
 def test_a_model_of_another_task_cannot_grade_itself(tmp_path):
     boast = json.dumps({"verdict": "correct", "answer": "x"})
-    path = write_log(tmp_path, [log_line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)])
+    path = write_log(
+        tmp_path, [log_line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)]
+    )
     assert Run.load({"wo": path}).samples["correct"].sum() == 0
-    other = write_log(tmp_path, [log_line(i, doc={"segments": 3, "condition": 3}) for i in range(20)])
+    other = write_log(
+        tmp_path, [log_line(i, doc={"segments": 3, "condition": 3}) for i in range(20)]
+    )
     assert len(Run.load({"wo": other}).samples) == 20, "another task's fields of the same names"
 
 
@@ -193,13 +230,20 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
     receipt = json.loads(path.read_text())
 
     def second(config=None, model=None, **changes):
-        changed = {**receipt["config"], **(config or {}), "model": {**receipt["config"]["model"], **(model or {})}}
+        changed = {
+            **receipt["config"],
+            **(config or {}),
+            "model": {**receipt["config"]["model"], **(model or {})},
+        }
         path.write_text(json.dumps({**receipt, "config": changed, **changes}))
         return Run.load(path.parent)
 
     for change, message in (
         ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
-        ({"model": {"model_args": {"dtype": "bfloat16"}}}, 'model_args.dtype: "float32" -> "bfloat16"'),
+        (
+            {"model": {"model_args": {"dtype": "bfloat16"}}},
+            'model_args.dtype: "float32" -> "bfloat16"',
+        ),
         ({"seed": 2}, "seed: 1234 -> 2"),
         ({"limit": 500}, "limit: null -> 500"),
         ({"task_version": 1.0}, "task_version: 6.0 -> 1.0"),
@@ -213,7 +257,9 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
     with pytest.raises(ComparisonError, match=r"sampling.until: "):
         add_stop(path.parent)
         join([ours, second()])
-    assert len(join([ours, second(model={"label": "another"}, seed=2)])) == 4000, "another label, another model"
+    assert len(join([ours, second(model={"label": "another"}, seed=2)])) == 4000, (
+        "another label, another model"
+    )
 
 
 def test_one_dataset_is_the_same_problems():
@@ -222,11 +268,23 @@ def test_one_dataset_is_the_same_problems():
         object.__setattr__(one, "problems", problems or {})
         return one
 
-    known, same, other = of("a", dataset="1" * 64), of("b", dataset="1" * 64), of("c", dataset="2" * 64)
+    known, same, other = (
+        of("a", dataset="1" * 64),
+        of("b", dataset="1" * 64),
+        of("c", dataset="2" * 64),
+    )
     assert by_table([known, other, same]) == [[known, same], [other]]
-    log, part, stranger = of("d", {"1": "x", "2": "y"}), of("e", {"1": "x"}), of("f", {"1": "z", "2": "y"})
+    log, part, stranger = (
+        of("d", {"1": "x", "2": "y"}),
+        of("e", {"1": "x"}),
+        of("f", {"1": "z", "2": "y"}),
+    )
     elsewhere, unknown = of("g", {"9": "x"}), of("h")
-    assert by_table([log, stranger, part, elsewhere, unknown]) == [[log, part, unknown], [stranger], [elsewhere]]
+    assert by_table([log, stranger, part, elsewhere, unknown]) == [
+        [log, part, unknown],
+        [stranger],
+        [elsewhere],
+    ]
     for pair, message in (
         ([known, other], "another dataset: 1111"),
         ([other, known], "another dataset: 2222"),
@@ -244,10 +302,14 @@ def test_every_command_refuses_in_one_line(tmp_path, command, capsys, monkeypatc
     options = ["-o", str(tmp_path / "out")] if command in ("plot", "report") else []
     refused(here(capsys, monkeypatch, command, str(folder), "--metric", "acc"), "--metric acc")
     (folder / "run.json").write_bytes(b'{"tasks":\xff}')
-    refused(here(capsys, monkeypatch, command, str(folder), *options), "run.json is torn or damaged")
+    refused(
+        here(capsys, monkeypatch, command, str(folder), *options), "run.json is torn or damaged"
+    )
     shutil.copy(GREEDY_RUN / "run.json", folder)
     journal = folder / "journal.jsonl"
-    journal.write_text("".join(one for one in journal.read_text().splitlines(True) if "/7.json" not in one))
+    journal.write_text(
+        "".join(one for one in journal.read_text().splitlines(True) if "/7.json" not in one)
+    )
     refused(here(capsys, monkeypatch, command, str(folder), *options), "expected 2000, got 1996")
     logs = both(tmp_path / "logs", [log_line(i, f"Other {i}") for i in range(20)])
     named = [f"{name}={path}" for name, path in logs.items()]
@@ -279,11 +341,20 @@ def test_a_folder_stands_for_the_finished_runs_in_it(results):
     stock = results / "stock"
     assert locate([str(results)]) == [results / "demo", stock / "a", stock / "b"]
     assert locate([str(stock)]) == [stock / "a", stock / "b"]
-    for one in (results / "demo", results / "begun", stock / "a", LOGS[0], results / "reference", results / "nowhere"):
+    for one in (
+        results / "demo",
+        results / "begun",
+        stock / "a",
+        LOGS[0],
+        results / "reference",
+        results / "nowhere",
+    ):
         assert locate([str(one)]) == [one], "its reader says what is wrong with it, if anything is"
     for file in LOGS:
         shutil.copy(file, results / "begun")
-    assert results / "begun" not in locate([str(results)]), "logs of a run that did not end are none"
+    assert results / "begun" not in locate([str(results)]), (
+        "logs of a run that did not end are none"
+    )
 
 
 def test_a_link_beside_its_run_is_no_second_run(results):
@@ -328,7 +399,10 @@ def test_a_folder_holding_one_log_is_that_log(results):
         for file in GREEDY_RUN.glob(f"samples_demo_{condition}_*"):
             shutil.copy(file, one / condition / "model")
     rows = json.loads(table_page(f"wo={one / 'wo'}", f"mless={one / 'mless'}", form="json"))["rows"]
-    assert [(row["condition"], round(row["accuracy"], 1)) for row in rows] == [("wo", 86.8), ("mless", 87.0)]
+    assert [(row["condition"], round(row["accuracy"], 1)) for row in rows] == [
+        ("wo", 86.8),
+        ("mless", 87.0),
+    ]
     with pytest.raises(Exception, match=r"one is a folder with 2 sample logs: expected one"):
         table_page(f"wo={one}", f"mless={one / 'mless'}")
     with pytest.raises(RunError, match=r"reference is a folder with 0 sample logs: expected one"):
@@ -339,7 +413,9 @@ def test_a_folder_holding_one_log_is_that_log(results):
 def two_datasets(tmp_path):
     (tmp_path / "runs").mkdir()
     data = tmp_path / "own.jsonl"
-    data.write_text("".join(json.dumps({"question": f"{i}?", "answer": str(i)}) + "\n" for i in range(4)))
+    data.write_text(
+        "".join(json.dumps({"question": f"{i}?", "answer": str(i)}) + "\n" for i in range(4))
+    )
     for name, dataset in (("first", TOY_DATA), ("second", {"path": str(data)})):
         write_run(tmp_path / "runs" / name, right, dataset=dataset, limit=4)
     return tmp_path / "runs"
@@ -354,11 +430,14 @@ def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
     boards = json.loads(table_page(two_datasets, models=True, form="json"))
     assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
     with pytest.raises(
-        ConfigError, match=r"CSV holds one table: expected the runs of one, got tables of demo, .*first; own, .*second"
+        ConfigError,
+        match=r"CSV holds one table: expected the runs of one, got tables of demo, .*first; own, .*second",
     ):
         table_page(two_datasets, models=True, form="csv")
     one = json.loads(table_page(two_datasets / "first", models=True, form="json"))
-    assert one["schema"] == boards[0]["schema"] and "demo, " not in table_page(two_datasets / "first", models=True)
+    assert one["schema"] == boards[0]["schema"] and "demo, " not in table_page(
+        two_datasets / "first", models=True
+    )
 
 
 def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_another(results):
@@ -367,7 +446,9 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
     shutil.copytree(GREEDY_RUN, results / "sampled")
     add_stop(results / "sampled")
     page = table_page(results, models=True)
-    blocks = [" ".join(block.split()) for block in page.split("\n\n")]  # a long path folds its title
+    blocks = [
+        " ".join(block.split()) for block in page.split("\n\n")
+    ]  # a long path folds its title
     titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
     said = "mless-demo, raw, 500 problems, 1 sample each"
     assert titles == [f"{results / name}: {said}" for name in ("again", "demo", "sampled")]

@@ -12,7 +12,12 @@ from harness.analysis.result_tables import Leaderboard, join_conditions
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import Kind
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
-from harness.display.figures.interval_rows import draw_accuracies, draw_causes, draw_forest, draw_instructions
+from harness.display.figures.interval_rows import (
+    draw_accuracies,
+    draw_causes,
+    draw_forest,
+    draw_instructions,
+)
 from harness.display.figures.lines import draw_completion_lengths, draw_dose, length_shares
 from harness.errors import ComparisonError
 from harness.runs.join_runs import join
@@ -22,7 +27,9 @@ Drawing = tuple[Figure, pandas.DataFrame]
 """A figure and the numbers that it shows."""
 
 
-def draw_figures(board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind]) -> Iterator[tuple[Kind, Drawing]]:
+def draw_figures(
+    board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind]
+) -> Iterator[tuple[Kind, Drawing]]:
     """The figures of the kinds that are named; without any, all that these runs have.
 
     Raises:
@@ -60,7 +67,9 @@ def _show_lengths_of_fillers(board: Leaderboard, runs: Sequence[Run]) -> Drawing
     if not find_sweeps(conditions):
         return None
     fields = [{"condition": name, **condition.describe()} for name, condition in conditions.items()]
-    table = without_contrasts(board.comparison).merge(pandas.DataFrame(fields), on="condition", how="left")
+    table = without_contrasts(board.comparison).merge(
+        pandas.DataFrame(fields), on="condition", how="left"
+    )
     return draw_dose(table, conditions), table
 
 

@@ -120,14 +120,18 @@ def drawing(
         entries = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
         handles = {name: handle for handle, name in chain(*entries)}
         if handles and legend:  # names are short
-            figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, title=title or None)
+            figure.legend(
+                handles.values(), handles, loc="outside upper center", ncols=4, title=title or None
+            )
         elif title:
             figure.suptitle(title, fontsize=FONT)
         figure.supxlabel(wrap(note), x=0.01, ha="left", fontsize=FONT - 1, color=MUTED)
 
 
 @contextmanager
-def panels(titles: Collection[str], note: str, height: float, **shared: Any) -> Iterator[tuple[Figure, list[Axes]]]:
+def panels(
+    titles: Collection[str], note: str, height: float, **shared: Any
+) -> Iterator[tuple[Figure, list[Axes]]]:
     """A new figure of panels with light grid lines, three in a row, each so many inches high.
 
     Args:
@@ -149,7 +153,9 @@ def panels(titles: Collection[str], note: str, height: float, **shared: Any) -> 
         yield figure, axes[: len(titles)]
 
 
-def tidy(axes: Axes, *, grid: Literal["x", "y", "both"], hidden: Sequence[str] = ("top", "right")) -> None:
+def tidy(
+    axes: Axes, *, grid: Literal["x", "y", "both"], hidden: Sequence[str] = ("top", "right")
+) -> None:
     """Light grid lines behind the data, and no frame on the `hidden` sides."""
     axes.grid(axis=grid, color=GRID, linewidth=0.5)
     axes.set_axisbelow(True)

@@ -61,14 +61,23 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
             low, value, high = row["accuracy_low"], row["accuracy"], row["accuracy_high"]
             cells = {"%": number(value), "interval": interval(low, high)}
             rows.append(
-                FigureRow(figure_style.short_label(row["condition"]), cells, looks[row["condition"]], value, low, high)
+                FigureRow(
+                    figure_style.short_label(row["condition"]),
+                    cells,
+                    looks[row["condition"]],
+                    value,
+                    low,
+                    high,
+                )
             )
     note = (
         f"Lines: {LEVEL} score intervals, each of one accuracy by itself. Whether two conditions differ is a paired "
         "question: overlap does not answer it, the forest plot does."
     )
     columns = {"%": 0.1, "interval": 0.5}
-    figure, axes = draw_rows(rows, columns=columns, right=1.3, note=note, title=visible(title, keep=""))
+    figure, axes = draw_rows(
+        rows, columns=columns, right=1.3, note=note, title=visible(title, keep="")
+    )
     axes.set_xlabel("Accuracy (%)")
     return figure
 
@@ -82,11 +91,22 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     """
     table = figure_style.without_reference_conditions(table)
     looks, margin = figure_style.looks(table["condition"]), float(table["margin"].iloc[0])
-    rows = [row for name, mine in figure_style.split_settings(table).items() for row in _setting(name, mine, looks)]
+    rows = [
+        row
+        for name, mine in figure_style.split_settings(table).items()
+        for row in _setting(name, mine, looks)
+    ]
     if pooled is not None and len(pooled):
         for layout, mine in pooled.groupby("layout", sort=False):
-            rows.append(FigureRow("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
-            for row in mine.assign(p_adjusted=np.nan, verdict=None, role="exploratory").to_dict("records"):
+            rows.append(
+                FigureRow(
+                    "all models together"
+                    + (f", {layout}" if pooled["layout"].nunique() > 1 else "")
+                )
+            )
+            for row in mine.assign(p_adjusted=np.nan, verdict=None, role="exploratory").to_dict(
+                "records"
+            ):
                 rows.append(_contrast(row, looks, outer=(row["new_low"], row["new_high"])))
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} intervals, not adjusted. Filled: p < 0.05, adjusted (Holm). "
@@ -99,7 +119,9 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
     figure, axes = draw_rows(rows, columns=columns, right=2.6, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
-    baselines = map(figure_style.short_label, table.loc[table["role"] == "baseline", "condition"].unique())
+    baselines = map(
+        figure_style.short_label, table.loc[table["role"] == "baseline", "condition"].unique()
+    )
     _mark_zero(axes, f"Difference in accuracy from {' / '.join(baselines)} (points)")
     return figure
 
@@ -114,10 +136,16 @@ def draw_instructions(table: pandas.DataFrame) -> Figure:
     for name, mine in figure_style.split_settings(table).items():
         looks = figure_style.looks(mine["condition"])
         for row in mine.to_dict("records"):
-            rows.append(FigureRow(f"{name}: {figure_style.short_label(row['condition'])} (n = {row['problems']})"))
+            rows.append(
+                FigureRow(
+                    f"{name}: {figure_style.short_label(row['condition'])} (n = {row['problems']})"
+                )
+            )
             look = looks[row["condition"]]
             for index, effect in enumerate(row["effects"]):
-                rows.append(_difference_row(f"w{index:02}" if index else "the run's own", look, effect))
+                rows.append(
+                    _difference_row(f"w{index:02}" if index else "the run's own", look, effect)
+                )
             new = row["new_low"], row["new_high"]
             cells = {"interval": interval(*new, sign=True)}
             rows.append(_difference_row("mean", look, _read_difference(row), cells, outer=new))
@@ -140,12 +168,16 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     rows, looks = [], figure_style.looks(table["filler"])
     for filler in table["filler"].unique():
         mine = table[table["filler"] == filler]
-        rows.append(FigureRow(f"{figure_style.short_label(filler)} (n = {mine['problems'].iloc[0]})"))
+        rows.append(
+            FigureRow(f"{figure_style.short_label(filler)} (n = {mine['problems'].iloc[0]})")
+        )
         for row in mine.to_dict("records"):
             cells = {"adj. p": p_value(row["p_adjusted"])}
             name = row["condition"] + ("" if row["valid_attention"] else " (!)")
             filled = row["p_adjusted"] < ALPHA
-            rows.append(_difference_row(name, looks[filler], _read_difference(row), cells, filled=filled))
+            rows.append(
+                _difference_row(name, looks[filler], _read_difference(row), cells, filled=filled)
+            )
     note = (
         "Accuracy less that of the position gap. (!): scale or bias alone, whose attention weights do not add up to 1. "
         f"This is not valid attention. Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < {ALPHA}."
@@ -156,7 +188,9 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     return figure
 
 
-def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, figure_style.Look]) -> Iterator[FigureRow]:
+def _setting(
+    name: str, table: pandas.DataFrame, looks: Mapping[str, figure_style.Look]
+) -> Iterator[FigureRow]:
     """The rows of one model and layout."""
     (base,) = table[table["role"] == "baseline"].to_dict("records")
     yield FigureRow(f"{name} (n = {base['problems']}, k = {base['repeats']})")
@@ -170,12 +204,16 @@ def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, figure_styl
         yield _contrast(row, looks, filled=row["verdict"] in PASSED)
 
 
-def _contrast(row: Mapping[Any, Any], looks: Mapping[str, figure_style.Look], **marks: Any) -> FigureRow:
+def _contrast(
+    row: Mapping[Any, Any], looks: Mapping[str, figure_style.Look], **marks: Any
+) -> FigureRow:
     """The row of one contrast."""
     name = row["condition"]
     verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
     cells = {"adj. p": p_value(row["p_adjusted"]), "verdict": verdict}
-    return _difference_row(figure_style.short_label(name), looks[name], _read_difference(row), cells, **marks)
+    return _difference_row(
+        figure_style.short_label(name), looks[name], _read_difference(row), cells, **marks
+    )
 
 
 def _read_difference(row: Mapping[Any, Any]) -> tuple[float, float, float]:
@@ -201,7 +239,12 @@ def _mark_zero(axes: Axes, label: str) -> None:
 
 
 def draw_rows(
-    rows: Sequence[FigureRow], *, columns: Mapping[str, float], right: float, note: str, title: str = ""
+    rows: Sequence[FigureRow],
+    *,
+    columns: Mapping[str, float],
+    right: float,
+    note: str,
+    title: str = "",
 ) -> tuple[Figure, Axes]:
     """A figure with one row below the other, and its axes.
 
@@ -216,8 +259,12 @@ def draw_rows(
     height = below + ROW_HEIGHT * len(rows) + 0.2
     with figure_style.drawing(height, note, managed=False) as figure:
         across = (ROW_NAMES / INCHES, 1 - (ROW_NAMES + right) / INCHES)
-        axes = figure.add_axes((across[0], below / height, across[1], ROW_HEIGHT * len(rows) / height))
-        for y, row in enumerate([FigureRow(title, dict(zip(columns, columns, strict=True))), *rows], start=-1):
+        axes = figure.add_axes(
+            (across[0], below / height, across[1], ROW_HEIGHT * len(rows) / height)
+        )
+        for y, row in enumerate(
+            [FigureRow(title, dict(zip(columns, columns, strict=True))), *rows], start=-1
+        ):
             _draw_row(axes, y, row, columns)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_yticks([])

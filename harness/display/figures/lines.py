@@ -18,7 +18,9 @@ from harness.display.format_values import LEVEL, name_character, visible
 from harness.experiment.conditions import Condition
 
 
-def draw_curve(axes: Axes, points: pandas.DataFrame, look: figure_style.Look, label: str, **marks: Any) -> None:
+def draw_curve(
+    axes: Axes, points: pandas.DataFrame, look: figure_style.Look, label: str, **marks: Any
+) -> None:
     """A curve: solid, with its band, where at least half of the prompts reach; dotted where fewer do.
 
     Args:
@@ -31,11 +33,24 @@ def draw_curve(axes: Axes, points: pandas.DataFrame, look: figure_style.Look, la
     points = points.set_index("x")
     points = points.reindex(range(points.index[0], points.index[-1] + 1))
     reached = 2 * points["count"] >= points["prompts"]
-    axes.plot(points.index, points["mean"], color=look.colour, linewidth=0.5, linestyle=":", label=f"_{label}")
+    axes.plot(
+        points.index,
+        points["mean"],
+        color=look.colour,
+        linewidth=0.5,
+        linestyle=":",
+        label=f"_{label}",
+    )
     solid = points["mean"].where(reached)
     axes.plot(points.index, solid, color=look.colour, linestyle=look.dashes, label=label, **marks)
     axes.fill_between(
-        points.index, points["low"], points["high"], where=reached, color=look.colour, alpha=0.2, linewidth=0
+        points.index,
+        points["low"],
+        points["high"],
+        where=reached,
+        color=look.colour,
+        alpha=0.2,
+        linewidth=0,
     )
 
 
@@ -59,10 +74,16 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
             differences = figure_style.without_reference_conditions(rows).set_index("condition")
             differences = differences.fillna({"difference": 0.0})  # the baseline has none
             for number, (filler, lengths) in enumerate(doses.items()):
-                mine = differences.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="role")
+                mine = (
+                    differences.reindex(list(lengths.values()))
+                    .assign(count=list(lengths))
+                    .dropna(subset="role")
+                )
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
-                words = (filler.filler, filler.placement, filler.words) if several else (filler.filler,)
+                words = (
+                    (filler.filler, filler.placement, filler.words) if several else (filler.filler,)
+                )
                 legend = figure_style.short_label(", ".join(_spell(word) for word in words if word))
                 _draw_filler(panel, mine, looks[str(filler)], legend)
             panel.set_xlabel("Tokens of filler")
@@ -86,7 +107,12 @@ def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: figure_style.Look, n
     for passed, mine in shown.groupby(shown["verdict"].isin(PASSED)):
         inner = look.colour if passed else "white"
         panel.plot(
-            mine["x"], mine["difference"], look.marker, color=look.colour, markerfacecolor=inner, markersize=size
+            mine["x"],
+            mine["difference"],
+            look.marker,
+            color=look.colour,
+            markerfacecolor=inner,
+            markersize=size,
         )
     panel.plot([], [], marker=look.marker, label=name, **line)
 
@@ -105,7 +131,9 @@ def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
     counted = first["completion_tokens"].notna().all()
     lengths = first["completion_tokens" if counted else "characters"].astype(int)
     keys = ["model", "layout", "condition"]
-    shares = first[keys].astype(str).assign(unit="tokens" if counted else "characters", length=lengths)
+    shares = (
+        first[keys].astype(str).assign(unit="tokens" if counted else "characters", length=lengths)
+    )
     groups = shares.groupby(keys, sort=False)
     shares["samples"] = groups["length"].transform("size")
     shares["share"] = 100 * groups["length"].rank(method="max", pct=True)
@@ -137,7 +165,14 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
                     linewidth=1.3,
                     label=figure_style.short_label(condition),
                 )
-                axes.plot(medians[-1], 50, look.marker, markersize=5, color=look.colour, markeredgecolor="white")
+                axes.plot(
+                    medians[-1],
+                    50,
+                    look.marker,
+                    markersize=5,
+                    color=look.colour,
+                    markeredgecolor="white",
+                )
             axes.set_title(f"{name}\nmedian {' / '.join(f'{median:,}' for median in medians)}")
             axes.set_xlabel(f"Length of a completion ({shares['unit'].iloc[0]})")
             axes.grid(axis="x", color=figure_style.GRID, linewidth=0.5)

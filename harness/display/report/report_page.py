@@ -23,11 +23,25 @@ from matplotlib.figure import Figure
 from harness.analysis.compare_with_baseline import compare
 from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
-from harness.display.comparison_tables import remark_noise, remark_ungraded, rows_of_conditions, show_comparison
+from harness.display.comparison_tables import (
+    remark_noise,
+    remark_ungraded,
+    rows_of_conditions,
+    show_comparison,
+)
 from harness.display.figures import figure_style
 from harness.display.figures.interval_rows import draw_forest
 from harness.display.format_table import Row, Table
-from harness.display.format_values import define_flips, difference, label, p_value, plural, points, verdict, visible
+from harness.display.format_values import (
+    define_flips,
+    difference,
+    label,
+    p_value,
+    plural,
+    points,
+    verdict,
+    visible,
+)
 from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
 from harness.errors import ConfigError, RunError, list_first
@@ -43,7 +57,9 @@ CARD_ROWS = 4
 PALETTE = tuple(look.colour for look in figure_style.looks([*figure_style.LOOKS, *"0123"]).values())
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
-CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
+CURVES = (
+    "Mean attention weight by token position: a panel for each head, a line for each condition."
+)
 
 
 def write_report(
@@ -76,7 +92,9 @@ def write_report(
     with clear_messages(output):  # before the work, which takes a while
         output.parent.mkdir(parents=True, exist_ok=True)
         if is_stored(output) and not output.suffix.startswith(".htm"):
-            raise ConfigError(f"{output} is a file of another kind, such as a run's: expected an .html file, or none.")
+            raise ConfigError(
+                f"{output} is a file of another kind, such as a run's: expected an .html file, or none."
+            )
     read = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(read)
     _refuse_foreign(read, samples, attention)
@@ -88,13 +106,19 @@ def write_report(
 
 
 def _parts(
-    runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile], board: Leaderboard
+    runs: Sequence[Run],
+    samples: Sequence[Row],
+    attention: Sequence[AttentionFile],
+    board: Leaderboard,
 ) -> dict[str, Any]:
     """All that the template shows."""
     rows = rows_of_conditions(board, board.comparison)
-    looks = figure_style.looks(row["condition"] for row in rows if row["baseline"] == board.baseline)
+    looks = figure_style.looks(
+        row["condition"] for row in rows if row["baseline"] == board.baseline
+    )
     conditions = [
-        {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()
+        {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)}
+        for name, look in looks.items()
     ]
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
     several = any(row["role"] != "baseline" for row in rows)
@@ -112,11 +136,15 @@ def _parts(
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "others": _other_tables(board, runs),
         "attention": [
-            {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)} for one in attention
+            {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)}
+            for one in attention
         ],
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
-        "receipts": [(line, json.dumps(all_, indent=1, ensure_ascii=False, default=str)) for line, all_ in receipts],
+        "receipts": [
+            (line, json.dumps(all_, indent=1, ensure_ascii=False, default=str))
+            for line, all_ in receipts
+        ],
         "made_by": software(),
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
@@ -129,7 +157,11 @@ def _fill(parts: Mapping[str, Any]) -> str:
     """Fill the template. Lone surrogates, which no file can hold, become question marks."""
     loader = PackageLoader("harness.display.report", ".")
     templates = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     templates.filters["visible"] = visible
     code = dict[str, str]()
@@ -152,7 +184,12 @@ def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
             margin = float(board.comparison["margin"].iloc[0])
             comparison = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
             split = replace(
-                board, comparison=comparison, by=(column,), contrasts=None, primary=None, reference_conditions={}
+                board,
+                comparison=comparison,
+                by=(column,),
+                contrasts=None,
+                primary=None,
+                reference_conditions={},
             )
             tables.append(replace(show_comparison(split), title=f"By {column}"))
     return tables
@@ -168,17 +205,29 @@ def _embed(figure: Figure, alternative: str) -> dict[str, str]:
     return {"source": source, "alternative": alternative, "caption": caption}
 
 
-def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile]) -> None:
+def _refuse_foreign(
+    runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile]
+) -> None:
     """Raise RunError if curves are of another model or of prompts that no run has."""
     known = {row["prompt"].prompt_sha256 for row in samples}
-    models = [str(one.about["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs]
+    models = [
+        str(one.about["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs
+    ]
     for one in attention:
         if one.model not in models:
             expected = " or ".join(models)
-            raise RunError(f"{one.name}: traces of the model {one.model}: expected that of a run, {expected}.")
-        strange = [f"{problem}, {condition}" for problem, condition, sha256 in one.prompts if sha256 not in known]
+            raise RunError(
+                f"{one.name}: traces of the model {one.model}: expected that of a run, {expected}."
+            )
+        strange = [
+            f"{problem}, {condition}"
+            for problem, condition, sha256 in one.prompts
+            if sha256 not in known
+        ]
         if strange:
-            first = f"{len(strange)} of {len(one.prompts)} traced prompts (first: problem {strange[0]})"
+            first = (
+                f"{len(strange)} of {len(one.prompts)} traced prompts (first: problem {strange[0]})"
+            )
             raise RunError(f"{one.name}: {first} are in no run of this report.")
 
 
@@ -189,10 +238,14 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     first = [row for row in tested if row["primary"]] or tested
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     about = f"{models[0] if len(models) == 1 else f'{len(models)} models'} on {task_name(board.receipt)}"
-    names = list_first([f'"{name}"' for name in dict.fromkeys(label(row["condition"]) for row in first)], CARD_ROWS)
+    names = list_first(
+        [f'"{name}"' for name in dict.fromkeys(label(row["condition"]) for row in first)], CARD_ROWS
+    )
     several = len({(row["model"], row["layout"]) for row in first}) > 1
     return {
-        "question": f"Does {names} change the accuracy of {about}?" if first else f"How accurate is {about}?",
+        "question": f"Does {names} change the accuracy of {about}?"
+        if first
+        else f"How accurate is {about}?",
         "answers": [
             {
                 "kind": row["verdict"] or row["role"],
@@ -225,7 +278,9 @@ def _count(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
     """A sentence for the tested contrasts and one for the exploratory ones, that counts the verdicts of each kind."""
     tested = "registered beforehand" if registered else "not registered beforehand"
     for role, named in {"tested": tested, "exploratory": "besides"}.items():
-        counts = Counter(_judge({**row, "within_margin": False}) for row in compared if row["role"] == role)
+        counts = Counter(
+            _judge({**row, "within_margin": False}) for row in compared if row["role"] == role
+        )
         if counts:
             said = ", ".join(f"{times} {word}" for word, times in counts.items())
             yield f"{counts.total()} {plural('comparison', counts.total())} {named}: {said}."

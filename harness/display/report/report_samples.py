@@ -39,7 +39,13 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
         prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.prompts}
         for row in texts:
             name = prompt_id(row["problem_id"], row.get("draw", 0))
-            samples.append({**row, "problem_id": name, "prompt": prompts[row["layout"], row["condition"], name]})
+            samples.append(
+                {
+                    **row,
+                    "problem_id": name,
+                    "prompt": prompts[row["layout"], row["condition"], name],
+                }
+            )
     return samples
 
 
@@ -70,7 +76,10 @@ def pack_samples(
     for row in samples:
         if row["condition"] in names:
             problems.setdefault(row["problem_id"], {}).setdefault(place(row), []).append(row)
-    listed = [_describe(places) | {"at": divmod(i, REPORT_BLOCK)} for i, places in enumerate(problems.values())]
+    listed = [
+        _describe(places) | {"at": divmod(i, REPORT_BLOCK)}
+        for i, places in enumerate(problems.values())
+    ]
     details = [_detail(places) for places in problems.values()]
     index = {
         "baseline": baseline,
@@ -81,7 +90,9 @@ def pack_samples(
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "problems": listed,
     }
-    return pack(index), [pack(details[i : i + REPORT_BLOCK]) for i in range(0, len(details), REPORT_BLOCK)]
+    return pack(index), [
+        pack(details[i : i + REPORT_BLOCK]) for i in range(0, len(details), REPORT_BLOCK)
+    ]
 
 
 def _describe(places: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
@@ -89,13 +100,18 @@ def _describe(places: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     row = next(iter(places.values()))[0]
     doc = row["prompt"].doc
     text = str(doc.get("problem", doc.get("question", row["prompt"].prompt)))
-    right = {place: [one["correct"] for one in rows if one["replicate"] == 0] for place, rows in places.items()}
+    right = {
+        place: [one["correct"] for one in rows if one["replicate"] == 0]
+        for place, rows in places.items()
+    }
     return {
         "id": row["problem_id"],
         "subject": row["subject"] or None,
         "level": row["level"] or None,
         "target": row["target"],
-        "text": text if len(text) <= REPORT_SNIPPET else f"{text[:REPORT_SNIPPET]}\N{HORIZONTAL ELLIPSIS}",
+        "text": text
+        if len(text) <= REPORT_SNIPPET
+        else f"{text[:REPORT_SNIPPET]}\N{HORIZONTAL ELLIPSIS}",
         "right": {place: (int(sum(correct)), len(correct)) for place, correct in right.items()},
     }
 

@@ -146,11 +146,15 @@ def change_activations(activations: Tensor, positions: Tensor, arm: Arm) -> Tens
     if kind == "function":
         changed = _function(arm["file"])(activations, positions, **arm["arguments"])
     else:
-        changed = redistribute(activations.float(), positions, arm["share"], sham=arm["sham"], seed=arm["seed"])
+        changed = redistribute(
+            activations.float(), positions, arm["share"], sham=arm["sham"], seed=arm["seed"]
+        )
     return changed.to(activations.dtype)
 
 
-def redistribute(a: Tensor, positions: Tensor, share: float, *, sham: str | None = None, seed: int) -> Tensor:
+def redistribute(
+    a: Tensor, positions: Tensor, share: float, *, sham: str | None = None, seed: int
+) -> Tensor:
     """The `share` of a token's activations [token, unit] nearest to zero move outward and keep their sign.
 
     Each goes to a drawn part of the way to the token's large quantile, a negative one to its least activation. A sham
@@ -163,7 +167,9 @@ def redistribute(a: Tensor, positions: Tensor, share: float, *, sham: str | None
     moved, size, drawn = max(1, round(share * units)), a.abs(), draw(positions, units, seed)
     low = size <= size.kthvalue(moved, -1, keepdim=True).values
     reach = torch.where(
-        a >= 0, a.kthvalue(int(OUTWARD_QUANTILE * units), -1, keepdim=True).values, a.amin(-1, keepdim=True)
+        a >= 0,
+        a.kthvalue(int(OUTWARD_QUANTILE * units), -1, keepdim=True).values,
+        a.amin(-1, keepdim=True),
     )
     step = torch.where(low, reach * drawn - a, 0)
     if sham is not None:

@@ -57,7 +57,8 @@ def opened_layers(config: RunConfig) -> dict[str, Any]:
     kinds = {"attention": [one for one in changes if one.kind == "filler"]}
     kinds["activations"] = [one for one in changes if one.kind != "filler"]
     found: dict[str, Any] = {
-        name: sorted({layer for one in found for layer in one.numbers}) for name, found in kinds.items()
+        name: sorted({layer for one in found for layer in one.numbers})
+        for name, found in kinds.items()
     }
     return found | ({"recorded": config.recorded_layers} if config.record_attention else {})
 
@@ -76,7 +77,9 @@ def refuse_interventions(config: RunConfig) -> None:
         raise ConfigError(f"{what}, which needs backend vllm; it is {config.model.backend}.")
     arguments = config.model.model_args
     if names and arguments.get("dtype") in (None, "auto"):
-        raise ConfigError("Interventions are checked in the type that vLLM computes in: name model.model_args.dtype.")
+        raise ConfigError(
+            "Interventions are checked in the type that vLLM computes in: name model.model_args.dtype."
+        )
     _refuse_arguments(arguments, opened_layers(config))
 
 
@@ -93,21 +96,35 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> N
 
     name = str(arguments["pretrained"])
     try:
-        found = AutoConfig.from_pretrained(name, revision=arguments.get("revision")).get_text_config()
+        found = AutoConfig.from_pretrained(
+            name, revision=arguments.get("revision")
+        ).get_text_config()
     except (OSError, ValueError) as error:
         raise ModelError(explain_hub_error(name, error)) from None
-    last = max((layer for opened in layers.values() if opened != "all" for layer in opened), default=0) + 1
+    last = (
+        max((layer for opened in layers.values() if opened != "all" for layer in opened), default=0)
+        + 1
+    )
     if last > found.num_hidden_layers:
-        raise ConfigError(f"What is asked for is in Layer {last}, and the model has {found.num_hidden_layers}.")
+        raise ConfigError(
+            f"What is asked for is in Layer {last}, and the model has {found.num_hidden_layers}."
+        )
     with torch.device("meta"):
         decoder = getattr(AutoModelForCausalLM.from_config(found), "model", None)
     block = getattr(decoder, "layers", [None] * last)[last - 1]
-    attention, changed = getattr(block, "self_attn", None), layers["attention"] or layers["activations"]
+    attention, changed = (
+        getattr(block, "self_attn", None),
+        layers["attention"] or layers["activations"],
+    )
     for lacks, what in (
         (attention is None, "no `self_attn` in `model.layers`"),
-        (changed and not hasattr(getattr(block, "mlp", None), "act_fn"), "no `mlp.act_fn` (experts have none)"),
         (
-            bool(getattr(found, "sliding_window", None)) and bool(getattr(found, "use_sliding_window", True)),
+            changed and not hasattr(getattr(block, "mlp", None), "act_fn"),
+            "no `mlp.act_fn` (experts have none)",
+        ),
+        (
+            bool(getattr(found, "sliding_window", None))
+            and bool(getattr(found, "use_sliding_window", True)),
             "sliding windows",
         ),
         (getattr(found, "attn_logit_softcapping", None), "soft-capped attention"),
@@ -115,7 +132,9 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> N
         (hasattr(attention, "kv_lora_rank"), "latent attention"),
     ):
         if lacks:
-            raise ConfigError(f"The layers of {name} cannot be opened: {found.model_type} has {what}.")
+            raise ConfigError(
+                f"The layers of {name} cannot be opened: {found.model_type} has {what}."
+            )
 
 
 def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> None:
@@ -125,7 +144,9 @@ def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequenc
                 f"model.model_args.{key} is {arguments[key]!r}: interventions and recording cannot go with {what}."
             )
     if layers["activations"] and arguments.get("tensor_parallel_size") not in _USUAL:
-        raise ConfigError("Changed activations need all units of a layer on one GPU: remove tensor_parallel_size.")
+        raise ConfigError(
+            "Changed activations need all units of a layer on one GPU: remove tensor_parallel_size."
+        )
 
 
 def ask_reference(
@@ -154,9 +175,17 @@ def ask_reference(
     if known.get("questions") == questions:
         return known
     asked.write_text(json.dumps(questions), encoding="utf-8")
-    command = [sys.executable, "-m", "harness.engines.interventions.hugging_face_answers", str(asked), str(written)]
+    command = [
+        sys.executable,
+        "-m",
+        "harness.engines.interventions.hugging_face_answers",
+        str(asked),
+        str(written),
+    ]
     said = ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         for line in process.stdout or ():
             if found := re.fullmatch(r"(\d+) of (\d+) arms\n", line):
                 advance(int(found[1]), int(found[2]))
@@ -178,9 +207,13 @@ def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
     names = {
         task: arm.condition.name
         for task, arm in plan.arms.items()
-        if arm.condition in config.conditions and arm.draw == first_draw and arm.layout == config.layouts[0]
+        if arm.condition in config.conditions
+        and arm.draw == first_draw
+        and arm.layout == config.layouts[0]
     }
-    mine: dict[str, list[Request]] = {name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)}
+    mine: dict[str, list[Request]] = {
+        name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)
+    }
     for one in requests:
         if one.task in names and len(mine[names[one.task]]) < ARM_PROMPTS:
             mine[names[one.task]].append(one)
@@ -212,9 +245,15 @@ def open_layers(given: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]
 
         own = given.get("compilation_config") or {}
         if not isinstance(own, dict):
-            raise ConfigError(f"model.model_args.compilation_config: interventions need a mapping, got {own!r}.")
+            raise ConfigError(
+                f"model.model_args.compilation_config: interventions need a mapping, got {own!r}."
+            )
         split = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
-        given["compilation_config"] = {"splitting_ops": split, **own, "cudagraph_mode": "FULL_AND_PIECEWISE"}
+        given["compilation_config"] = {
+            "splitting_ops": split,
+            **own,
+            "cudagraph_mode": "FULL_AND_PIECEWISE",
+        }
     return layers
 
 
@@ -240,7 +279,9 @@ def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    found: dict[str, list[Any]] = {name: [None] * len(asked) for name, asked in reference["questions"]["arms"].items()}
+    found: dict[str, list[Any]] = {
+        name: [None] * len(asked) for name, asked in reference["questions"]["arms"].items()
+    }
     for name, asked in reference["questions"]["arms"].items():
         for place, one in enumerate(asked):
             arm = one["arm"]
@@ -259,24 +300,37 @@ def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
             if output.finished:
                 name, _, place = output.request_id.rpartition(" ")
                 tokens = [int(token) for token in output.outputs[0].token_ids]
-                likely = [step[token].logprob for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
+                likely = [
+                    step[token].logprob
+                    for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)
+                ]
                 found[name][int(place)] = {"tokens": tokens, "logprobs": likely}
     kept = sum(engine.collective_rpc("mless_check_rows"))
     agreement = {**compare_with_reference(found, reference), "kept_bytes": kept}
     prompts, agreeing = agreement["prompts"], agreement["agreements"]
     if wrong := [name for name in prompts if agreeing[name] < prompts[name]]:
         counts = ", ".join(f"{name} {agreeing[name]} of {prompts[name]}" for name in wrong)
-        raise EngineError(f"vLLM does not answer as Hugging Face under interventions. Prompts that agree: {counts}.")
+        raise EngineError(
+            f"vLLM does not answer as Hugging Face under interventions. Prompts that agree: {counts}."
+        )
     return agreement
 
 
-def distance(ours: Mapping[str, Sequence[Any]], theirs: Mapping[str, Sequence[Any]], bound: float) -> float:
+def distance(
+    ours: Mapping[str, Sequence[Any]], theirs: Mapping[str, Sequence[Any]], bound: float
+) -> float:
     """The largest difference of a log-probability of two greedy answers, up to the first near-tie of the second.
 
     Infinite where they go apart without one.
     """
     furthest = 0.0
-    columns = (ours["tokens"], theirs["tokens"], ours["logprobs"], theirs["logprobs"], theirs["leads"])
+    columns = (
+        ours["tokens"],
+        theirs["tokens"],
+        ours["logprobs"],
+        theirs["logprobs"],
+        theirs["leads"],
+    )
     for token, other, one, two, lead in zip(*columns, strict=True):
         if token != other:
             return furthest if lead <= bound else math.inf
@@ -297,7 +351,10 @@ def compare_with_reference(
         By arm `prompts` and `agreements`: the number of prompts, and of those that the engine answers as Hugging Face.
         `bound` and `largest`: the largest difference of a log-probability that agrees, and that was found.
     """
-    bound, theirs = LOGPROB_BOUND[reference["questions"]["dtype"] in FULL_PRECISION], reference["answers"]
+    bound, theirs = (
+        LOGPROB_BOUND[reference["questions"]["dtype"] in FULL_PRECISION],
+        reference["answers"],
+    )
     distances = {
         name: [distance(*pair, bound) for pair in zip(answers, theirs[name], strict=True)]
         for name, answers in found.items()
@@ -306,7 +363,9 @@ def compare_with_reference(
         "prompts": {name: len(answers) for name, answers in found.items()},
         "bound": bound,
         "largest": max(chain.from_iterable(distances.values())),
-        "agreements": {name: sum(one <= bound for one in several) for name, several in distances.items()},
+        "agreements": {
+            name: sum(one <= bound for one in several) for name, several in distances.items()
+        },
     }
 
 

@@ -39,7 +39,9 @@ class Reference:
         layers: The layers, from 0, whose activations some arm changes.
     """
 
-    def __init__(self, folder: str, dtype: str, layers: Sequence[int], revision: str | None = None) -> None:
+    def __init__(
+        self, folder: str, dtype: str, layers: Sequence[int], revision: str | None = None
+    ) -> None:
         self._arm: Mapping[str, Any] = {}
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
@@ -56,7 +58,9 @@ class Reference:
             mlp.act_fn = _Activation(mlp.act_fn, self, layer)
 
     @torch.no_grad()
-    def answer(self, token_ids: Sequence[int], arm: Mapping[str, Any] | None) -> dict[str, list[Any]]:
+    def answer(
+        self, token_ids: Sequence[int], arm: Mapping[str, Any] | None
+    ) -> dict[str, list[Any]]:
         """The greedy answer, its log-probabilities, and by how much each beats the next best token."""
         self._arm, self._phantom = arm or {}, None
         if self._arm.get("phantom"):
@@ -71,7 +75,11 @@ class Reference:
             if "phantom" in self._arm:
                 self._positions = add_gap(self._positions, self._arm["start"], self._arm["size"])
             made = self.model(
-                ids, position_ids=self._positions[None], past_key_values=cache, use_cache=True, logits_to_keep=1
+                ids,
+                position_ids=self._positions[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
             )
             cache, start = made.past_key_values, start + ids.shape[1]
             best = made.logits[0, -1].float().log_softmax(-1).topk(2)
@@ -83,12 +91,23 @@ class Reference:
 
     def change(self, activations: Tensor, layer: int) -> Tensor:
         """Activations [1, token, unit] of one layer as the arm leaves them."""
-        if self._capture is None and self._arm.get("kind") != "filler" and layer in self._arm.get("layers", ()):
+        if (
+            self._capture is None
+            and self._arm.get("kind") != "filler"
+            and layer in self._arm.get("layers", ())
+        ):
             activations = change_activations(activations[0], self._positions, self._arm)[None]
         return activations
 
     def _attention(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        scaling: float,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         layer = int(str(module.layer_idx))
         if self._capture is not None:
@@ -98,11 +117,15 @@ class Reference:
             indices = key.shape[2] - query.shape[2] + tokens[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
             if self._phantom:
-                key, value = (torch.cat(pair, 1) for pair in zip((key, value), self._phantom, strict=True))
+                key, value = (
+                    torch.cat(pair, 1) for pair in zip((key, value), self._phantom, strict=True)
+                )
             fillers = tabulate_fillers([self._arm], query.device)
             return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
         causal = query.shape[2] > 1
-        made = scaled_dot_product_attention(query, key, value, scale=scaling, is_causal=causal, enable_gqa=True)
+        made = scaled_dot_product_attention(
+            query, key, value, scale=scaling, is_causal=causal, enable_gqa=True
+        )
         return made.transpose(1, 2), None
 
 
@@ -122,7 +145,9 @@ def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         questions: As of `check_arms.ask_reference`.
     """
-    reference = Reference(questions["model"], questions["dtype"], questions["layers"], questions["revision"])
+    reference = Reference(
+        questions["model"], questions["dtype"], questions["layers"], questions["revision"]
+    )
     answers: dict[str, list[Any]] = {}
     for name, prompts in questions["arms"].items():
         answers[name] = [reference.answer(prompt["token_ids"], prompt["arm"]) for prompt in prompts]
@@ -132,4 +157,6 @@ def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     asked, written = map(Path, sys.argv[1:])
-    written.write_text(json.dumps(answer_all(json.loads(asked.read_text("utf-8")))), encoding="utf-8")
+    written.write_text(
+        json.dumps(answer_all(json.loads(asked.read_text("utf-8")))), encoding="utf-8"
+    )

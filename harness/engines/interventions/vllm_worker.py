@@ -138,12 +138,19 @@ class RecordedQueries:
         self.blocks = blocks
         most = max(stop - first for _, first, stop in blocks)
         # padded with the last query of the block
-        indices = [np.minimum(np.arange(first, first + most), stop - 1) for _, first, stop in blocks]
-        rows = [index + chunk.row - chunk.index for index, (chunk, _, _) in zip(indices, blocks, strict=True)]
+        indices = [
+            np.minimum(np.arange(first, first + most), stop - 1) for _, first, stop in blocks
+        ]
+        rows = [
+            index + chunk.row - chunk.index
+            for index, (chunk, _, _) in zip(indices, blocks, strict=True)
+        ]
         sets = []
         for chunk, first, stop in blocks:
             assert chunk.recording
-            sets.append(np.pad(chunk.recording.sets[:, first:stop], ((0, 0), (0, most - (stop - first)))))
+            sets.append(
+                np.pad(chunk.recording.sets[:, first:stop], ((0, 0), (0, most - (stop - first))))
+            )
         self.rows, self.indices = copy_to(device, np.stack([rows, indices]))
         self.sets = copy_to(device, np.stack(sets))
 
@@ -221,7 +228,9 @@ class Arms:
         layer_count = config.num_hidden_layers
         self._changed, recorded = {*layers["attention"]}, layers.get("recorded", ())
         self._recorded = {*(range(layer_count) if recorded == "all" else recorded)}
-        self._head_count = worker.vllm_config.model_config.get_num_attention_heads(worker.vllm_config.parallel_config)
+        self._head_count = worker.vllm_config.model_config.get_num_attention_heads(
+            worker.vllm_config.parallel_config
+        )
         self.recording_bytes = self._most_bytes(worker.vllm_config) if self._recorded else 0
         for layer in sorted(self._changed | self._recorded):
             self._open(layer)
@@ -235,7 +244,9 @@ class Arms:
             available, recording = determine_memory(), self.recording_bytes
             if recording and available <= recording:
                 sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
-                raise RuntimeError(f"attention recorded in {len(self._recorded)} layers takes up to {sizes}")
+                raise RuntimeError(
+                    f"attention recorded in {len(self._recorded)} layers takes up to {sizes}"
+                )
             stored_layers = layer_count + len(self._changed)
             return int((available - recording) * layer_count / stored_layers)
 
@@ -254,7 +265,9 @@ class Arms:
         self._move_positions(counts)
         return inputs
 
-    def may_use_full_graph(self, *arguments: Any, force_uniform_decode: bool | None = None, **options: Any) -> bool:
+    def may_use_full_graph(
+        self, *arguments: Any, force_uniform_decode: bool | None = None, **options: Any
+    ) -> bool:
         """Whether vLLM may run the next step as one CUDA graph, in which none of our Python runs.
 
         vLLM asks this after `prepare`. While it captures graphs it says itself which ones it wants.
@@ -349,7 +362,9 @@ class Arms:
         recording = self._recordings.setdefault(options["name"], Recording(options["sets"]))
         first, stop = recording.done, min(index + count, len(recording))
         if index > first:
-            raise RuntimeError(f"the attention of {index - first} tokens was not recorded, they came out of a cache")
+            raise RuntimeError(
+                f"the attention of {index - first} tokens was not recorded, they came out of a cache"
+            )
         recording.done = max(first, stop)
         self.expected += (recording.done - first) * len(self._recorded)
         return (recording if stop > first else None), first
@@ -428,12 +443,16 @@ class Arms:
             output[group.rows] = attended.view(shape).to(output.dtype)
             self.applied += group.rows.numel()
 
-    def _record(self, layer: int, factor: float, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
+    def _record(
+        self, layer: int, factor: float, query: Tensor, key: Tensor, queries: RecordedQueries
+    ) -> None:
         """Add the attention of queries of this step, as an intervention has left it."""
         known_keys, arms = [], []
         for chunk, _, stop in queries.blocks:
             assert chunk.recording
-            new_keys = key[chunk.row : chunk.row + min(chunk.count, len(chunk.recording) - chunk.index)]
+            new_keys = key[
+                chunk.row : chunk.row + min(chunk.count, len(chunk.recording) - chunk.index)
+            ]
             known_keys.append(chunk.recording.keys(layer, new_keys, chunk.index)[:stop])
             is_changed = chunk.changes_attention and layer in chunk.arm["layers"]
             arms.append(chunk.arm if is_changed else NO_FILLER)
@@ -445,12 +464,16 @@ class Arms:
         else:
             keys = torch.cat([keys, self._phantoms_of(layer, arms, keys)[0]], 1)
             fillers = tabulate_fillers(arms, key.device)
-            weights = weigh(query[queries.rows], keys, factor, queries.indices, fillers)[..., :key_count]
+            weights = weigh(query[queries.rows], keys, factor, queries.indices, fillers)[
+                ..., :key_count
+            ]
         weights = weights.flatten(1, 2)
         own = queries.indices[:, None, :, None].expand(-1, weights.shape[1], -1, -1)
         sets = queries.sets[:, None]
         # in the last set alone, attention to a query's own token counts
-        sums = torch.cat([sets[:, :, :-1] @ weights.scatter(-1, own, 0), sets[:, :, -1:] @ weights], 2)
+        sums = torch.cat(
+            [sets[:, :, :-1] @ weights.scatter(-1, own, 0), sets[:, :, -1:] @ weights], 2
+        )
         for block_sums, (chunk, first, stop) in zip(sums, queries.blocks, strict=True):
             assert chunk.recording
             chunk.recording.add(layer, block_sums[..., :stop])
@@ -458,10 +481,14 @@ class Arms:
 
     def take_attention(self) -> dict[str, tuple[tuple[int, ...], bytes]]:
         """By name the sums [layer, set, head, key] of all whole prompts in float32, and their shape; forgotten here."""
-        whole = [name for name, recording in self._recordings.items() if recording.done == len(recording)]
+        whole = [
+            name for name, recording in self._recordings.items() if recording.done == len(recording)
+        ]
         self._taken.update(whole)  # a preempted request comes again
         sums = {name: self._recordings.pop(name).sums for name in whole}
-        return {name: (tuple(tensor.shape), tensor.numpy().tobytes()) for name, tensor in sums.items()}
+        return {
+            name: (tuple(tensor.shape), tensor.numpy().tobytes()) for name, tensor in sums.items()
+        }
 
     def _phantoms_of(self, layer: int, arms: Sequence[Arm], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [arm, token, head, unit], padded to the longest filler."""
