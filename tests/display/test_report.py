@@ -251,15 +251,13 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     write_report([EXAMPLE], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     said = card(page)
-    assert f"Q4_1, raw (no examples before the question): {signed(-43.0)} [" in said
-    assert (
-        "A/A, SmolLM2-135M-Instruct, Q4_1, raw: w/ Mless less its baseline, both run again, moves by 0.0 ["
-        in said
-    )
+    assert f"Q4_1, raw (no-examples): {signed(-44.6)} [" in said
+    noise = "w/ Mless and its baseline: 0 of 480 completions differ"
+    assert f"A/A, SmolLM2-135M-Instruct, Q4_1, raw, {noise}" in said
     (drawn,) = images(page)
     texts = re.findall("<!-- (.*?) -->", drawn)
     assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")
-    assert {signed(12.2), "0.006", "[+5.6, +19.1]"} <= set(texts), "as they are in the table"
+    assert {signed(6.7), "0.006", "[+2.4, +10.9]"} <= set(texts), "as they are in the table"
 
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):

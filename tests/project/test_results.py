@@ -128,6 +128,7 @@ def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
         shutil.copy(config, tmp_path / "configs" / kind)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/installed", "demo", "DEMO=demo"]
+    command.append("OUTPUT=results/demo-2")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
