@@ -7,7 +7,8 @@ knows what they are worth.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -44,6 +45,15 @@ _STARTS_ARGUMENT = re.compile(
 
 class TooLarge(Exception):
     """The value would take too much work to write out."""
+
+
+@contextmanager
+def blame_gold_answer() -> Iterator[None]:
+    """Let the reason of `TooLarge` say that it is about the gold answer."""
+    try:
+        yield
+    except TooLarge as error:
+        raise TooLarge(f"gold answer: {error}") from None
 
 
 class Unreadable(Exception):

@@ -33,7 +33,7 @@ from typing import Any, Self
 
 import harness
 from harness.errors import GraderError
-from harness.grading.extract_answer import Grade, GradeJob, Verdict, read
+from harness.grading.extract_answer import Grade, GradeJob, Verdict, read_answer
 from harness.grading.other_graders import STEPS, Audit, AuditJob, prepare, run_step
 from harness.grading.same_answer import compare
 from harness.resources import count_cores
@@ -240,7 +240,7 @@ class GraderPool:
         if isinstance(job, AuditJob):
             self._enqueue(tag, _Job(asdict(job.essential()), job.steps))
             return
-        answer = read(job.completion, finish_reason=job.finish_reason, line=job.line)
+        answer = read_answer(job)
         if isinstance(answer, Grade):
             self._finished.append((tag, answer))
         elif answer == job.target:

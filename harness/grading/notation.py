@@ -193,14 +193,16 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     )
 
 
-def readings(text: str, other: str) -> set[str]:
+def readings(text: str, other: str) -> list[str]:
     """The plain texts that `text` may stand for, compared with `other`.
 
     `100,200` is one number. It may also be two if the other text is a list, as a blank after a comma, `;`, `and` or
     `or` shows, and no group begins with 0.
     """
     listed = _LISTED.search(other) and not re.search(r",0\d", text)
-    return {plain(text), plain(text, commas_group=False)} if listed else {plain(text)}
+    if not listed:
+        return [plain(text)]
+    return sorted({plain(text), plain(text, commas_group=False)})
 
 
 def parts(plain_text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import mpmath  # type: ignore[import-untyped]
 
-from harness.grading.formula import TooLarge, Unreadable, Value, read
+from harness.grading.formula import TooLarge, Unreadable, Value, blame_gold_answer, read
 
 PRECISION_BITS = 1000
 """Of every step of a formula."""
@@ -121,10 +121,8 @@ def _at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value |
     for turn in range(POINTS):
         try:
             found = point.value(answer, turn)
-            try:
+            with blame_gold_answer():
                 expected = point.value(target, turn)
-            except TooLarge as error:
-                raise TooLarge(f"gold answer: {error}") from None
             if found is not None or expected is not None:
                 yield found, expected
                 compared = True
