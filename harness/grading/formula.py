@@ -1,7 +1,7 @@
 """Reads a formula in plain notation by recursive descent. Nothing is evaluated as code.
 
-The reader knows how formulas are written, and computes on its way with a `Point` of `harness.grading.values`, which
-knows what they are worth.
+The reader knows how formulas are written, and computes on its way with a `Point` of
+`harness.grading.values`, which knows what they are worth.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def read(plain: str, point: Any) -> Value:
     """The value of a formula in plain notation, without unit, at a point.
 
     Raises:
-        Unreadable: the text holds anything else, or two readers would read two values: `1/2x` is a half x to one, and
-            one over 2x to another.
+        Unreadable: the text holds anything else, or two readers would read two values: `1/2x` is a
+            half x to one, and one over 2x to another.
         TooLarge: the value would take too much work to write out.
         ZeroDivisionError: it divides by zero.
     """
@@ -149,7 +149,8 @@ class _Reader:
         return value
 
     def exponent(self) -> Value:
-        """What follows `^`: without braces a number to its last digit, as 2^10 is meant to be 1024."""
+        """What follows `^`: without braces a number to its last digit, as 2^10 is meant to be
+        1024."""
         value = self.signed(
             lambda: self.number(mixed=False) if self.next().isdecimal() else self.argument()
         )
@@ -214,7 +215,8 @@ class _Reader:
         raise Unreadable(command)
 
     def function(self, name: str) -> Value:
-        r"""A function with its base or power, and its argument: `\log_2 8`, `\sin^2 x`, `\sin^{-1}(x)`."""
+        r"""A function with its base or power, and its argument: `\log_2 8`, `\sin^2 x`,
+        `\sin^{-1}(x)`."""
         bases = [self.nested(self.argument)] if name == "log" and self.takes("_") else []
         power = None
         inverse = f"arc{name}" in FUNCTIONS and self.takes("^{-1}")
@@ -227,7 +229,8 @@ class _Reader:
         return value if power is None else self.point.power(value, power)
 
     def function_argument(self) -> Value:
-        """What a function is taken of: brackets, or all letters and numbers up to the next sign, bracket or function.
+        """What a function is taken of: brackets, or all letters and numbers up to the next sign,
+        bracket or function.
 
         Raises:
             Unreadable: that may not be its end, as in `\\sin x/2` and `\\sin 2(x+1)`.

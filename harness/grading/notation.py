@@ -1,4 +1,5 @@
-"""Plain notation: one spelling for what LaTeX can write in many ways. The meaning does not change."""
+"""Plain notation: one spelling for what LaTeX can write in many ways. The meaning does not
+change."""
 
 from __future__ import annotations
 
@@ -168,12 +169,14 @@ _ENDS_GROUP = (")", "]", "}", "\\}", "\\setminus", *_AROUND_GROUP)
 def plain(text: str, *, commas_group: bool = True) -> str:
     """The text in plain notation.
 
-    Size and font commands, dollar signs, blanks and a closing full stop go. A blank between two digits stays, as `3 4`
-    is not 34. Commands of one meaning get one name, digit groups are joined, and number words become numbers.
+    Size and font commands, dollar signs, blanks and a closing full stop go. A blank between two
+    digits stays, as `3 4` is not 34. Commands of one meaning get one name, digit groups are joined,
+    and number words become numbers.
 
     Args:
         text: An answer as it stands in a box.
-        commas_group: Whether `1,234` is one number. If not, it is two, and only other marks join digit groups.
+        commas_group: Whether `1,234` is one number. If not, it is two, and only other marks join
+            digit groups.
     """
     text = re.sub(
         r"\s+", " ", _in_ascii(text)
@@ -196,8 +199,8 @@ def plain(text: str, *, commas_group: bool = True) -> str:
 def readings(text: str, other: str) -> list[str]:
     """The plain texts that `text` may stand for, compared with `other`.
 
-    `100,200` is one number. It may also be two if the other text is a list, as a blank after a comma, `;`, `and` or
-    `or` shows, and no group begins with 0.
+    `100,200` is one number. It may also be two if the other text is a list, as a blank after a
+    comma, `;`, `and` or `or` shows, and no group begins with 0.
     """
     listed = _LISTED.search(other) and not re.search(r",0\d", text)
     if not listed:
@@ -236,7 +239,8 @@ def brackets(plain_text: str) -> tuple[str, str]:
 
 
 def _in_ascii(text: str) -> str:
-    """Raised and lowered characters become powers and subscripts, `⅓` a fraction, and others their plain form."""
+    """Raised and lowered characters become powers and subscripts, `⅓` a fraction, and others their
+    plain form."""
     if text.isascii():
         return text
     runs = [(kind, "".join(run)) for kind, run in groupby(text.translate(_UNICODE), _form)]
@@ -298,10 +302,11 @@ def _joined_group(match: re.Match[str]) -> str:
 
 
 def _parts_entries(text: str, start: int, end: int) -> bool:
-    """Whether the commas of text[start:end] part the entries of a list, although they could group digits.
+    """Whether the commas of text[start:end] part the entries of a list, although they could group
+    digits.
 
-    They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma is set like them. They
-    do not in `(1,000, 2)`, where the other comma has a blank after it.
+    They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma is
+    set like them. They do not in `(1,000, 2)`, where the other comma has a blank after it.
     """
     enclosed = []
     for places, step_out, step_in in (
@@ -334,7 +339,8 @@ def _without_blanks(piece: str) -> str:
 
 
 def _without_groups(text: str) -> str:
-    """The text without braces that print nothing: those around the whole of it, of an entry, or of a side."""
+    """The text without braces that print nothing: those around the whole of it, of an entry, or of
+    a side."""
     opened: list[tuple[int, bool]] = []
     dropped: set[int] = set()
     before = ""

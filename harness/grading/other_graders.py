@@ -1,8 +1,9 @@
-"""Audits: the verdicts of other graders on the same completion, in columns beside ours. They never change our verdict.
+"""Audits: the verdicts of other graders on the same completion, in columns beside ours. They never
+change our verdict.
 
-With them our numbers can be compared with lm-eval's and with the study's, and a difference that only a grader makes is
-seen. The graders run in the grader pool's workers, each under a deadline. The column of a grader that did not end is
-None, which is kept apart from wrong.
+With them our numbers can be compared with lm-eval's and with the study's, and a difference that
+only a grader makes is seen. The graders run in the grader pool's workers, each under a deadline.
+The column of a grader that did not end is None, which is kept apart from wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class AuditJob:
         prompt: The prompt as text, which the authors' rule reads too.
         completion: What the model wrote.
         target: The gold answer.
-        solution: The worked solution, from which lm-eval's graders take the gold. "" stands for `\boxed{target}`.
+        solution: The worked solution, from which lm-eval's graders take the gold. "" stands for
+            `\boxed{target}`.
         line: Whether the answer is the first line. Then graders that look for a box are not asked.
     """
 
@@ -42,10 +44,11 @@ class AuditJob:
     line: bool = False
 
     def essential(self) -> AuditJob:
-        r"""This job without its prompt, if no grader would look at it. So equal completions are audited once.
+        r"""This job without its prompt, if no grader would look at it. So equal completions are
+        audited once.
 
-        The authors' rule looks for the last `\boxed` of the whole text: the prompt counts only if the completion has
-        none.
+        The authors' rule looks for the last `\boxed` of the whole text: the prompt counts only if
+        the completion has none.
         """
         return (
             replace(self, prompt="")
@@ -73,15 +76,20 @@ def column(meaning: str, kind: str | None = None, **checks: Any) -> Meta:
 class AuditColumns(Struct, frozen=True, kw_only=True):
     r"""The verdicts of the other graders. None: the grader did not end, failed, or was not asked.
 
-    Only this class names them: records, tables and exports take their columns and descriptions from here. For
-    `exact_match_boxed` and `boxes_after_first`, which use our extraction, an empty box is no box.
+    Only this class names them: records, tables and exports take their columns and descriptions from
+    here. For `exact_match_boxed` and `boxes_after_first`, which use our extraction, an empty box is
+    no box.
 
     Attributes:
-        math_verify: lm-eval's call of math_verify. Any expression in the text can count, even instead of the box.
-        exact_match_boxed: lm-eval's own comparison, of the content of the last closed box. Wrong without one.
-        authors_rule: The rule of the study's authors, on prompt plus completion, with its substring bug.
+        math_verify: lm-eval's call of math_verify. Any expression in the text can count, even
+            instead of the box.
+        exact_match_boxed: lm-eval's own comparison, of the content of the last closed box. Wrong
+            without one.
+        authors_rule: The rule of the study's authors, on prompt plus completion, with its substring
+            bug.
         authors_rule_strict: The authors' rule with equality only.
-        boxes_after_first: Number of closed boxes after the first: the model may have gone on to a next problem.
+        boxes_after_first: Number of closed boxes after the first: the model may have gone on to a
+            next problem.
     """
 
     math_verify: Annotated[
@@ -103,7 +111,8 @@ class Audit(AuditColumns, frozen=True, kw_only=True):
     """The other graders' verdicts on one completion.
 
     Attributes:
-        reason: Why a column is None, or that the authors' code would have stopped. "; " stands between several.
+        reason: Why a column is None, or that the authors' code would have stopped. "; " stands
+            between several.
     """
 
     reason: str | None = None
@@ -121,7 +130,8 @@ def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
 
 
 def as_text(grade: Grade, audit: Audit) -> str:
-    """`as_record` as JSON: what the filter of our tasks makes of a response, and `.graded` of a replayed completion."""
+    """`as_record` as JSON: what the filter of our tasks makes of a response, and `.graded` of a
+    replayed completion."""
     return json.dumps(as_record(grade, audit))
 
 
@@ -140,7 +150,8 @@ def _authors_rule(job: AuditJob) -> Finding:
 
 
 def _exact_match_boxed(job: AuditJob) -> Finding:
-    """lm-eval's comparison of the last box. Its own code catches every error, and then judges the answer wrong."""
+    """lm-eval's comparison of the last box. Its own code catches every error, and then judges the
+    answer wrong."""
     right, remark = None, None
     answer = next(reversed(read_boxes(job.completion)), None)
     if answer is None:
@@ -181,11 +192,13 @@ STEPS: dict[str, tuple[tuple[str, ...], Callable[[AuditJob], Finding]]] = {
     "exact_match_boxed": (("exact_match_boxed",), _exact_match_boxed),
     "math_verify": (("math_verify",), _math_verify),
 }
-"""The steps of an audit with their columns, the safest first. A step may hang: only workers take it."""
+"""The steps of an audit with their columns, the safest first. A step may hang: only workers take
+it."""
 
 
 def run_step(step: str, job: AuditJob) -> Finding:
-    """Take one step of an audit. If the other grader fails, its columns are None, and the remark names the error.
+    """Take one step of an audit. If the other grader fails, its columns are None, and the remark
+    names the error.
 
     Raises:
         MemoryError: the process ran into its limit and can no longer be trusted.
@@ -200,7 +213,8 @@ def run_step(step: str, job: AuditJob) -> Finding:
 
 
 def prepare() -> None:
-    """Load lm-eval's grader and its parser, which takes about a second, so that no step pays for it.
+    """Load lm-eval's grader and its parser, which takes about a second, so that no step pays for
+    it.
 
     Failures are left to the steps, which report them in their columns.
     """
@@ -210,9 +224,11 @@ def prepare() -> None:
 
 @lru_cache(maxsize=1)
 def _minerva() -> ModuleType:
-    """lm-eval's own module, loaded from its file: an import by name takes 3 s, for datasets and half of lm-eval.
+    """lm-eval's own module, loaded from its file: an import by name takes 3 s, for datasets and
+    half of lm-eval.
 
-    This copy is ours alone, so its timeout by alarm signals can be taken out. The parent keeps the clock.
+    This copy is ours alone, so its timeout by alarm signals can be taken out. The parent keeps the
+    clock.
     """
     package = importlib.util.find_spec("lm_eval")
     assert package is not None and package.submodule_search_locations
@@ -238,14 +254,15 @@ def _parse_solution(solution: str) -> Any:
 
 
 def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
-    r"""The grading rule of the study's authors, with its faults, written from a description of what it does.
+    r"""The grading rule of the study's authors, with its faults, written from a description of what
+    it does.
 
-    It reads prompt **plus** completion, so that an empty `\boxed{}` in the prompt counts as an answer. It accepts any
-    answer that is a substring of the gold answer: an empty box is always right, and `1` is right for `100`. And it
-    knows no mathematics beyond `rewrite`.
+    It reads prompt **plus** completion, so that an empty `\boxed{}` in the prompt counts as an
+    answer. It accepts any answer that is a substring of the gold answer: an empty box is always
+    right, and `1` is right for `100`. And it knows no mathematics beyond `rewrite`.
 
-    Source: arXiv 2510.01032 and what its code does. The rewriting is that of the MATH data set (Hendrycks et al. 2021,
-    arXiv 2103.03874).
+    Source: arXiv 2510.01032 and what its code does. The rewriting is that of the MATH data set
+    (Hendrycks et al. 2021, arXiv 2103.03874).
 
     Args:
         text: The prompt followed by the completion.
@@ -267,8 +284,8 @@ def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
 def authors_answer(text: str) -> str | None:
     r"""The content of the last `\boxed{...}`. None: there is no box, or the last one is not closed.
 
-    An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there is no `\boxed`, and
-    then refuses its form.
+    An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there
+    is no `\boxed`, and then refuses its form.
     """
     start = text.rfind("\\boxed")
     if start < 0:
@@ -315,7 +332,8 @@ def _brace_roots(text: str) -> str:
 
 
 def _brace_fractions(text: str) -> str:
-    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`. If only one character follows a `\frac`, the whole text stays."""
+    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`. If only one character follows a `\frac`, the
+    whole text stays."""
     first, *rest = text.split("\\frac")
     parts = [first]
     for part in rest:

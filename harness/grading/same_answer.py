@@ -1,9 +1,9 @@
 """Decide whether an answer is the gold answer: first by its shape, then by the values in it.
 
 docs/grading.md and `tests/data/labelled_answers.yaml` give the rules with examples. In short:
-`(1,2)`, `[1,2)` and `1,2` all differ. The order counts between brackets, but not in a bare list or a
-set. Every element counts. A unit, a name (`x=`) or a percent sign may be left out, but must not be a
-different one. The base of a numeral may be left out. Nothing is rounded.
+`(1,2)`, `[1,2)` and `1,2` all differ. The order counts between brackets, but not in a bare list or
+a set. Every element counts. A unit, a name (`x=`) or a percent sign may be left out, but must not
+be a different one. The base of a numeral may be left out. Nothing is rounded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""English in answers: number words, units and other nouns, `and`, `or`, bases in words, texts that are only words.
+"""English in answers: number words, units and other nouns, `and`, `or`, bases in words, texts that
+are only words.
 
-Units stand after a number (or `\\$` before it). A unit is a known one or any noun, as in `12\\text{ students}`.
-Nothing is converted. A word that changes what the number says is no unit: `5\\text{ or more}` is not 5, and
-`5\\text{ million}` is a product.
+Units stand after a number (or `\\$` before it). A unit is a known one or any noun, as in
+`12\\text{ students}`. Nothing is converted. A word that changes what the number says is no unit:
+`5\\text{ or more}` is not 5, and `5\\text{ million}` is a product.
 """
 
 from __future__ import annotations
@@ -89,21 +90,24 @@ _ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def without_words(text: str) -> str:
-    r"""Bases, ordinals, nouns, and a set-apart `and` or `or` in the notation of formulas, with units in `\text`."""
+    r"""Bases, ordinals, nouns, and a set-apart `and` or `or` in the notation of formulas, with
+    units in `\text`."""
     text = _ORDINAL.sub("", _BASE.sub(r"_{\1}", _TEXT_JOIN.sub(_mark, text)))
     return _NOUNS.sub(_as_text, text)
 
 
 def without_loose_words(text: str) -> str:
-    r"""A text without `\text`, in which `and`, `or` and words beside numbers or letters are set apart."""
+    r"""A text without `\text`, in which `and`, `or` and words beside numbers or letters are set
+    apart."""
     return _STRAY.sub(_as_text, _JOIN.sub(_mark, text))
 
 
 def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
-    r"""What stands for `\text{...}`: the number, function or list in it, or else the words as they are.
+    r"""What stands for `\text{...}`: the number, function or list in it, or else the words as they
+    are.
 
-    `\text{5}` is 5, `\text{5 cm}` is `5\text{cm}`, and `\text{A, B}` two answers. A number is not taken out where it
-    would join a digit beside it.
+    `\text{5}` is 5, `\text{5 cm}` is `5\text{cm}`, and `\text{A, B}` two answers. A number is not
+    taken out where it would join a digit beside it.
 
     Args:
         group: What the braces hold.
@@ -162,10 +166,11 @@ def number_word(plain_text: str) -> str:
 
 
 def readable_words(plain_text: str) -> str | None:
-    """The words of a text that holds only words, in small letters unless it is a single letter. None: other texts.
+    """The words of a text that holds only words, in small letters unless it is a single letter.
+    None: other texts.
 
-    `\\text`, quotation marks and a leading article or `Option` make no difference, so that `(B)` and `even` can be
-    compared with `\\text{(B)}`, `\\text{Option B}` and `\\text{even}`.
+    `\\text`, quotation marks and a leading article or `Option` make no difference, so that `(B)`
+    and `even` can be compared with `\\text{(B)}`, `\\text{Option B}` and `\\text{even}`.
     """
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text)
     words = re.sub(r"[\s().,:;\"`]|''", "", re.sub(r"(?i)\A\W*(?:an?|the) ", "", text))
@@ -213,13 +218,15 @@ def without_unit(plain: str) -> tuple[str, str]:
 
 
 def agree(unit: str, other: str) -> bool:
-    """Whether one value may have both: one is left out, they are the same, or one is a nameless square or cube."""
+    """Whether one value may have both: one is left out, they are the same, or one is a nameless
+    square or cube."""
     nameless = "^" in (unit[:1], other[:1]) and unit.partition("^")[2] == other.partition("^")[2]
     return not unit or not other or unit == other or nameless
 
 
 def _scale(unit: str) -> tuple[int, str]:
-    """The product of the scale words in front of a unit (`million`), and the words of the unit itself."""
+    """The product of the scale words in front of a unit (`million`), and the words of the unit
+    itself."""
     words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit)
     words, factor = words.lstrip(" "), 1
     while match := re.match(rf"({_SCALE})(?![A-Za-z])[ -]*", words):

@@ -1,7 +1,8 @@
 """Computes formulas at a few points, to 25 digits.
 
-Fractions are exact while they are short; all else has a fixed precision and a largest size, and there is a budget of
-functions. So a formula costs what its length says: nothing is simplified, solved or expanded.
+Fractions are exact while they are short; all else has a fixed precision and a largest size, and
+there is a budget of functions. So a formula costs what its length says: nothing is simplified,
+solved or expanded.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ POINTS = 12
 SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
 """Letters have values between these, of both signs, over a prime that is no part of any period."""
 COMPARISON_BUDGET = 40_000
-"""Of all pairs of formulas in one comparison: about a second, where a list has many long entries. One is spent for each
-function, and for each 16 characters that are computed at a point."""
+"""Of all pairs of formulas in one comparison: about a second, where a list has many long entries.
+One is spent for each function, and for each 16 characters that are computed at a point."""
 BUDGET = 6_000
-"""Functions of one pair of formulas, at all points. A factorial or binomial counts as 20, a step with long
-fractions as 32."""
+"""Functions of one pair of formulas, at all points. A factorial or binomial counts as 20, a step
+with long fractions as 32."""
 
 _NOISE = mpmath.mpf(2) ** (200 - PRECISION_BITS)
 """What rounding leaves of 0 is no larger."""
@@ -66,8 +67,8 @@ def begin_comparison() -> None:
 def same_values(answer: str, target: str) -> bool:
     """Whether two formulas have one value wherever they have any, for letters of both signs.
 
-    A point where neither has a value, or one is too large, says nothing. One where only one has a value tells them
-    apart. A formula without i has no value where it is not real.
+    A point where neither has a value, or one is too large, says nothing. One where only one has a
+    value tells them apart. A formula without i has no value where it is not real.
 
     Raises:
         TooLarge: their values are too large at every point, or take too many functions.
@@ -116,7 +117,8 @@ def approximate(formula: str) -> float | None:
 
 
 def _at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
-    """The values of two formulas at every point where either has one and neither is too large; None if unreadable."""
+    """The values of two formulas at every point where either has one and neither is too large; None
+    if unreadable."""
     point, compared, too_large = Point(), False, None
     for turn in range(POINTS):
         try:
@@ -139,7 +141,8 @@ def _at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value |
 
 @lru_cache(maxsize=1024)
 def letter_value(place: int, turn: int) -> Fraction:
-    """The value of a letter at one point: seeded by both, so that all signs and sizes of several letters meet."""
+    """The value of a letter at one point: seeded by both, so that all signs and sizes of several
+    letters meet."""
     source = random.Random(f"{place} {turn}")
     size = math.exp(source.uniform(math.log(SMALLEST_LETTER), math.log(LARGEST_LETTER)))
     return source.choice((-1, 1)) * Fraction(round(size * LETTER_PRIME), LETTER_PRIME)
@@ -179,7 +182,8 @@ def _not_small(value: Value) -> Value:
 
 
 class Point:
-    """A point at which formulas are computed. It has a value for every letter, another one in each turn.
+    """A point at which formulas are computed. It has a value for every letter, another one in each
+    turn.
 
     Attributes:
         letters: The letters met so far, each with its place.
@@ -235,7 +239,8 @@ class Point:
         return self.checked(a * b)
 
     def power(self, base: Value, exponent: Value) -> Value:
-        """The power; of a negative number, a root of an odd degree is the real one, as school has it."""
+        """The power; of a negative number, a root of an odd degree is the real one, as school has
+        it."""
         rational = isinstance(exponent, Fraction)
         if rational and exponent.denominator == 1 and isinstance(base, Fraction):
             if (
@@ -257,7 +262,8 @@ class Point:
         return self.checked(_not_small(value))
 
     def root(self, value: Value, degree: Value, *, of_number: bool) -> Value:
-        """A root. That of a negative number is imaginary; that of a negative value of a letter is none."""
+        """A root. That of a negative number is imaginary; that of a negative value of a letter is
+        none."""
         self._imaginary |= of_number and degree == 2 and isinstance(value, Fraction) and value < 0
         return self.power(value, 1 / degree)
 
