@@ -1,5 +1,6 @@
 """Plain notation: one spelling for what LaTeX can write in many ways. The meaning does not
-change."""
+change.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +241,8 @@ def brackets(plain_text: str) -> tuple[str, str]:
 
 def _in_ascii(text: str) -> str:
     """Raised and lowered characters become powers and subscripts, `⅓` a fraction, and others their
-    plain form."""
+    plain form.
+    """
     if text.isascii():
         return text
     runs = [(kind, "".join(run)) for kind, run in groupby(text.translate(_UNICODE), _form)]
@@ -340,7 +342,8 @@ def _without_blanks(piece: str) -> str:
 
 def _without_groups(text: str) -> str:
     """The text without braces that print nothing: those around the whole of it, of an entry, or of
-    a side."""
+    a side.
+    """
     opened: list[tuple[int, bool]] = []
     dropped: set[int] = set()
     before = ""
