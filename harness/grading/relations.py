@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
 
-from harness.grading.notation import brackets, parts
+from harness.grading.notation import brackets, split_outside_brackets
 from harness.grading.units_and_words import AND, OR
 from harness.grading.values import approximate, constant_ratio
 
@@ -58,7 +58,7 @@ _NO_NAMES = re.compile(
 
 def as_relation(text: str) -> Relation:
     """Split a text into its terms and operators; a text that is no relation has no operators."""
-    return parts(text, OPERATORS)
+    return split_outside_brackets(text, OPERATORS)
 
 
 def is_name(text: str) -> bool:
@@ -209,7 +209,9 @@ def as_sets(members: Sequence[str], joined: str) -> Iterator[list[str]]:
 def intervals(text: str) -> list[str]:
     r"""The sets that `\cup` joins in a text. A set without some points becomes intervals."""
     union = _EVERYTHING if text in _REALS else text
-    return [*chain(*map(_without_exceptions, parts(union, frozenset(["\\cup"]))[0]))]
+    return [
+        *chain(*map(_without_exceptions, split_outside_brackets(union, frozenset(["\\cup"]))[0]))
+    ]
 
 
 def _without_exceptions(text: str) -> list[str]:
@@ -224,7 +226,7 @@ def _without_exceptions(text: str) -> list[str]:
     interval = _EVERYTHING if difference[1] in _REALS else difference[1]
     if not _is_interval(interval):
         return [text]
-    return _without_points(interval, parts(difference[2], frozenset(",;"))[0])
+    return _without_points(interval, split_outside_brackets(difference[2], frozenset(",;"))[0])
 
 
 def _range_or_point(relation: Relation) -> Range | None:
@@ -240,7 +242,7 @@ def _is_interval(text: str) -> bool:
 
 
 def _edges(interval: str) -> list[str]:
-    return parts(interval[1:-1], frozenset(","))[0]
+    return split_outside_brackets(interval[1:-1], frozenset(","))[0]
 
 
 def _without_points(interval: str, points: list[str]) -> list[str]:

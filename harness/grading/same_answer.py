@@ -23,7 +23,7 @@ from harness.grading.extract_answer import (
     read_answer,
 )
 from harness.grading.formula import DEEPEST, TooLarge, blame_gold_answer
-from harness.grading.notation import ROW_END, brackets, parts, plain, readings
+from harness.grading.notation import ROW_END, brackets, plain, readings, split_outside_brackets
 from harness.grading.relations import (
     Relation,
     as_range,
@@ -212,7 +212,7 @@ def _entries(text: str) -> list[str]:
     if matrix:
         return [*chain.from_iterable(_matrix_rows(matrix))]
     kind, inner = brackets(text)
-    return parts(inner, _COMMAS if kind else _COLONS)[0]
+    return split_outside_brackets(inner, _COMMAS if kind else _COLONS)[0]
 
 
 def _has_value(atom: str) -> bool:
@@ -288,7 +288,7 @@ def _coordinates(members: list[str]) -> list[str]:
     terms, operators = as_relation(members[0])
     kind, inner = brackets(terms[-1])
     is_point = len(members) == 1 and kind == "()" and (not operators or is_name(terms[0]))
-    return parts(inner, _COMMAS)[0] if is_point else members
+    return split_outside_brackets(inner, _COMMAS)[0] if is_point else members
 
 
 def _members(text: str) -> list[str]:
@@ -307,7 +307,7 @@ def _members(text: str) -> list[str]:
             text = inner[builder.end() :]
         elif not re.search(r"[|:].*[<>=]", inner):
             text = inner
-    members = [member for member in parts(text, _COMMAS)[0] if member]
+    members = [member for member in split_outside_brackets(text, _COMMAS)[0] if member]
     if not members:
         members = [text]
     return [*chain.from_iterable(map(_both_signs, members))]
@@ -364,11 +364,14 @@ def _same_enclosed(answer: str, target: str) -> bool:
     (answer_kind, answer_inner), (target_kind, target_inner) = brackets(answer), brackets(target)
     if answer_kind == target_kind == "\\{\\}":
         return _same_in_any_order(_members(answer), _members(target))
-    answers = parts(answer_inner, _COMMAS)[0] if answer_kind else [answer]
-    targets = parts(target_inner, _COMMAS)[0] if target_kind else [target]
+    answers = split_outside_brackets(answer_inner, _COMMAS)[0] if answer_kind else [answer]
+    targets = split_outside_brackets(target_inner, _COMMAS)[0] if target_kind else [target]
     if max(len(answers), len(targets)) > 1 or "[" in answer_kind + target_kind:
         return answer_kind == target_kind and _same_in_order(answers, targets, _same_answer)
-    answers, targets = parts(answer, _COLONS)[0], parts(target, _COLONS)[0]
+    answers, targets = (
+        split_outside_brackets(answer, _COLONS)[0],
+        split_outside_brackets(target, _COLONS)[0],
+    )
     if max(len(answers), len(targets)) > 1:
         return _same_ratio(answers, targets)
     return _same_quantity(answer, target)
@@ -450,7 +453,8 @@ def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
 
 def _matrix_rows(matrix: re.Match[str]) -> list[list[str]]:
     """The entries of a matrix by rows, each with the factor or sign before the matrix."""
-    rows = [parts(row, _CELLS)[0] for row in parts(matrix["rows"].removesuffix(ROW_END), _ROWS)[0]]
+    lines, _ = split_outside_brackets(matrix["rows"].removesuffix(ROW_END), _ROWS)
+    rows = [split_outside_brackets(line, _CELLS)[0] for line in lines]
     factor = matrix["factor"]
     if not factor:
         return rows

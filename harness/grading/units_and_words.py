@@ -225,7 +225,7 @@ def without_unit(plain: str) -> tuple[str, str]:
 
 
 def agree(unit: str, target_unit: str) -> bool:
-    """Whether units agree: they are equal, or one is missing, or is a square or cube without name."""
+    """Whether units agree: equal, or one is missing, or one is a square or cube without name."""
     units = unit, target_unit
     has_no_name = any(unit.startswith("^") for unit in units)
     powers = {unit.partition("^")[2] for unit in units}
