@@ -29,7 +29,9 @@ FUNCTIONS = frozenset(
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh "
     "arccosh arctanh log ln lg exp".split()
 )
-_NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
+_NUMBER = re.compile(
+    r"(?P<integer>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?"
+)
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
 _CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
@@ -167,8 +169,8 @@ class _Reader:
         self.position = match.end()
         if self.peek() == "_":
             raise Unreadable("a number in a base")
-        whole, decimals, repeating = match.groups("")
-        value = Fraction(int("0" + whole + decimals), 10 ** len(decimals))
+        integer, decimals, repeating = match.groups("")
+        value = Fraction(int("0" + integer + decimals), 10 ** len(decimals))
         if repeating:
             value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))
         fraction = self.match(_MIXED)

@@ -179,13 +179,13 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     return number_word(text.replace("\\pi(", "\\pi*("))
 
 
-def readings(text: str, other: str) -> list[str]:
-    """The plain texts that `text` may mean, compared with `other`.
+def readings(text: str, other_text: str) -> list[str]:
+    """The plain texts that `text` may mean, compared with `other_text`.
 
     `100,200` is one number. It may also be two if the other text is a list, as a blank after a
     comma, `;`, `and` or `or` shows, and no digit group begins with 0.
     """
-    if not _LISTED.search(other) or re.search(r",0\d", text):
+    if not _LISTED.search(other_text) or re.search(r",0\d", text):
         return [plain(text)]
     return sorted({plain(text), plain(text, commas_group=False)})
 

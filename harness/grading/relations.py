@@ -171,7 +171,7 @@ def as_range(relation: Relation) -> Range | None:
 
 def _absolute_intervals(operator: str, edge: str) -> list[str]:
     """The intervals of x for `|x|<edge`, or another operator."""
-    opening, closing = _ENDS[operator]
+    opening, closing = tuple(_ENDS[operator])
     if operator in ("<", "\\le"):
         return [f"{opening}-({edge}),{edge}{closing}"]
     return [f"(-\\infty,-({edge}){closing}", f"{opening}{edge},\\infty)"]
@@ -218,8 +218,8 @@ def _without_exceptions(text: str) -> list[str]:
     r"""The intervals of a set such as `\mathbb{R}\setminus[1,2]` or `(0,5)-\{1\}`."""
     gap = _MINUS_INTERVAL.fullmatch(text)
     if gap and gap[1] in _REALS:
-        left, right = ")]"[gap[2] == "("], "(["[gap[5] == ")"]
-        return [f"(-\\infty,{gap[3]}{left}", f"{right}{gap[4]},\\infty)"]
+        closing, opening = ")]"[gap[2] == "("], "(["[gap[5] == ")"]
+        return [f"(-\\infty,{gap[3]}{closing}", f"{opening}{gap[4]},\\infty)"]
     difference = _MINUS_POINTS.fullmatch(text)
     if not difference:
         return [text]
@@ -272,7 +272,7 @@ def _without_points(interval: str, points: list[str]) -> list[str]:
     for point in points:
         edges += [f"{point})", f"({point}"]
     edges.append(end + closing)
-    return [f"{left},{right}" for left, right in zip(edges[::2], edges[1::2], strict=True)]
+    return [f"{lower},{upper}" for lower, upper in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _common(sets: list[list[str]]) -> list[str] | None:

@@ -185,7 +185,7 @@ def same_mathematics(answer: str, target: str) -> bool:
         return False
     target_letter = readable_words(plain(target))
     if target_letter and target_letter in "ABCDE":
-        return letter == target_letter
+        return bool(letter == target_letter)
     return same_mathematics(text, target)
 
 

@@ -194,11 +194,11 @@ def _as_text(match: re.Match[str]) -> str:
     return match.group() if _NO_NOUNS.search(words) else f"\\text{{{words}}}{power}"
 
 
-def _takes_ones(number: int, ones: int) -> bool:
-    """Whether `ones` may follow: any number after hundreds, a single digit after tens."""
-    if not number or not ones:
+def _takes_ones(number: int, addend: int) -> bool:
+    """Whether `addend` may follow: any number after hundreds, a single digit after tens."""
+    if not number or not addend:
         return False
-    return number % 100 == 0 or (number % 10 == 0 and number % 100 >= 20 and ones < 10)
+    return number % 100 == 0 or (number % 10 == 0 and number % 100 >= 20 and addend < 10)
 
 
 def without_unit(plain: str) -> tuple[str, str]:
