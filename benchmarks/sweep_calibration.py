@@ -64,8 +64,7 @@ def simulate(
 def measure(
     effect: list[float], population: str, experiments: int, n: int = PROBLEMS, k: int = 1
 ) -> tuple[float, float]:
-    """Measure how often the sweep's test detects an effect, and how often Holm over lengths
-    does."""
+    """Measure how often the sweep's test detects an effect, and Holm over lengths does."""
     rng = np.random.default_rng([SEED, n, k])
     counts = np.zeros(2)
     for _ in range(experiments):
