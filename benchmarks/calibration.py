@@ -1,11 +1,12 @@
-"""Simulated experiments with a known truth: do the statistics keep their promises? Writes CALIBRATION.md.
+"""Simulate experiments with a known truth and test the statistics on them. Writes CALIBRATION.md.
 
     python -m benchmarks.calibration [--small] [--seed N]
 
-Every experiment has a baseline and three conditions on the same problems; problems are drawn anew each time, and a
-problem's chance to be solved is what its samples share. The tests and intervals are those that `mless table` shows,
-called on counts of right samples; Holm goes over all three differences, as it does in a table of one such run that
-names no primary contrast. With --small there are few experiments, nothing is written, and nothing is proven.
+An experiment has a baseline and three conditions on the same problems. Problems are drawn anew for
+every experiment. The samples of a problem share its chance of success. The tests and intervals are
+those of `mless table`, computed from numbers of right samples. Holm's correction covers all three
+differences, as in the table of such a run without a primary contrast. With --small there are few
+experiments, nothing is written, and nothing is proven.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, get_args
@@ -25,9 +27,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
-from benchmarks import calibration_page, draws_calibration, report
+from benchmarks import calibration_page, draws_calibration, pooled_calibration, report
+from benchmarks.draws_calibration import EXPERIMENTS as DRAWS
+from benchmarks.draws_calibration import DrawRates, designs, simulate_design
 from benchmarks.pooled_calibration import EXPERIMENTS as STUDIES
-from benchmarks.pooled_calibration import section, simulate_study, studies
+from benchmarks.pooled_calibration import StudyRates, simulate_study, studies
 from benchmarks.runs import ROOT, say
 from harness.analysis.paired_tests import estimate_difference, fewest_problems, holm, sign_flip_test
 from harness.analysis.power import minimal_detectable_effect
@@ -40,7 +44,7 @@ EXPERIMENTS = {"full": 4_000, "small": 20}
 SEED = 20_251
 DISCORDANCES = (0.02, 0.05, 0.10, 0.20)
 MEAN_ACCURACY = 0.65
-SAME_DICE, BLOCK = 0.7, 5
+SHARED_SEEDS, BLOCK = 0.7, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +52,20 @@ class Cell:
     """One setting of the simulation.
 
     Attributes:
-        population: `undecided`: a problem is settled, or a coin; what the power formula assumes. `beta`: chances
-            of success from a U-shaped beta distribution with mean 0.65; the effect is greatest for even chances.
-            `skewed`: a share `discordance` of the problems gains wholly and all others lose a little, so that the true
-            difference is 0. `shared seeds`: undecided, and 7 of 10 samples of a condition fall as the baseline's do.
-            `blocks`: undecided problems in blocks of `BLOCK`, each moved up or down as a whole, so that the true
-            difference is 0 and problems are no independent witnesses.
-        n: Problems.
-        k: Samples a problem and condition.
-        discordance: Share of problems in which one sample of either condition disagrees.
-        effect: True difference of the first condition from the baseline; the others have none.
-        tests: Conditions that are compared with the baseline.
+        population: How the chances of success vary between problems. `undecided`: a problem is
+            certain, or its chance is even. The power formula assumes this. `beta`: the chances have
+            a U-shaped beta distribution with mean 0.65. The effect is greatest for even chances.
+            `skewed`: a share `discordance` of the problems changes from 0 to 1 and all others lose
+            a little, so the true difference is 0. `shared seeds`: undecided, and 7 of 10 samples of
+            a condition agree with the baseline's. `blocks`: undecided problems in blocks of `BLOCK`
+            problems that change together, so the true difference is 0 and problems are not
+            independent.
+        n: The number of problems.
+        k: The number of samples per problem and condition.
+        discordance: The share of problems in which one sample of each condition disagrees.
+        effect: The true difference between the first condition and the baseline. The other
+            conditions have no effect.
+        tests: The number of conditions that are compared with the baseline.
     """
 
     population: Population
@@ -79,11 +86,12 @@ class Rates:
 
     Attributes:
         cell: The setting.
-        experiments: How many were made.
-        false_single: The first condition has an unadjusted p < 0.05 and no effect, or one the other way.
-        false_any: Any condition has an adjusted p < 0.05; counts as false where there is no effect.
-        found: The first condition has an unadjusted p < 0.05 in the direction of its effect.
-        covers: Its interval holds the effect.
+        experiments: The number of experiments.
+        false_single: The first condition has an unadjusted p < 0.05, but no effect in this
+            direction.
+        false_any: A condition has an adjusted p < 0.05. This is false if there is no effect.
+        detected: The first condition has an unadjusted p < 0.05 in the direction of its effect.
+        covers: Its interval contains the effect.
         equivalent: It is called equivalent to the baseline.
     """
 
@@ -91,96 +99,80 @@ class Rates:
     experiments: int
     false_single: float
     false_any: float
-    found: float
+    detected: float
     covers: float
     equivalent: float
 
 
 def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
-    """Make the experiments of one cell and count."""
-    rng = np.random.default_rng([seed, *_numbers(cell)])
-    draw_chances = population(cell)
-    hits = np.zeros(5)
+    """Simulate the experiments of one cell and compute their rates."""
+    rng = np.random.default_rng([seed, *_sort_key(cell)])
+    has_equivalence = cell.n >= fewest_problems(MARGIN)
+    counts = np.zeros(5)
     for _ in range(experiments):
-        before, after = draw_chances(rng)
-        changes = draw_changes(cell, before, after, rng)
+        changes = draw_changes(cell, rng)
         first = estimate_difference(changes[0], cell.k)
         adjusted = holm([first.p, *map(sign_flip_test, changes[1:])])
-        found = first.p < ALPHA and first.difference > 0 and cell.effect > 0
+        is_significant = first.p < ALPHA
+        is_detected = is_significant and first.difference > 0 and cell.effect > 0
         low, high = first.interval()
-        shortest_low, shortest_high = first.interval(1 - 2 * ALPHA)
-        hits += (
-            first.p < ALPHA and not found,
+        equivalence_low, equivalence_high = first.interval(1 - 2 * ALPHA)
+        counts += (
+            is_significant and not is_detected,
             bool((adjusted < ALPHA).any()),
-            found,
+            is_detected,
             low <= cell.effect <= high,
-            -MARGIN < shortest_low and shortest_high < MARGIN and cell.n >= fewest_problems(MARGIN),
+            has_equivalence and -MARGIN < equivalence_low and equivalence_high < MARGIN,
         )
-    return Rates(cell, experiments, *(hits / experiments).tolist())
+    return Rates(cell, experiments, *(counts / experiments).tolist())
 
 
-def draw_changes(
-    cell: Cell, before: Floats, after: Floats, rng: np.random.Generator
-) -> list[npt.NDArray[np.int64]]:
-    """Each condition's changes [problem] in right samples."""
-    chances = [before if other else after for other in range(cell.tests)]
+def draw_changes(cell: Cell, rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+    """Draw the change of the number of right samples, [problem], for each condition."""
+    before, after = draw_chances(cell, rng)
+    chances = [after, *[before] * (cell.tests - 1)]
     if cell.population != "shared seeds":
         right = rng.binomial(cell.k, before)
         return [rng.binomial(cell.k, chance) - right for chance in chances]
-    dice = rng.random((cell.n, cell.k))
-    again = [
-        np.where(rng.random(dice.shape) < SAME_DICE, dice, rng.random(dice.shape)) for _ in chances
-    ]
-    right = (dice < before[:, None]).sum(axis=1)
-    return [
-        (own < chance[:, None]).sum(axis=1) - right
-        for own, chance in zip(again, chances, strict=True)
-    ]
+    baseline = rng.random((cell.n, cell.k))
+    right = (baseline < before[:, None]).sum(axis=1)
+    changes = []
+    for chance in chances:
+        is_shared = rng.random(baseline.shape) < SHARED_SEEDS
+        samples = np.where(is_shared, baseline, rng.random(baseline.shape))
+        changes.append((samples < chance[:, None]).sum(axis=1) - right)
+    return changes
 
 
-def population(cell: Cell) -> Callable[[np.random.Generator], tuple[Floats, Floats]]:
-    """A function that draws n problems: their chances of success under the baseline and under the first condition."""
-    if cell.population == "blocks":
-
-        def blocks(rng: np.random.Generator) -> tuple[Floats, Floats]:
-            coins = np.repeat(rng.random(cell.n // BLOCK) < 2 * cell.discordance, BLOCK)
-            moved = np.repeat(rng.choice((-0.25, 0.25), cell.n // BLOCK), BLOCK)
-            settled = (rng.random(cell.n) < MEAN_ACCURACY).astype(float)
-            return np.where(coins, 0.5 - moved, settled), np.where(coins, 0.5 + moved, settled)
-
-        return blocks
-    if cell.population in ("undecided", "shared seeds"):
-        share = cell.discordance + math.sqrt(cell.discordance**2 - cell.effect**2)
-        shift = cell.effect / (2 * share)
-
-        def undecided(rng: np.random.Generator) -> tuple[Floats, Floats]:
-            coins = rng.random(cell.n) < share
-            settled = (rng.random(cell.n) < MEAN_ACCURACY).astype(float)
-            return np.where(coins, 0.5 - shift, settled), np.where(coins, 0.5 + shift, settled)
-
-        return undecided
+def draw_chances(cell: Cell, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Draw problems: their chances of success under the baseline and under the first condition."""
+    if cell.population == "beta":
+        weight, scale = _beta_parameters(cell.discordance, cell.effect)
+        before = rng.beta(MEAN_ACCURACY * weight, (1 - MEAN_ACCURACY) * weight, cell.n)
+        return before, before + scale * before * (1 - before)
     if cell.population == "skewed":
         loss = cell.discordance / (1 - cell.discordance)
+        gains = rng.random(cell.n) < cell.discordance
+        return np.where(gains, 0.0, 0.9), np.where(gains, 1.0, 0.9 - loss)
+    shift: Floats | float
+    if cell.population == "blocks":
+        is_even = np.repeat(rng.random(cell.n // BLOCK) < 2 * cell.discordance, BLOCK)
+        shift = np.repeat(rng.choice((-0.25, 0.25), cell.n // BLOCK), BLOCK)
+    else:
+        share = cell.discordance + math.sqrt(cell.discordance**2 - cell.effect**2)
+        is_even = rng.random(cell.n) < share
+        shift = cell.effect / (2 * share)
+    certain = (rng.random(cell.n) < MEAN_ACCURACY).astype(float)
+    return np.where(is_even, 0.5 - shift, certain), np.where(is_even, 0.5 + shift, certain)
 
-        def skewed(rng: np.random.Generator) -> tuple[Floats, Floats]:
-            whole = rng.random(cell.n) < cell.discordance
-            return np.where(whole, 0.0, 0.9), np.where(whole, 1.0, 0.9 - loss)
 
-        return skewed
-    weight, shift = _beta_parameters(cell.discordance, cell.effect)
-
-    def beta(rng: np.random.Generator) -> tuple[Floats, Floats]:
-        before = rng.beta(MEAN_ACCURACY * weight, (1 - MEAN_ACCURACY) * weight, cell.n)
-        return before, before + shift * before * (1 - before)
-
-    return beta
-
-
+@cache
 def _beta_parameters(discordance: float, effect: float) -> tuple[float, float]:
-    """The beta distribution's weight and the effect's size such that discordance and effect come out as asked.
+    """Solve for the weight of the beta distribution and the scale s of the effect.
 
-    With q = p + s p (1 - p): the effect is s E[p(1-p)], the discordance E[p(1-q) + q(1-p)] = 2 E[p(1-p)] + s E[p(1-p)
-    (1-2p)]; moments of p(1-p) under a beta distribution are ratios of beta functions, here products.
+    With q = p + s p (1 - p), the effect is s E[p(1-p)], and the discordance is
+    E[p(1-q) + q(1-p)] = 2 E[p(1-p)] + s E[p(1-p)(1-2p)]. Moments of p(1-p) under a beta
+    distribution are ratios of beta functions, here products.
     """
     mean = MEAN_ACCURACY
 
@@ -197,29 +189,20 @@ def _beta_parameters(discordance: float, effect: float) -> tuple[float, float]:
     return weight, effect / moments(weight)[0]
 
 
-def cells() -> list[Cell]:
-    """All settings: no effect, the least detectable effect, the margin, small runs, and what is hard."""
-    chosen = []
-    for population_name in ("undecided", "beta"):
-        for k in (1, 5):
-            for discordance in DISCORDANCES:
-                least = minimal_detectable_effect(n=N, k=k, discordance=discordance)
-                for effect in (0.0, least, MARGIN):
-                    # beyond a shift of 1 a beta chance would leave [0, 1]
-                    if population_name == "beta" and _beta_parameters(discordance, effect)[1] > 1:
-                        continue
-                    chosen.append(
-                        Cell(
-                            population=population_name,
-                            n=N,
-                            k=k,
-                            discordance=discordance,
-                            effect=effect,
-                        )
-                    )
-    for n in (20, 50, 150):
-        for k in (1, 5):
-            chosen.append(Cell(population="undecided", n=n, k=k, discordance=0.05, effect=MARGIN))
+def list_cells() -> list[Cell]:
+    """All settings: no effect, the minimal detectable effect, the margin, few problems, hard."""
+    cells = []
+    populations: tuple[Population, ...] = ("undecided", "beta")
+    for name, k, discordance in product(populations, (1, 5), DISCORDANCES):
+        least = minimal_detectable_effect(n=N, k=k, discordance=discordance)
+        for effect in (0.0, least, MARGIN):
+            # With a scale above 1 a beta chance would leave [0, 1].
+            if name == "beta" and _beta_parameters(discordance, effect)[1] > 1:
+                continue
+            cells.append(Cell(population=name, n=N, k=k, discordance=discordance, effect=effect))
+    undecided = partial(Cell, population="undecided")
+    for n, k in product((20, 50, 150), (1, 5)):
+        cells.append(undecided(n=n, k=k, discordance=0.05, effect=MARGIN))
     for n, k, discordance in (
         (500, 1, 0.01),
         (500, 5, 0.01),
@@ -227,31 +210,57 @@ def cells() -> list[Cell]:
         (200, 5, 0.02),
         (200, 5, 0.05),
     ):
-        chosen.append(Cell(population="undecided", n=n, k=k, discordance=discordance, effect=0.0))
-    for n in (200, 500):
-        for k in (1, 5, 20):
-            chosen.append(Cell(population="skewed", n=n, k=k, discordance=0.01, effect=0.0))
+        cells.append(undecided(n=n, k=k, discordance=discordance, effect=0.0))
+    for n, k in product((200, 500), (1, 5, 20)):
+        cells.append(Cell(population="skewed", n=n, k=k, discordance=0.01, effect=0.0))
     for k in (1, 5):
-        none = Cell(population="undecided", n=N, k=k, discordance=0.1, effect=0.0)
-        chosen.append(replace(none, tests=12))
-        chosen.append(replace(none, population="shared seeds"))
-        chosen.append(replace(none, population="blocks"))
-    return chosen
+        cell = undecided(n=N, k=k, discordance=0.1, effect=0.0)
+        cells.append(replace(cell, tests=12))
+        cells.append(replace(cell, population="shared seeds"))
+        cells.append(replace(cell, population="blocks"))
+    return cells
 
 
-def _numbers(cell: Cell) -> tuple[int, ...]:
-    return (
+def _sort_key(cell: Cell) -> tuple[int, ...]:
+    """Integers for the order on the page and for the seed."""
+    key = (
         get_args(Population).index(cell.population),
         cell.n,
         cell.k,
         round(1e6 * cell.discordance),
         round(1e9 * cell.effect),
-        *([cell.tests] if cell.tests != CONDITIONS else []),
     )
+    return key if cell.tests == CONDITIONS else (*key, cell.tests)
+
+
+def simulate_all(size: str, seed: int) -> tuple[list[Rates], list[StudyRates], list[DrawRates]]:
+    """Simulate all cells, studies of several models, and designs with draws, on all cores."""
+    # The longest job first, so that no core waits for it at the end.
+    cells = sorted(list_cells(), key=lambda cell: -cell.k)
+    experiments = EXPERIMENTS[size]
+    workers = len(os.sched_getaffinity(0))
+    say(f"{len(cells)} settings of {experiments:,} experiments on {workers} cores")
+    rates = []
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        study_jobs = [
+            pool.submit(simulate_study, study, STUDIES[size], seed)
+            for study in sorted(studies(), key=lambda study: -study.m * study.k)
+        ]
+        draw_jobs = [
+            pool.submit(simulate_design, design, DRAWS[size], seed) for design in designs()
+        ]
+        for job in [pool.submit(simulate, cell, experiments, seed) for cell in cells]:
+            rates.append(job.result())
+            say(f"{len(rates)}/{len(cells)}: {rates[-1].cell}")
+        study_rates = [job.result() for job in study_jobs]
+        draw_rates = [job.result() for job in draw_jobs]
+    rates.sort(key=lambda row: _sort_key(row.cell))
+    study_rates.sort(key=lambda row: (row.study.m, row.study.k, row.study.between))
+    return rates, study_rates, draw_rates
 
 
 def main() -> None:
-    """Simulate all cells, on all cores, and write the page."""
+    """Simulate all settings and write the page."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.calibration",
         description=__doc__,
@@ -261,50 +270,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
     size = "small" if arguments.small else "full"
-    experiments = EXPERIMENTS[size]
-    command = (
-        "make calibrate"
-        if arguments.seed == SEED
-        else f"python -m benchmarks.calibration --seed {arguments.seed}"
-    )
+    command = "make calibrate"
+    if arguments.seed != SEED:
+        command = f"python -m benchmarks.calibration --seed {arguments.seed}"
     facts = report.facts(command)
-    todo = cells()
-    # the longest first, so that no core waits for one of them at the end
-    todo.sort(key=lambda cell: -cell.k)
-    workers = len(os.sched_getaffinity(0))
-    say(f"{len(todo)} settings of {experiments:,} experiments on {workers} cores")
-    rates = []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        several = [
-            pool.submit(simulate_study, study, STUDIES[size], arguments.seed)
-            for study in sorted(studies(), key=lambda study: -study.m * study.k)
-        ]
-        runs = draws_calibration.EXPERIMENTS[size]
-        of_draws = [
-            pool.submit(draws_calibration.simulate_design, design, runs, arguments.seed)
-            for design in draws_calibration.designs()
-        ]
-        jobs = [pool.submit(simulate, cell, experiments, arguments.seed) for cell in todo]
-        for job in jobs:
-            rates.append(job.result())
-            say(f"{len(rates)}/{len(todo)}: {rates[-1].cell}")
-        pooled = sorted(
-            (job.result() for job in several),
-            key=lambda one: (one.study.m, one.study.k, one.study.between),
-        )
-        draw_rates = [job.result() for job in of_draws]
-    rates.sort(key=lambda one: _numbers(one.cell))
-    text, missed = calibration_page.page(rates, {**facts, "seed": str(arguments.seed)})
-    for more, missed_too in (section(pooled), draws_calibration.section(draw_rates, runs)):
-        text, missed = text + more, missed + missed_too
+    rates, study_rates, draw_rates = simulate_all(size, arguments.seed)
+    sections = [
+        calibration_page.page(rates, {**facts, "seed": str(arguments.seed)}),
+        pooled_calibration.section(study_rates),
+        draws_calibration.section(draw_rates, DRAWS[size]),
+    ]
+    text = "".join(section for section, _ in sections)
     if arguments.small:
         print(text)
         return
     path = Path(__file__).parent / "CALIBRATION.md"
     path.write_text(text, encoding="utf-8")
     say(f"written: {path.relative_to(ROOT)}")
-    if missed:
-        say("targets missed: " + "; ".join(missed))
+    missed_targets = [target for _, missed in sections for target in missed]
+    if missed_targets:
+        say("targets missed: " + "; ".join(missed_targets))
         sys.exit(1)
     say("all targets met")
 

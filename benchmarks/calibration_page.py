@@ -1,4 +1,4 @@
-"""The page of the calibration: tables of simulated rates. What misses its target is bold."""
+"""The page of the calibration: tables of simulated rates. Missed targets are bold."""
 
 from __future__ import annotations
 
@@ -54,24 +54,14 @@ SETTING = ("population", "k", "discordance")
 
 
 def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The results as Markdown, and what missed its target."""
-    missed: list[str] = []
-
-    def judged(what: str, one: Rates, rate: float, low: float, high: float) -> str:
-        if one.cell.discordance == REPORTED or low <= rate <= high:
-            return _percent(rate)
-        missed.append(f"{what} {_percent(rate)}: {one.cell}")
-        return f"**{_percent(rate)}**"
-
-    def covers(one: Rates) -> str:
-        return judged("coverage", one, one.covers, 0.94, 1)
-
+    """Format the results as Markdown. Return the text and the missed targets."""
+    judge = _Judge()
     usual = [
-        one for one in rates if one.cell.population in ("undecided", "beta") and one.cell.tests == 3
+        row for row in rates if row.cell.population in ("undecided", "beta") and row.cell.tests == 3
     ]
-    full = [one for one in usual if one.cell.n == N and one.cell.discordance >= REPORTED]
-    margin = {_setting(one): one for one in full if one.cell.effect == MARGIN}
-    few = [one for one in rates if one.cell.effect == MARGIN and one.cell.discordance == 0.05]
+    full = [row for row in usual if row.cell.n == N and row.cell.discordance >= REPORTED]
+    few = [row for row in rates if row.cell.effect == MARGIN and row.cell.discordance == 0.05]
+    hard = [row for row in rates if row not in full and row not in few]
     experiments = rates[0].experiments
     text = HEAD.format(
         command=facts["command"],
@@ -82,79 +72,103 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         error=100 * math.sqrt(0.05 * 0.95 / experiments),
         reported=100 * REPORTED,
     )
-    text += NONE + table(
-        (*SETTING, "any", "first", "covers", "equivalent", "at margin"),
-        (
-            (
-                *_setting(one),
-                judged("false effects", one, one.false_any, 0, 0.05),
-                _percent(one.false_single),
-                covers(one),
-                _percent(one.equivalent),
-                judged("false equivalence", one, margin[_setting(one)].equivalent, 0, 0.05)
-                if _setting(one) in margin
-                else "-",
-            )
-            for one in full
-            if one.cell.effect == 0
-        ),
-    )
-    text += LEAST + table(
-        (*SETTING, "effect, points", "found", "covers"),
-        (
-            (
-                *_setting(one),
-                f"{100 * one.cell.effect:.2f}",
-                judged("power", one, one.found, _formula(one) - 0.02, _formula(one) + 0.02)
-                if one.cell.population == "undecided"
-                else _percent(one.found),
-                covers(one),
-            )
-            for one in full
-            if one.cell.effect not in (0, MARGIN)
-        ),
-    )
+    text += NONE + _table_without_effect(full, judge)
+    text += LEAST + _table_of_least_effect(full, judge)
     text += FEW + table(
         ("n", "k", "covers"),
         (
-            (str(one.cell.n), str(one.cell.k), _percent(one.covers))
-            for one in sorted(few, key=lambda one: (one.cell.k, one.cell.n))
-            if one.cell.population == "undecided"
+            (str(row.cell.n), str(row.cell.k), _percent(row.covers))
+            for row in sorted(few, key=lambda row: (row.cell.k, row.cell.n))
+            if row.cell.population == "undecided"
         ),
     )
+    text += HARD + _table_of_hard_cells(hard, judge)
+    return text, judge.missed
+
+
+class _Judge:
+    """Formats rates, and collects those that miss their target."""
+
+    def __init__(self) -> None:
+        self.missed: list[str] = []
+
+    def format(self, quantity: str, row: Rates, rate: float, low: float, high: float) -> str:
+        """The rate in percent, bold if it is not between `low` and `high`."""
+        if row.cell.discordance == REPORTED or low <= rate <= high:
+            return _percent(rate)
+        self.missed.append(f"{quantity} {_percent(rate)}: {row.cell}")
+        return f"**{_percent(rate)}**"
+
+    def coverage(self, row: Rates) -> str:
+        return self.format("coverage", row, row.covers, 0.94, 1)
+
+
+def _table_without_effect(rates: Sequence[Rates], judge: _Judge) -> str:
+    at_margin = {_setting(row): row for row in rates if row.cell.effect == MARGIN}
+    lines = []
+    for row in rates:
+        if row.cell.effect:
+            continue
+        line = [
+            *_setting(row),
+            judge.format("false effects", row, row.false_any, 0, 0.05),
+            _percent(row.false_single),
+            judge.coverage(row),
+            _percent(row.equivalent),
+            "-",
+        ]
+        if _setting(row) in at_margin:
+            rate = at_margin[_setting(row)].equivalent
+            line[-1] = judge.format("false equivalence", row, rate, 0, 0.05)
+        lines.append(line)
+    return table((*SETTING, "any", "first", "covers", "equivalent", "at margin"), lines)
+
+
+def _table_of_least_effect(rates: Sequence[Rates], judge: _Judge) -> str:
+    lines = []
+    for row in rates:
+        cell = row.cell
+        if cell.effect in (0, MARGIN):
+            continue
+        detected = _percent(row.detected)
+        if cell.population == "undecided":
+            power = detection_power(cell.effect, n=cell.n, k=cell.k, discordance=cell.discordance)
+            detected = judge.format("power", row, row.detected, power - 0.02, power + 0.02)
+        effect = f"{100 * cell.effect:.2f}"
+        lines.append([*_setting(row), effect, detected, judge.coverage(row)])
+    return table((*SETTING, "effect, points", "found", "covers"), lines)
+
+
+def _table_of_hard_cells(rates: Sequence[Rates], judge: _Judge) -> str:
     limits = {"skewed": (0.06, 0.06), "blocks": (1.0, 1.0)}
-    rows = []
-    for one in (one for one in rates if one not in full and one not in few):
-        single, several = limits.get(one.cell.population, (0.06, 0.05))
-        setting = (
-            one.cell.population,
-            one.cell.n,
-            one.cell.k,
-            f"{100 * one.cell.discordance:g}",
-            one.cell.tests,
+    lines = []
+    for row in rates:
+        cell = row.cell
+        limit, adjusted_limit = limits.get(cell.population, (0.06, 0.05))
+        lines.append(
+            [
+                cell.population,
+                str(cell.n),
+                str(cell.k),
+                f"{100 * cell.discordance:g}",
+                str(cell.tests),
+                judge.format("false effects", row, row.false_single, 0, limit),
+                judge.format("false effects after Holm", row, row.false_any, 0, adjusted_limit),
+                _percent(row.covers),
+            ]
         )
-        first = judged("false effects", one, one.false_single, 0, single)
-        found = (first, judged("false effects after Holm", one, one.false_any, 0, several))
-        rows.append((*map(str, setting), *found, _percent(one.covers)))
-    text += HARD + table(
-        ("population", "n", "k", "discordance", "tests", "first", "any", "covers"), rows
-    )
-    return text, missed
+    header = ("population", "n", "k", "discordance", "tests", "first", "any", "covers")
+    return table(header, lines)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as Markdown after an empty line."""
+    """Format a table as Markdown after an empty line."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n" + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
-def _setting(one: Rates) -> tuple[str, str, str]:
-    return one.cell.population, str(one.cell.k), f"{100 * one.cell.discordance:g}"
-
-
-def _formula(one: Rates) -> float:
-    cell = one.cell
-    return detection_power(cell.effect, n=cell.n, k=cell.k, discordance=cell.discordance)
+def _setting(row: Rates) -> tuple[str, str, str]:
+    return row.cell.population, str(row.cell.k), f"{100 * row.cell.discordance:g}"
 
 
 def _percent(rate: float) -> str:

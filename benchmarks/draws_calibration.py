@@ -1,10 +1,11 @@
-"""Simulated runs with several draws of examples, or several instructions: do results hold for new ones?"""
+"""Simulate runs with several draws of examples or instructions; do results hold for new ones?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ Effects = Literal["alike", "skewed", "one in five"]
 EXPERIMENTS = {"full": 2_000, "small": 5}
 FALSE_RATE = 0.06
 ABILITY = {"mean": -0.8, "cluster": 2.0, "problem": 2.0, "draw": 0.3, "answer": 3.0}
-"""Standard deviations in logits, and the mean: SmolLM2 on products, as far as results/example tells."""
+"""Mean and standard deviations in logits, estimated for SmolLM2 on products in results/example."""
 CLUSTER_EFFECT = 1.5
 SKEWED_SHARE = 0.1
 POPULATION = 400_000
@@ -54,15 +55,15 @@ the kind that matters.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """What a run asks, and how the effect varies.
+    """The size of a run, and how the effect varies.
 
     Attributes:
-        clusters: Of problems.
-        problems: In them, one or two each.
-        draws: Of examples, or instructions.
-        each: With how many draws a problem is asked.
+        clusters: The number of clusters of problems.
+        problems: The number of problems: one or two in a cluster.
+        draws: The number of draws of examples, or of instructions.
+        each: The number of draws for each problem.
         shift: Standard deviation of the effect between draws, in logits.
-        effects: How it varies otherwise.
+        effects: How the effect varies otherwise.
     """
 
     clusters: int
@@ -75,57 +76,40 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class DrawRates:
-    """Shares of a design's runs without an effect, and with one: see `TEXT`."""
+    """Shares of a design's runs without and with an effect: see `TEXT`."""
 
     design: Design
     false: float
     covers: float
     covers_effect: float
-    found: float
+    detected: float
     width: float
 
 
 def designs() -> list[Design]:
-    """All of both tables."""
-    same_cost = [
+    """The designs of both tables."""
+    designs = [
         Design(clusters=43, problems=80, draws=3, each=3),
         Design(clusters=30, problems=30, draws=8, each=8),
         Design(clusters=24, problems=24, draws=10, each=10),
         Design(clusters=20, problems=20, draws=12, each=12),
         Design(clusters=15, problems=15, draws=16, each=16),
-        *[Design(clusters=43, problems=80, draws=draws, each=3) for draws in (8, 10, 12, 16)],
     ]
-    others = [
-        Design(
-            clusters=clusters,
-            problems=problems,
-            draws=draws,
-            each=each,
-            shift=shift,
-            effects=effects,
-        )
-        for clusters, problems in ((42, 79), (126, 237))
-        for draws, each in ((3, 3), (4, 4), (8, 8), (12, 3))
-        for shift in (0.0, 0.5)
-        for effects in ("alike", "skewed")
-    ]
-    instructions = [
-        Design(
-            clusters=clusters,
-            problems=problems,
-            draws=draws,
-            each=draws,
-            shift=0,
-            effects="one in five",
-        )
-        for clusters, problems in ((42, 79), (126, 237))
-        for draws in (4, 5, 8, 20)
-    ]
-    return [*same_cost, *others, *instructions]
+    for draws in (8, 10, 12, 16):
+        designs.append(Design(clusters=43, problems=80, draws=draws, each=3))
+    sizes = [Design(clusters=42, problems=79, draws=3, each=3)]
+    sizes.append(Design(clusters=126, problems=237, draws=3, each=3))
+    variations: tuple[Effects, ...] = ("alike", "skewed")
+    draw_counts = ((3, 3), (4, 4), (8, 8), (12, 3))
+    for size, (draws, each), shift, effects in product(sizes, draw_counts, (0.0, 0.5), variations):
+        designs.append(replace(size, draws=draws, each=each, shift=shift, effects=effects))
+    for size, count in product(sizes, (4, 5, 8, 20)):
+        designs.append(replace(size, draws=count, each=count, shift=0, effects="one in five"))
+    return designs
 
 
 def simulate_design(design: Design, experiments: int, seed: int) -> DrawRates:
-    """Make the runs of one design and count."""
+    """Simulate the runs of one design and compute their rates."""
     target = 0.04 if design.effects == "one in five" else 0.1
     rates = []
     for mean in (0.0, target):
@@ -133,22 +117,22 @@ def simulate_design(design: Design, experiments: int, seed: int) -> DrawRates:
         rng = np.random.default_rng(
             [seed, design.clusters, design.draws, design.each, round(1000 * mean)]
         )
-        hits = np.zeros(3)
+        totals = np.zeros(3)
         for _ in range(experiments):
             estimate = _simulate_run(design, size, rng)
             low, high = estimate.interval()
-            hits += estimate.p < 0.05, low <= mean <= high, high - low
-        rates.append(hits / experiments)
-    (false, covers, _), (found, covers_effect, width) = (rate.tolist() for rate in rates)
-    return DrawRates(design, false, covers, covers_effect, found, 100 * width)
+            totals += estimate.p < 0.05, low <= mean <= high, high - low
+        rates.append((totals / experiments).tolist())
+    (false, covers, _), (detected, covers_effect, width) = rates
+    return DrawRates(design, false, covers, covers_effect, detected, 100 * width)
 
 
 def _simulate_run(
     design: Design, size: float, rng: np.random.Generator
 ) -> PairedDifference | CrossedDifference:
-    """The estimate of one run."""
-    doubled = design.problems - design.clusters
-    sizes = rng.permutation(np.repeat([1, 2], [design.clusters - doubled, doubled]))
+    """Simulate one run and estimate its difference."""
+    pairs = design.problems - design.clusters
+    sizes = rng.permutation(np.repeat([1, 2], [design.clusters - pairs, pairs]))
     clusters = np.repeat(np.arange(design.clusters), sizes)
     shape = design.draws, design.problems
     ability = (
@@ -158,90 +142,68 @@ def _simulate_run(
         + ABILITY["draw"] * rng.normal(size=(design.draws, 1))
         + ABILITY["answer"] * rng.normal(size=shape)
     )
-    of_draws, of_clusters = _draw_effects(
-        rng, design.draws, design.clusters, size, design.shift, design.effects
-    )
-    effect = of_draws[:, None] + of_clusters[clusters]
+    draw_effects, cluster_effects = _draw_effects(design, size, rng)
+    effect = draw_effects[:, None] + cluster_effects[clusters]
     before, after = (rng.random(shape) < expit(ability + side * effect / 2) for side in (-1, 1))
-    asked = (np.arange(design.draws)[:, None] - clusters) % design.draws < design.each
-    changes = np.where(asked, after.astype(np.int64) - before, 0)
+    is_sampled = (np.arange(design.draws)[:, None] - clusters) % design.draws < design.each
+    changes = np.where(is_sampled, after.astype(np.int64) - before, 0)
     estimate = estimate_crossed if design.effects == "one in five" else estimate_over_draws
-    return estimate(changes, asked.astype(np.int64), clusters)
+    return estimate(changes, is_sampled.astype(np.int64), clusters)
 
 
-def _draw_effects(
-    rng: np.random.Generator, draws: int, clusters: int, size: float, shift: float, effects: Effects
-) -> tuple[Floats, Floats]:
-    """The effect of each draw and that of each cluster, in logits: they add up."""
-    of_draws, of_clusters = (
-        shift * rng.normal(size=draws),
-        CLUSTER_EFFECT * rng.normal(size=clusters),
-    )
-    if effects == "one in five":
-        return of_draws + size * (rng.random(draws) < 0.2), of_clusters
-    if effects == "skewed":
-        of_clusters = np.where(rng.random(clusters) < SKEWED_SHARE, 4 * CLUSTER_EFFECT, 0.0)
-    return of_draws + size, of_clusters
+def _draw_effects(design: Design, size: float, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Draw the effect of each draw and of each cluster, in logits. They add up."""
+    draw_effects = design.shift * rng.normal(size=design.draws)
+    cluster_effects = CLUSTER_EFFECT * rng.normal(size=design.clusters)
+    if design.effects == "one in five":
+        return draw_effects + size * (rng.random(design.draws) < 0.2), cluster_effects
+    if design.effects == "skewed":
+        has_effect = rng.random(design.clusters) < SKEWED_SHARE
+        cluster_effects = np.where(has_effect, 4 * CLUSTER_EFFECT, 0.0)
+    return draw_effects + size, cluster_effects
 
 
 @cache
 def solve_effect(mean: float, shift: float, effects: Effects) -> float:
-    """The size of the effect, in logits, with which the true difference is `mean`, a share."""
+    """Solve for the size of the effect, in logits, that gives the true difference `mean`."""
+    if effects == "one in five" and not mean:
+        return 0.0
     rng = np.random.default_rng(1)
     spread = np.sqrt(sum(value**2 for name, value in ABILITY.items() if name != "mean"))
     ability = ABILITY["mean"] + spread * rng.normal(size=POPULATION)
+    population = Design(
+        clusters=POPULATION, problems=0, draws=POPULATION, each=0, shift=shift, effects=effects
+    )
 
     def excess(size: float) -> float:
-        same = np.random.default_rng(2)
-        of_draws, of_clusters = _draw_effects(same, POPULATION, POPULATION, size, shift, effects)
-        effect = of_draws + of_clusters
+        effect = sum(_draw_effects(population, size, np.random.default_rng(2)))
         return float((expit(ability + effect / 2) - expit(ability - effect / 2)).mean()) - mean
 
-    return (
-        0.0 if effects == "one in five" and not mean else float(brentq(excess, -5, 20, xtol=1e-4))
-    )
+    return float(brentq(excess, -5, 20, xtol=1e-4))
 
 
 def section(rates: Iterable[DrawRates], experiments: int) -> tuple[str, list[str]]:
-    """The results as Markdown, and what missed its target."""
+    """Format the results as Markdown. Return the text and the missed targets."""
     missed: list[str] = []
-    slack = 2 * (0.05 * 0.95 / experiments) ** 0.5
+    tolerance = 2 * (0.05 * 0.95 / experiments) ** 0.5
     draws, instructions = [], []
     for rate in rates:
         design = rate.design
         setting = [str(design.clusters), str(design.problems), str(design.draws)]
         covers = f"{100 * rate.covers_effect:.1f}"
+        width = f"{rate.width:.1f}"
         if design.effects == "one in five":
-            instructions.append([*setting, covers, f"{rate.width:.1f}"])
+            instructions.append([*setting, covers, width])
             continue
+        setting += [str(design.each), f"{design.shift:g}", design.effects]
         false = f"{100 * rate.false:.1f}"
-        if design.draws >= FEWEST_DRAWS and rate.false > FALSE_RATE + slack:
+        if design.draws >= FEWEST_DRAWS and rate.false > FALSE_RATE + tolerance:
             missed.append(f"false effects {false}: {design}")
             false = f"**{false}**"
-        setting += [str(design.each), f"{design.shift:g}", design.effects]
-        measured = (
-            f"{100 * rate.covers:.1f}",
-            covers,
-            f"{100 * rate.found:.1f}",
-            f"{rate.width:.1f}",
-        )
-        draws.append([*setting, false, *measured])
-    heading = ["clusters", "problems", "draws"]
+        covers_zero, detected = f"{100 * rate.covers:.1f}", f"{100 * rate.detected:.1f}"
+        draws.append([*setting, false, covers_zero, covers, detected, width])
+    header = "clusters,problems,draws,each,shift,effects,false,covers,with an effect,found,width"
     text = TEXT.format(experiments=experiments, target=100 * FALSE_RATE)
-    text += table(
-        [
-            *heading,
-            "each",
-            "shift",
-            "effects",
-            "false",
-            "covers",
-            "with an effect",
-            "found",
-            "width",
-        ],
-        draws,
-    )
-    return text + INSTRUCTIONS + table(
-        [*heading[:2], "instructions", "covers", "width"], instructions
-    ), missed
+    text += table(header.split(","), draws) + INSTRUCTIONS
+    text += table(["clusters", "problems", "instructions", "covers", "width"], instructions)
+    return text, missed

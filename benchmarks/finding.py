@@ -1,10 +1,11 @@
-"""Where the question's tokens look, and whether accuracy follows: the numbers of docs/finding.md.
+"""Measure the attention of the question's tokens and the accuracy: the numbers of docs/finding.md.
 
     python -m benchmarks.finding results/example [--small]
 
-Of each prompt (each problem with each draw of examples, under each of `CONDITIONS`): the share of the attention of
-the last 40 tokens, mean over heads, that goes to the first token and to the filler, in Layer 1 and in Layers 4 to 10.
-SmolLM2's attention is Hugging Face's own (`eager`), in float32. With --small few prompts are measured.
+For each prompt (each problem with each draw of examples, in each of `CONDITIONS`) it measures the
+attention of the last 40 tokens: the share, mean over heads, that goes to the first token and to the
+filler, in Layer 1 and in Layers 4 to 10. SmolLM2 runs in float32 with the attention of Hugging Face
+(`eager`). With --small few prompts are measured.
 """
 
 from __future__ import annotations
@@ -26,60 +27,49 @@ from harness.smollm2_model import fetch_smollm2
 
 QUERIES, BATCH, RESAMPLES = 40, 16, 400
 SMALL_STEP = 60
-"""With --small only each 60th prompt is measured. A problem has 39 prompts, so all conditions occur."""
-DEEPEST = 10
-CONDITIONS = [
-    "wo",
-    *(
-        f"{name}{place}"
-        for name in ("mless", "mful", "dots", "random", "ids-1")
-        for place in ("", "-first")
-    ),
-]
+"""With --small every 60th prompt is measured. A problem has 39 prompts, so all conditions occur."""
+LAYERS = 10
+FILLERS = ("mless", "mful", "dots", "random", "ids-1")
+CONDITIONS = ["wo", *FILLERS, *(f"{filler}-first" for filler in FILLERS)]
 CONDITIONS += ["slash-220-between", "slash-220-before-system"]
-EARLY = slice(3, DEEPEST)
+EARLY = slice(3, LAYERS)
 """Layers 4 to 10, counted from 0."""
 
 
 def filler_characters(prompt: AnsweredPrompt) -> tuple[int, int]:
-    """Where the filler's text begins and ends in a raw prompt; nowhere without one."""
-    begun = 0
+    """Find the start and end of the filler in a raw prompt, (-1, -1) without a filler."""
+    start = 0
     for segment in prompt.requested.segments:
         if segment.role == "filler":
-            return begun, begun + len(segment.text)
-        begun += len(segment.text)
+            return start, start + len(segment.text)
+        start += len(segment.text)
     return -1, -1
 
 
 @torch.inference_mode()
 def measure(prompts: list[AnsweredPrompt]) -> pandas.DataFrame:
-    """One row a prompt: whether the first sample is right, and the shares of attention."""
+    """Measure whether the first sample is right, and the shares of attention: a row per prompt."""
     folder = str(fetch_smollm2())
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    model.model.layers = model.model.layers[:DEEPEST]
-    by_length = defaultdict(list)  # prompts of one length make a batch without padding
+    model.model.layers = model.model.layers[:LAYERS]
+    by_length = defaultdict(list)  # prompts of equal length make a batch without padding
     for prompt in prompts:
-        coded = tokenizer(prompt.prompt, return_offsets_mapping=True)
-        begin, end = filler_characters(prompt)
-        inside = [begin <= a < b <= end for a, b in coded["offset_mapping"]]
-        by_length[len(inside)].append((prompt, coded["input_ids"], inside))
+        encoding = tokenizer(prompt.prompt, return_offsets_mapping=True)
+        start, end = filler_characters(prompt)
+        is_filler = [start <= a < b <= end for a, b in encoding["offset_mapping"]]
+        by_length[len(is_filler)].append((prompt, encoding["input_ids"], is_filler))
     rows = []
-    for same in by_length.values():
-        for start in range(0, len(same), BATCH):
-            chosen, ids, inside = zip(*same[start : start + BATCH], strict=True)
-            seen = model.model(
-                torch.tensor(ids), output_attentions=True, use_cache=False
-            ).attentions
-            looks = torch.stack(
-                [layer[:, :, -QUERIES:].mean((1, 2)) for layer in seen]
-            ).numpy()  # [layer, prompt, key]
-            for prompt, looked, mask in zip(
-                chosen, looks.swapaxes(0, 1), np.array(inside), strict=True
-            ):
-                first, filler = looked[:, 0], looked[:, mask].sum(axis=1)
+    for items in by_length.values():
+        for start in range(0, len(items), BATCH):
+            batch, token_ids, masks = zip(*items[start : start + BATCH], strict=True)
+            output = model.model(torch.tensor(token_ids), output_attentions=True, use_cache=False)
+            layers = [layer[:, :, -QUERIES:].mean((1, 2)) for layer in output.attentions]
+            attention = torch.stack(layers, dim=1).numpy()  # [prompt, layer, key]
+            for prompt, shares, mask in zip(batch, attention, np.array(masks), strict=True):
+                first, filler = shares[:, 0], shares[:, mask].sum(axis=1)
                 rows.append(
                     {
                         "condition": prompt.condition,
@@ -94,32 +84,34 @@ def measure(prompts: list[AnsweredPrompt]) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def follow(shares: pandas.DataFrame) -> tuple[float, float, float]:
-    """How often a right answer has more attention on the first token than a wrong one, within conditions.
+def compare_right_and_wrong(shares: pandas.DataFrame) -> tuple[float, float, float]:
+    """Estimate how often a right answer has more attention on the first token than a wrong answer.
 
-    Half of the pairs without a connection. The interval resamples clusters of problems.
+    Pairs of answers are compared within conditions. Without a relation the share of such pairs is
+    one half. The interval resamples clusters of problems.
     """
 
-    def once(frame: pandas.DataFrame) -> float:
+    def share_of_pairs(frame: pandas.DataFrame) -> float:
         wins = pairs = 0.0
-        for _, one in frame.groupby("condition"):
-            up, down = one["right"].sum(), (~one["right"]).sum()
-            wins += rankdata(one["first"])[one["right"]].sum() - up * (up + 1) / 2
-            pairs += up * down
+        for _, condition in frame.groupby("condition"):
+            right, wrong = condition["right"].sum(), (~condition["right"]).sum()
+            ranks = rankdata(condition["first"])[condition["right"]]
+            wins += ranks.sum() - right * (right + 1) / 2
+            pairs += right * wrong
         return wins / pairs
 
     names = shares["cluster"].unique()
-    parts = dict(iter(shares.groupby("cluster")))
-    draw = np.random.default_rng(1)
-    drawn = [
-        once(pandas.concat([parts[one] for one in draw.choice(names, len(names))]))
-        for _ in range(RESAMPLES)
-    ]
-    return once(shares), *np.percentile(drawn, [2.5, 97.5])
+    clusters = dict(iter(shares.groupby("cluster")))
+    rng = np.random.default_rng(1)
+    estimates = []
+    for _ in range(RESAMPLES):
+        resample = [clusters[name] for name in rng.choice(names, len(names))]
+        estimates.append(share_of_pairs(pandas.concat(resample)))
+    return share_of_pairs(shares), *np.percentile(estimates, [2.5, 97.5])
 
 
 def main() -> None:
-    """Measure the run that is named, and print a table and two numbers."""
+    """Measure a run, and print a table and two numbers."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -134,14 +126,12 @@ def main() -> None:
         {"right": "mean", "first": "mean", "filler": ["mean", "min", "max"], "layer 1": "mean"}
     )
     print(means.round(2).to_string())
-    accuracy, first = means["right", "mean"], means["first", "mean"]
+    correlation = spearmanr(means["right", "mean"], means["first", "mean"])[0]
+    share, low, high = compare_right_and_wrong(shares)
     print(
-        f"across {len(means)} conditions: rank correlation of accuracy and first {spearmanr(accuracy, first)[0]:.2f}"
-    )
-    print(
-        "within conditions: a right answer has the larger first in {:.3f} [{:.3f}, {:.3f}]".format(
-            *follow(shares)
-        )
+        f"across {len(means)} conditions: rank correlation of accuracy and first {correlation:.2f}\n"
+        "within conditions: a right answer has the larger first in "
+        f"{share:.3f} [{low:.3f}, {high:.3f}]"
     )
 
 

@@ -1,9 +1,10 @@
-"""Simulated studies of several models that share their problems: does the pooled effect keep its promises?"""
+"""Simulate studies of several models that share their problems, and test the pooled effect."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -26,7 +27,14 @@ the interval holds its truth ({low:.0f} to {high:.0f}). Targets are give or take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """One setting: m models, k samples a problem, their effects' mean and standard deviation as shares."""
+    """A setting of the simulation.
+
+    Attributes:
+        m: The number of models.
+        k: The number of samples per problem.
+        between: Standard deviation of the effect between models, as a share.
+        effect: Mean effect, as a share.
+    """
 
     m: int
     k: int
@@ -36,7 +44,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class StudyRates:
-    """Shares of a setting's studies, as `TEXT` says what they are."""
+    """Shares of a setting's studies: see `TEXT`."""
 
     study: Study
     experiments: int
@@ -48,75 +56,73 @@ class StudyRates:
 
 def studies() -> list[Study]:
     """All settings."""
-    return [
-        Study(m=m, k=k, between=between)
-        for m in (4, 8, 20)
-        for k in (1, 5)
-        for between in (0, 0.01, 0.02)
-    ]
+    settings = product((4, 8, 20), (1, 5), (0, 0.01, 0.02))
+    return [Study(m=m, k=k, between=between) for m, k, between in settings]
 
 
 def simulate_study(study: Study, experiments: int, seed: int) -> StudyRates:
-    """Make the studies of one setting and count."""
+    """Simulate the studies of one setting and compute their rates."""
     rng = np.random.default_rng(
         [seed, study.m, study.k, round(1e6 * study.between), round(1e6 * study.effect)]
     )
-    hits = np.zeros(4)
+    counts = np.zeros(4)
     for _ in range(experiments):
-        true = study.effect + study.between * rng.normal(size=study.m)
-        ability, common = rng.normal(size=N), rng.random(N) < 2 * DISCORDANCE
+        effects = study.effect + study.between * rng.normal(size=study.m)
+        ability, shared_even = rng.normal(size=N), rng.random(N) < 2 * DISCORDANCE
         changes = []
-        for effect in true:
-            coins = np.where(rng.random(N) < SHARED, common, rng.random(N) < 2 * DISCORDANCE)
-            settled = ability + 0.5 * rng.normal(size=N) > -0.4
+        for effect in effects:
+            is_shared = rng.random(N) < SHARED
+            is_even = np.where(is_shared, shared_even, rng.random(N) < 2 * DISCORDANCE)
+            certain = ability + 0.5 * rng.normal(size=N) > -0.4
             shift = np.clip(effect / (4 * DISCORDANCE), -0.5, 0.5)
-            before, after = (np.where(coins, 0.5 + side * shift, settled) for side in (-1, 1))
+            before, after = (np.where(is_even, 0.5 + side * shift, certain) for side in (-1, 1))
             changes.append((rng.binomial(study.k, after) - rng.binomial(study.k, before), study.k))
         row = pool_changes(changes)
-        mean = 100 * true.mean()
-        hits += (
+        counts += (
             row["p"] < 0.05,
             row["new_p"] < 0.05,
-            row["low"] <= mean <= row["high"],
+            row["low"] <= 100 * effects.mean() <= row["high"],
             row["new_low"] <= 100 * study.effect <= row["new_high"],
         )
-    return StudyRates(study, experiments, *(hits / experiments).tolist())
+    return StudyRates(study, experiments, *(counts / experiments).tolist())
 
 
 def section(rates: Sequence[StudyRates]) -> tuple[str, list[str]]:
-    """The results as Markdown, and what missed its target."""
+    """Format the results as Markdown. Return the text and the missed targets."""
     missed: list[str] = []
     experiments = rates[0].experiments
-    slack = 2 * (0.05 * 0.95 / experiments) ** 0.5
+    tolerance = 2 * (0.05 * 0.95 / experiments) ** 0.5
 
-    def judged(what: str, one: StudyRates, rate: float, low: float, high: float) -> str:
-        if low - slack <= rate <= high + slack:
+    def format_rate(quantity: str, study: Study, rate: float, low: float, high: float) -> str:
+        if low - tolerance <= rate <= high + tolerance:
             return f"{100 * rate:.1f}"
-        missed.append(f"{what} {100 * rate:.1f}: {one.study}")
+        missed.append(f"{quantity} {100 * rate:.1f}: {study}")
         return f"**{100 * rate:.1f}**"
 
-    rows = []
-    for one in rates:
-        same = one.study.between == 0
-        rows.append(
+    lines = []
+    for row in rates:
+        study = row.study
+        false = "-"
+        if study.between == 0:
+            false = format_rate("false, these models", study, row.false, 0, 0.05)
+        lines.append(
             (
-                str(one.study.m),
-                str(one.study.k),
-                f"{100 * one.study.between:g}",
-                judged("false, these models", one, one.false, 0, 0.05) if same else "-",
-                judged("false, new models", one, one.false_new, 0, 0.05),
-                judged("coverage, these models", one, one.covers, *RANGE),
-                judged("coverage, new models", one, one.covers_new, *RANGE),
+                str(study.m),
+                str(study.k),
+                f"{100 * study.between:g}",
+                false,
+                format_rate("false, new models", study, row.false_new, 0, 0.05),
+                format_rate("coverage, these models", study, row.covers, *RANGE),
+                format_rate("coverage, new models", study, row.covers_new, *RANGE),
             )
         )
     text = TEXT.format(
         experiments=experiments,
         n=N,
         shared=100 * SHARED,
-        slack=100 * slack,
+        slack=100 * tolerance,
         low=100 * RANGE[0],
         high=100 * RANGE[1],
     )
-    return text + table(
-        ("m", "k", "between", "these", "new", "covers these", "covers new"), rows
-    ), missed
+    header = ("m", "k", "between", "these", "new", "covers these", "covers new")
+    return text + table(header, lines), missed

@@ -60,11 +60,11 @@ def section(figures: Mapping[str, Any], shared: Mapping[str, str] | None = None)
     """A benchmark's figures as a Markdown section; its facts are named but for those `shared` by the whole page."""
     lines = [f"## {figures['title']}", "", str(figures["what"]), ""]
     lines += ["| measure | measured | ratio | target |", "| --- | --- | ---: | --- |"]
-    for one in figures["rows"]:
-        ratio = "" if one["ratio"] is None else f"{one['ratio']:.3g}"
-        missed = " **missed**" if one["met"] is False else ""
+    for row in figures["rows"]:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.3g}"
+        missed = " **missed**" if row["met"] is False else ""
         lines.append(
-            f"| {one['measure']} | {one['measured']} | {ratio} | {one['target']}{missed} |"
+            f"| {row['measure']} | {row['measured']} | {ratio} | {row['target']}{missed} |"
         )
     if figures.get("notes"):
         lines += ["", *(f"- {note}" for note in figures["notes"])]
@@ -76,18 +76,18 @@ def section(figures: Mapping[str, Any], shared: Mapping[str, str] | None = None)
 def say_when(facts: Mapping[str, str], shared: Mapping[str, str]) -> str:
     """When, of which revision and by which command something was measured, and on what but for what is shared."""
     revision, changed, _ = facts["git revision"].partition("+changed")
-    own = [f"{name} {value}" for name, value in facts.items() if name not in {*shared, *MOMENT}]
-    where = f"; {', '.join(own)}" if own else ""
-    return f"Measured {facts['date']} at {revision[:12]}{changed} by `{facts['command']}`{where}."
+    machine = [f"{name} {facts[name]}" for name in facts if name not in {*shared, *MOMENT}]
+    suffix = f"; {', '.join(machine)}" if machine else ""
+    return f"Measured {facts['date']} at {revision[:12]}{changed} by `{facts['command']}`{suffix}."
 
 
 def page(title: str, sections: Sequence[Mapping[str, Any]], command: str) -> str:
     """A results page: first what all benchmarks ran on, then each benchmark with what was its own."""
-    first, *others = (figures["facts"] for figures in sections)
+    first, *remaining = (figures["facts"] for figures in sections)
     shared = {
         name: value
         for name, value in first.items()
-        if name not in MOMENT and all(other.get(name) == value for other in others)
+        if name not in MOMENT and all(facts.get(name) == value for facts in remaining)
     }
     lines = [f"# {title}", "", f"Written by `{command}`.", ""]
     lines += ["On " + ", ".join(f"{name} {value}" for name, value in shared.items()) + "."]
@@ -108,7 +108,11 @@ def _cpu() -> str:
 def _gpu() -> str:
     if not shutil.which("nvidia-smi"):
         return ""
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    command = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.total,driver_version",
+        "--format=csv,noheader",
+    ]
     return "; ".join(
-        subprocess.run(asked, capture_output=True, text=True).stdout.strip().splitlines()
+        subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()
     )

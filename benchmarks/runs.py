@@ -1,4 +1,4 @@
-"""What the benchmarks share: commands in their own processes, the toy's config, problems, figures."""
+"""Shared by the benchmarks: command line, commands in processes, the toy model and its problems."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -23,33 +24,34 @@ from harness.experiment.problems import PATH_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 TOY = ROOT / "tests" / "data" / "toy"
-"""A tiny model and the 500 problems that it was trained for, where speed or a set of problems matters."""
+"""A tiny model and the 500 problems that it was trained for."""
 CONFIG = TOY / "demo.yaml"
 PROBLEMS = TOY / "demo.jsonl"
 SHAPES = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8"))
-"""The sizes of models that get random or dummy weights."""
-os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
-os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # unless it names MATH-500's file
+"""Sizes of models with random or dummy weights."""
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for all processes
+os.environ.setdefault(PATH_VARIABLE, str(PROBLEMS))  # it may name the file of MATH-500
 QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 LOG_BYTES = 2000
-"""How much of a failed command's log is shown."""
+"""Length of the end of a failed command's log in its error message."""
 STOP_SECONDS = 20
-"""A command that is told to end may take this long; then it is killed."""
+"""Time for a command to end before it is killed."""
 
 
 def run_benchmark(
     description: str | None, measure: Callable[..., Figures], shapes: Sequence[str] = ()
 ) -> None:
-    """A benchmark's command line: measure, print a Markdown section, and write the figures as JSON.
+    """Run a benchmark's command line: measure, print a Markdown section, write figures as JSON.
 
     Args:
         description: The benchmark's docstring.
-        measure: Makes the figures, in an empty folder; `small` is a few problems, to see that it works.
-        shapes: The model shapes that `measure` can be asked for, the default one first.
+        measure: Measures the figures, in an empty folder. If its second argument is true, it uses
+            few problems, as a test.
+        shapes: The possible model shapes, the default first.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -57,9 +59,8 @@ def run_benchmark(
     parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
     parser.add_argument("--json", type=Path, help="write the figures here")
     if shapes:
-        help_text = "sizes of the model"
         parser.add_argument(
-            "--shape", nargs="+", choices=shapes, default=shapes[:1], help=help_text
+            "--shape", nargs="+", choices=shapes, default=shapes[:1], help="sizes of the model"
         )
     arguments = parser.parse_args()
     folder = work_folder(arguments.small) / Path(sys.argv[0]).stem
@@ -69,12 +70,12 @@ def run_benchmark(
     figures = measure(folder, arguments.small, **options)
     write_json(arguments.json, figures)
     print(section(figures))
-    if errors := figures.get("errors"):
-        raise SystemExit("\n".join(errors))
+    if figures.get("errors"):
+        raise SystemExit("\n".join(figures["errors"]))
 
 
 def work_folder(small: bool) -> Path:
-    """Where runs, logs and figures go: beside ordinary runs, on the same disk, ignored by git."""
+    """Create the folder of runs, logs and figures, on the disk of ordinary runs, ignored by git."""
     folder = ROOT / "results" / ("bench-small" if small else "bench")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -83,35 +84,33 @@ def work_folder(small: bool) -> Path:
 def run_mless(
     overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None
 ) -> dict[str, Any]:
-    """`mless run` on the toy's config in a fresh process; the receipt's `timing`, and `wall_seconds` of the command.
+    """Run `mless run` with the toy's config in a fresh process.
+
+    Returns:
+        The receipt's `timing`, and `wall_seconds` of the command.
 
     Raises:
-        EngineError: it failed.
+        EngineError: The command failed.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "harness.cli",
-        "run",
-        str(CONFIG),
-        "--quiet",
-        "--output",
-        str(output),
-    ]
-    command += [part for override in overrides for part in ("--set", override)]
-    wall = run_logged(command + (["--limit", str(limit)] if limit else []), log)
+    command = [sys.executable, "-m", "harness.cli", "run", str(CONFIG)]
+    command += ["--quiet", "--output", str(output)]
+    for override in overrides:
+        command += ["--set", override]
+    if limit:
+        command += ["--limit", str(limit)]
+    wall = run_logged(command, log)
     return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
 
 
 def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
-    """Write figures where asked."""
+    """Write figures to a file, if there is a path."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def say(text: str) -> None:
-    """Print what is going on, with the time."""
+    """Print a progress message with the time."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
@@ -121,15 +120,15 @@ def read_json(path: Path) -> Any:
 
 
 def run_logged(
-    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> float:
-    """Run a command to its end; its output goes into a log file.
+    """Run a command to its end, with its output in a log file.
 
     Returns:
-        Wall seconds.
+        Wall-clock seconds.
 
     Raises:
-        EngineError: the command failed; the message has the end of its log.
+        EngineError: The command failed. The message contains the end of its log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -140,20 +139,20 @@ def run_logged(
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
-            env={**os.environ, **QUIET, **(environment or {})},
+            env={**os.environ, **QUIET, **environment},
             start_new_session=True,
         )
         try:
-            failed = process.wait()
-        finally:  # whatever stops us: an engine must not stay behind
+            exit_code = process.wait()
+        finally:  # after any error no engine may keep running
             for number in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(STOP_SECONDS)
-    if failed:
+    if exit_code:
         end = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
         raise EngineError(
-            f"`{' '.join(command[1:5])} ...` failed with exit code {failed}. {log} ends: {end}"
+            f"`{' '.join(command[1:5])} ...` failed with exit code {exit_code}. {log} ends: {end}"
         )
     return time.monotonic() - started

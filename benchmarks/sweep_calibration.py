@@ -1,11 +1,12 @@
-"""Simulated sweeps with a known truth: what the test of `mless table` keeps. Writes SWEEPS.md.
+"""Simulate sweeps with a known truth and test the sweep's test of `mless table`. Writes SWEEPS.md.
 
     python -m benchmarks.sweep_calibration [--small]
 
-A baseline and eight lengths of one filler on the same problems. `coins`: a problem is settled, or a coin that the
-filler weights. `logits`: its log-odds are normal, and the filler moves those of all alike. `skewed`: one problem in a
-hundred gains wholly and all others lose a little, so that nothing is true of the mean.
-With --small there are few experiments, and nothing is written.
+A sweep has a baseline and eight lengths of one filler on the same problems. `coins`: a problem is
+certain, or its chance is even and the filler changes it. `logits`: log-odds are normal, and the
+filler changes all alike. `skewed`: one problem in a hundred changes to certain success and all
+others lose a little, so the mean effect is 0. With --small there are few experiments, and nothing
+is written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ POPULATIONS = ("coins", "logits", "skewed")
 SIZES = ((100, 1), (200, 1), (500, 1), (100, 20), (200, 20), (500, 20))
 PROBLEMS, DISCORDANCE, ALPHA, SEED = 500, 0.1, 0.05, 20_264
 EXPERIMENTS, SMALL_EXPERIMENTS = 1000, 10
-"""Of each setting; the second with --small."""
+"""For each setting; the second number with --small."""
 NONE = [0.0] * 8
 EFFECTS: dict[str, list[float]] = {
     "2 points at all lengths": [0.02] * 8,
@@ -42,51 +43,49 @@ EFFECTS: dict[str, list[float]] = {
 def simulate(
     effect: list[float], population: str, rng: np.random.Generator, n: int = PROBLEMS, k: int = 1
 ) -> Integers:
-    """Changes in right samples [problem, length] of one experiment."""
+    """Simulate one experiment: changes of the number of right samples, [problem, length]."""
     gains = np.array(effect)
     if population == "coins":
-        coin = rng.random(n) < 2 * DISCORDANCE
-        chance = np.where(coin, 0.5, (rng.random(n) < 0.6).astype(float))
-        moved = chance[:, None] + coin[:, None] * gains / (2 * DISCORDANCE)
+        is_even = rng.random(n) < 2 * DISCORDANCE
+        before = np.where(is_even, 0.5, (rng.random(n) < 0.6).astype(float))
+        after = before[:, None] + is_even[:, None] * gains / (2 * DISCORDANCE)
     elif population == "logits":
         logit = 0.6 + 3.5 * rng.normal(size=n)
-        chance = expit(logit)
-        moved = expit(logit[:, None] + gains / (chance * (1 - chance)).mean())
+        before = expit(logit)
+        after = expit(logit[:, None] + gains / (before * (1 - before)).mean())
     else:
         share = 0.01
-        chance, wins = np.full(n, 0.5), rng.random(n) < share
-        moved = np.repeat(
-            np.where(wins, 1.0, 0.5 - 0.5 * share / (1 - share))[:, None], len(gains), axis=1
-        )
-    return np.asarray(rng.binomial(k, np.clip(moved, 0, 1)) - rng.binomial(k, chance)[:, None])
+        before, wins = np.full(n, 0.5), rng.random(n) < share
+        chances = np.where(wins, 1.0, 0.5 - 0.5 * share / (1 - share))
+        after = np.repeat(chances[:, None], len(gains), axis=1)
+    return np.asarray(rng.binomial(k, np.clip(after, 0, 1)) - rng.binomial(k, before)[:, None])
 
 
 def measure(
     effect: list[float], population: str, experiments: int, n: int = PROBLEMS, k: int = 1
 ) -> tuple[float, float]:
-    """Shares of the experiments in which the sweep's test finds an effect, and in which Holm over lengths finds any."""
+    """Measure how often the sweep's test detects an effect, and Holm over lengths does."""
     rng = np.random.default_rng([SEED, n, k])
-    found = np.zeros(2)
+    counts = np.zeros(2)
     for _ in range(experiments):
         changes = simulate(effect, population, rng, n, k)
-        # as `sweeps.sweep_table`: the mean over all lengths, and the longest less the shortest
-        together = 2 * min(
-            sign_flip_test(changes.sum(axis=1)), sign_flip_test(changes[:, -1] - changes[:, 0])
-        )
-        single = holm([sign_flip_test(arm) for arm in changes.T])
-        found += together < ALPHA, single.min() < ALPHA
-    swept, singly = (found / experiments).tolist()
-    return swept, singly
+        # As in `sweeps.sweep_table`: the mean of all lengths, and the longest minus the shortest.
+        mean_p = sign_flip_test(changes.sum(axis=1))
+        trend_p = sign_flip_test(changes[:, -1] - changes[:, 0])
+        adjusted = holm([sign_flip_test(arm) for arm in changes.T])
+        counts += 2 * min(mean_p, trend_p) < ALPHA, adjusted.min() < ALPHA
+    sweep, single = (counts / experiments).tolist()
+    return sweep, single
 
 
 def page(experiments: int) -> str:
-    """The whole page."""
+    """Format the page in Markdown."""
     lines = [
         "# Sweeps, simulated",
         "",
-        f"Written by `python -m benchmarks.sweep_calibration`: {experiments:,} experiments of each, eight "
-        f"lengths, seed {SEED}; populations as at the top of that file. Sweep: the test of a sweep. Holm: any of the "
-        "eight single tests. Alpha is 0.05.",
+        f"Written by `python -m benchmarks.sweep_calibration`: {experiments:,} experiments of each, "
+        f"eight lengths, seed {SEED}; populations as at the top of that file. Sweep: the test of a "
+        "sweep. Holm: any of the eight single tests. Alpha is 0.05.",
         "",
         "No effect: how often the sweep's test finds one, for problems x samples (target: at most 6 %).",
         "",
@@ -99,16 +98,16 @@ def page(experiments: int) -> str:
         say(lines[-1])
     lines += [
         "",
-        f"Effects, {PROBLEMS} problems, one sample each: how often the sweep's test finds one, and Holm (in brackets).",
+        f"Effects, {PROBLEMS} problems, one sample each: how often the sweep's test finds one, and "
+        "Holm (in brackets).",
         "",
         "| truth | coins | logits |",
         "| --- | ---: | ---: |",
     ]
     for name, effect in EFFECTS.items():
-        found = [measure(effect, population, experiments) for population in POPULATIONS[:2]]
-        lines.append(
-            f"| {name} | {' | '.join(f'{100 * a:.0f} % ({100 * b:.0f})' for a, b in found)} |"
-        )
+        rates = [measure(effect, population, experiments) for population in POPULATIONS[:2]]
+        cells = [f"{100 * sweep:.0f} % ({100 * single:.0f})" for sweep, single in rates]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
         say(lines[-1])
     return "\n".join([*lines, ""])
 

@@ -1,4 +1,4 @@
-"""Right or wrong: from a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
+"""From a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
 from harness.grading.extract_answer import GRADED, Grade, GradeJob, Verdict
 from harness.grading.grader_pool import GraderPool

@@ -1,34 +1,37 @@
-"""Reads a formula in plain notation by recursive descent. Nothing is evaluated as code.
+"""Read a formula in plain notation by recursive descent. Nothing is evaluated as code.
 
-The reader knows how formulas are written, and computes on its way with a `Point` of `harness.grading.values`, which
-knows what they are worth.
+The reader knows the notation of formulas. A `Point` of `harness.grading.values` knows the values of
+letters and computes every step.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
 DEEPEST = 40
-"""Brackets within brackets that are read."""
-
+"""Most levels of nested brackets."""
 
 Value = Any
-"""A Fraction, or mpmath's mpf or mpc once it was rounded."""
+"""A Fraction, or mpmath's mpf or mpc for a rounded value."""
 
-# \infty is not among them: a letter cancels, and \infty-\infty would be 0
+# Without \infty: a letter cancels, and \infty-\infty would be 0.
 GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega pi ell degree".split()
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi "
+    "rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi "
+    "Omega pi ell degree".split()
 )
-"""Commands that are letters. A degree sign is one too, with the value pi/180."""
+"""Commands that are letters. The degree sign is a letter too, with the value pi/180."""
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh arccosh arctanh "
-    "log ln lg exp".split()
+    "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh "
+    "arccosh arctanh log ln lg exp".split()
 )
-_NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
+_NUMBER = re.compile(
+    r"(?P<integer>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?"
+)
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
 _CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
@@ -46,212 +49,227 @@ class TooLarge(Exception):
     """The value would take too much work to write out."""
 
 
+@contextmanager
+def blame_gold_answer() -> Iterator[None]:
+    """Let the reason of `TooLarge` say that it is about the gold answer."""
+    try:
+        yield
+    except TooLarge as error:
+        raise TooLarge(f"gold answer: {error}") from None
+
+
 class Unreadable(Exception):
-    """The formula, or its value, is beyond the reader or the numbers that it was given."""
+    """The reader cannot read the formula, or the point has no value for it."""
 
 
 def read(plain: str, point: Any) -> Value:
-    """The value of a formula in plain notation, without unit, at a point.
+    """Read the value of a formula in plain notation, without unit, at a point.
 
     Raises:
-        Unreadable: the text holds anything else, or two readers would read two values: `1/2x` is a half x to one, and
-            one over 2x to another.
-        TooLarge: the value would take too much work to write out.
-        ZeroDivisionError: it divides by zero.
+        Unreadable: The text is no formula, or is ambiguous: `1/2x` may be half of x, or one over
+            2x.
+        TooLarge: The value would take too much work to write out.
+        ZeroDivisionError: The formula divides by zero.
     """
     reader = _Reader(plain, point)
-    value = reader.total()
-    if reader.place < len(plain):
-        raise Unreadable(plain[reader.place :])
+    value = reader.read_sum()
+    if reader.position < len(plain):
+        raise Unreadable(plain[reader.position :])
     return value
 
 
 class _Reader:
-    """Reads a text from `place` on; `next` is the character there, "" at the end."""
+    """Reads a text from `position` on. Each `read_` method reads one rule of the grammar."""
 
     def __init__(self, text: str, point: Any) -> None:
         self.text, self.point = text, point
-        self.place, self.depth = 0, 0
-        self.bars_open = (
-            0  # since the last bracket: within them a bar closes where it could also open
-        )
+        self.position, self.depth = 0, 0
+        # Since the last bracket. Inside bars, a bar closes where it could also open.
+        self.open_bars = 0
 
-    def next(self) -> str:
-        return self.text[self.place : self.place + 1]
+    def peek(self) -> str:
+        """The next character, "" at the end."""
+        return self.text[self.position : self.position + 1]
 
-    def takes(self, expected: str) -> bool:
-        found = self.text.startswith(expected, self.place)
-        self.place += found * len(expected)
-        return found
+    def accept(self, token: str) -> bool:
+        """Skip a token if it comes next, and say whether it did."""
+        is_next = self.text.startswith(token, self.position)
+        if is_next:
+            self.position += len(token)
+        return is_next
 
-    def finds(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        return pattern.match(self.text, self.place)
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        return pattern.match(self.text, self.position)
 
-    def nested(self, part: Callable[[], Value], *, bars: int = 0) -> Value:
-        outside, self.bars_open = self.bars_open, bars
+    def nested(self, read_rule: Callable[[], Value], *, bars: int = 0) -> Value:
+        outer_bars, self.open_bars = self.open_bars, bars
         self.depth += 1
         if self.depth > DEEPEST:
             raise TooLarge("nested too deep")
-        value = part()
+        value = read_rule()
         self.depth -= 1
-        self.bars_open = outside
+        self.open_bars = outer_bars
         return value
 
     def starts_factor(self) -> bool:
-        return bool(self.finds(_STARTS_FACTOR)) or (self.next() == "|" and not self.bars_open)
+        return bool(self.match(_STARTS_FACTOR)) or (self.peek() == "|" and not self.open_bars)
 
-    def total(self) -> Value:
-        value = self.signed(self.term)
-        while self.next() in ("+", "-"):
-            value = self.point.plus(value, self.signed(self.term))
+    def read_sum(self) -> Value:
+        value = self.read_signed(self.read_term)
+        while self.peek() in ("+", "-"):
+            value = self.point.plus(value, self.read_signed(self.read_term))
         return value
 
-    def signed(self, part: Callable[[], Value]) -> Value:
+    def read_signed(self, read_rule: Callable[[], Value]) -> Value:
         negative = False
-        while self.next() in ("+", "-"):
-            negative ^= self.next() == "-"
-            self.place += 1
-        value = part()
+        while self.peek() in ("+", "-"):
+            negative ^= self.peek() == "-"
+            self.position += 1
+        value = read_rule()
         return self.point.times(Fraction(-1), value) if negative else value
 
-    def term(self) -> Value:
-        value = self.factor()
+    def read_term(self) -> Value:
+        value = self.read_factor()
         while True:
-            if self.takes("*"):
-                value = self.point.times(value, self.signed(self.factor))
-            elif self.takes("/"):
-                value = self.point.times(value, 1 / self.signed(self.factor))
+            if self.accept("*"):
+                value = self.point.times(value, self.read_signed(self.read_factor))
+            elif self.accept("/"):
+                value = self.point.times(value, 1 / self.read_signed(self.read_factor))
                 if self.starts_factor():
                     raise Unreadable("1/2x may be a half x or one over 2x")
             elif self.starts_factor():
-                value = self.point.times(value, self.factor())
+                value = self.point.times(value, self.read_factor())
             else:
                 return value
 
-    def factor(self) -> Value:
-        value = self.atom()
-        while self.next() in ("!", "^"):
-            if self.takes("!"):
+    def read_factor(self) -> Value:
+        value = self.read_atom()
+        while self.peek() in ("!", "^"):
+            if self.accept("!"):
                 value = self.point.function("!", value)
             else:
-                self.place += 1
-                value = self.point.power(value, self.nested(self.exponent))
+                self.position += 1
+                value = self.point.power(value, self.nested(self.read_exponent))
         return value
 
-    def exponent(self) -> Value:
-        """What follows `^`: without braces a number to its last digit, as 2^10 is meant to be 1024."""
-        value = self.signed(
-            lambda: self.number(mixed=False) if self.next().isdecimal() else self.argument()
+    def read_exponent(self) -> Value:
+        value = self.read_signed(self.read_exponent_operand)
+        return (
+            self.point.power(value, self.nested(self.read_exponent)) if self.accept("^") else value
         )
-        return self.point.power(value, self.nested(self.exponent)) if self.takes("^") else value
 
-    def number(self, *, mixed: bool = True) -> Value:
-        match = self.finds(_NUMBER)
+    def read_exponent_operand(self) -> Value:
+        """Without braces a number extends to its last digit, because 2^10 is meant to be 1024."""
+        return self.read_number(mixed=False) if self.peek().isdecimal() else self.read_argument()
+
+    def read_number(self, *, mixed: bool = True) -> Value:
+        match = self.match(_NUMBER)
         if match is None or match.group() in ("", "."):
             raise Unreadable("no number")
-        self.place = match.end()
-        if self.next() == "_":
+        self.position = match.end()
+        if self.peek() == "_":
             raise Unreadable("a number in a base")
-        whole, decimals, repeating = (
-            match[name] or "" for name in ("whole", "decimals", "repeating")
-        )
-        value = Fraction(int(whole + decimals or "0"), 10 ** len(decimals))
+        integer, decimals, repeating = match.groups("")
+        value = Fraction(int("0" + integer + decimals), 10 ** len(decimals))
         if repeating:
             value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))
-        if mixed and whole and match["decimals"] is None and (part := self.finds(_MIXED)):
-            top, bottom = (int(digits) for digits in part.groups() if digits)
-            if top < bottom:
-                value += Fraction(top, bottom)  # 2\frac12 is two and a half
-                self.place = part.end()
+        fraction = self.match(_MIXED)
+        if fraction and mixed and match.group().isdecimal():
+            numerator, denominator = (int(digits) for digits in fraction.groups() if digits)
+            if numerator < denominator:
+                value += Fraction(numerator, denominator)  # 2\frac12 is two and a half
+                self.position = fraction.end()
         return self.point.checked(value)
 
-    def atom(self) -> Value:
-        character = self.next()
+    def read_atom(self) -> Value:
+        character = self.peek()
         if character.isdecimal() or character == ".":
-            return self.number()
+            return self.read_number()
         if character in _CLOSING:
-            return self.enclosed(character, _CLOSING[character])
+            return self.read_enclosed(character, _CLOSING[character])
         if character == "|":
-            return self.point.function("abs", self.enclosed("|", "|", bars=1))
-        command = self.finds(_COMMAND)
+            return self.point.function("abs", self.read_enclosed("|", "|", bars=1))
+        command = self.match(_COMMAND)
         if command and command[1] not in GREEK:
-            self.place = command.end()
-            return self.nested(lambda: self.command(command[1]), bars=self.bars_open)
-        return self.name()
+            self.position = command.end()
+            return self.nested(lambda: self.read_command(command[1]), bars=self.open_bars)
+        return self.read_name()
 
-    def enclosed(self, opening: str, closing: str, *, bars: int = 0) -> Value:
-        self.place += len(opening)
-        value = self.nested(self.total, bars=bars)
-        if not self.takes(closing):
+    def read_enclosed(self, opening: str, closing: str, *, bars: int = 0) -> Value:
+        self.position += len(opening)
+        value = self.nested(self.read_sum, bars=bars)
+        if not self.accept(closing):
             raise Unreadable("brackets that do not match")
         return value
 
-    def command(self, command: str) -> Value:
+    def read_command(self, command: str) -> Value:
         if command in ("frac", "binom"):
-            top, bottom = self.argument(), self.argument()
+            upper, lower = self.read_argument(), self.read_argument()
             if command == "frac":
-                return self.point.times(top, 1 / bottom)
-            return self.point.function("binom", top, bottom)
+                return self.point.times(upper, 1 / lower)
+            return self.point.function("binom", upper, lower)
         if command == "sqrt":
-            degree = self.enclosed("[", "]") if self.next() == "[" else Fraction(2)
-            letters = self.point.letters_read
-            value = self.argument()
-            return self.point.root(value, degree, of_number=self.point.letters_read == letters)
+            degree = self.read_enclosed("[", "]") if self.peek() == "[" else Fraction(2)
+            letters_before = self.point.letters_read
+            value = self.read_argument()
+            has_letters = self.point.letters_read > letters_before
+            return self.point.root(value, degree, of_number=not has_letters)
         if command in _ROUNDINGS:
-            return self.point.function(command, self.enclosed("", _ROUNDINGS[command]))
+            return self.point.function(command, self.read_enclosed("", _ROUNDINGS[command]))
         if command in FUNCTIONS:
-            return self.function(command)
+            return self.read_function(command)
         raise Unreadable(command)
 
-    def function(self, name: str) -> Value:
-        r"""A function with its base or power, and its argument: `\log_2 8`, `\sin^2 x`, `\sin^{-1}(x)`."""
-        bases = [self.nested(self.argument)] if name == "log" and self.takes("_") else []
-        power = None
-        inverse = f"arc{name}" in FUNCTIONS and self.takes("^{-1}")
-        if self.takes("^"):
-            power = self.nested(self.exponent)
-        self.takes(" ")
-        value = self.point.function(
-            f"arc{name}" if inverse else name, self.function_argument(), *bases
-        )
+    def read_function(self, name: str) -> Value:
+        r"""Read a function after its name: `\log_2 8`, `\sin^2 x`, `\sin^{-1}(x)`."""
+        bases = []
+        if name == "log" and self.accept("_"):
+            bases.append(self.nested(self.read_argument))
+        if f"arc{name}" in FUNCTIONS and self.accept("^{-1}"):
+            name = f"arc{name}"
+        power = self.nested(self.read_exponent) if self.accept("^") else None
+        self.accept(" ")
+        value = self.point.function(name, self.read_function_argument(), *bases)
         return value if power is None else self.point.power(value, power)
 
-    def function_argument(self) -> Value:
-        """What a function is taken of: brackets, or all letters and numbers up to the next sign, bracket or function.
+    def read_function_argument(self) -> Value:
+        """Read brackets, or all letters and numbers up to the next sign, bracket or function.
 
         Raises:
-            Unreadable: that may not be its end, as in `\\sin x/2` and `\\sin 2(x+1)`.
+            Unreadable: The end of the argument is ambiguous, as in `\\sin x/2` and
+                `\\sin 2(x+1)`.
         """
-        if self.next() in (*_CLOSING, "|"):
-            return self.atom()
-        value = self.signed(self.factor)
-        while self.finds(_STARTS_ARGUMENT):
-            value = self.point.times(value, self.factor())
-        if self.next() == "/" or (self.next() == "(" and self.text[self.place - 1].isdecimal()):
+        if self.peek() in (*_CLOSING, "|"):
+            return self.read_atom()
+        value = self.read_signed(self.read_factor)
+        while self.match(_STARTS_ARGUMENT):
+            value = self.point.times(value, self.read_factor())
+        if self.peek() == "/" or (self.peek() == "(" and self.text[self.position - 1].isdecimal()):
             raise Unreadable("sin x/2 may be the sine of x/2 or half the sine of x")
         return value
 
-    def argument(self) -> Value:
-        r"""The argument of a command: a group in braces, a single digit (`\frac12`), or an atom."""
-        if self.next().isdecimal():
-            self.place += 1
-            value = Fraction(self.text[self.place - 1])
-            self.takes(" ")
+    def read_argument(self) -> Value:
+        r"""Read the argument of a command: a single digit (`\frac12`), a group, or an atom."""
+        if self.peek().isdecimal():
+            self.position += 1
+            value = Fraction(self.text[self.position - 1])
+            self.accept(" ")
             return value
-        return self.atom()
+        return self.read_atom()
 
-    def name(self) -> Value:
-        match = self.finds(_NAME)
+    def read_name(self) -> Value:
+        match = self.match(_NAME)
         if match is None:
             raise Unreadable("no value")
-        self.place = match.end()
+        self.position = match.end()
         name = _SUBSCRIPT.sub(r"_\1", match.group())
-        if self.takes(" "):
-            return self.point.letter(name)  # the blank parts a command from the letter after it
-        # f(3) is a value of f, not f times 3: with its argument it is a letter of its own
-        call = self.finds(_CALL)
+        if self.accept(" "):
+            return self.point.letter(name)  # the blank separates a command from the next letter
+        # f(3) is a value of f, not f times 3, so it counts as a letter.
+        call = self.match(_CALL)
         if call and (call.group()[1:-1].lstrip("-").isdecimal() or name[0] in "fghpqFGHPQ"):
-            name, self.place = name + call.group(), call.end()
-        elif name[0] in "fg" and self.next() in ("(", "^"):
+            name += call.group()
+            self.position = call.end()
+        elif name[0] in "fg" and self.peek() in ("(", "^"):
             raise Unreadable("function of a bracket")
         return self.point.letter(name)

@@ -1,11 +1,11 @@
-"""Plain notation: one spelling for what LaTeX can write in many ways. The meaning does not change."""
+"""Write LaTeX in plain notation, which has a single spelling for each meaning."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from harness.grading.formula import FUNCTIONS
 from harness.grading.units_and_words import (
@@ -25,10 +25,11 @@ _UNICODE = str.maketrans(
     {
         character: command
         for command, characters in {
-            "-": "−–‐", "*": "×·⋅", "/": "÷⁄", "'": "’′", '"': "“”", r"\pi ": "π", r"\theta ": "θ",  # noqa: RUF001
-            r"\infty ": "∞", r"\le ": "≤", r"\ge ": "≥", r"\ne ": "≠", r"\approx ": "≈", r"\pm ": "±", r"\mp ": "∓",
-            r"\checkmark ": "✓✔", ", ": "、", ".": "。",
-            r"\cup ": "∪", r"\in ": "∈", r"\emptyset ": "∅", r"\degree ": "°", r"\mathbb{R}": "ℝ", r"\setminus ": "∖",  # noqa: RUF001
+            "-": "−–‐", "*": "×·⋅", "/": "÷⁄", "'": "’′", '"': "“”", r"\pi ": "π",  # noqa: RUF001
+            r"\theta ": "θ", r"\infty ": "∞", r"\le ": "≤", r"\ge ": "≥", r"\ne ": "≠",
+            r"\approx ": "≈", r"\pm ": "±", r"\mp ": "∓", r"\checkmark ": "✓✔", ", ": "、",
+            ".": "。", r"\cup ": "∪", r"\in ": "∈", r"\emptyset ": "∅",  # noqa: RUF001
+            r"\degree ": "°", r"\mathbb{R}": "ℝ", r"\setminus ": "∖",  # noqa: RUF001
         }.items()
         for character in characters
     }
@@ -36,26 +37,29 @@ _UNICODE = str.maketrans(
 _SAME_COMMANDS = {
     command: same
     for same, commands in {
-        r"\frac": "dfrac tfrac cfrac", r"\binom": "dbinom tbinom", r"\le": "leq leqslant", r"\ge": "geq geqslant",
-        r"\ne": "neq", "<": "lt", ">": "gt", "*": "times cdot ast", "/": "div", ":": "colon", r"\setminus": "backslash",
-        r"\{": "lbrace", r"\}": "rbrace", "[": "lbrack", "]": "rbrack", "|": "lvert rvert vert mid",
-        r"\emptyset": "varnothing", r"\ldots": "dots cdots dotsc", r"\to": "rightarrow", r"\cup": "bigcup",
+        r"\frac": "dfrac tfrac cfrac", r"\binom": "dbinom tbinom", r"\le": "leq leqslant",
+        r"\ge": "geq geqslant", r"\ne": "neq", "<": "lt", ">": "gt", "*": "times cdot ast",
+        "/": "div", ":": "colon", r"\setminus": "backslash", r"\{": "lbrace", r"\}": "rbrace",
+        "[": "lbrack", "]": "rbrack", "|": "lvert rvert vert mid", r"\emptyset": "varnothing",
+        r"\ldots": "dots cdots dotsc", r"\to": "rightarrow", r"\cup": "bigcup",
         r"\overline": "bar", f" {OR} ": "lor", f" {AND} ": "land",
     }.items()
     for command in commands.split()
 }  # fmt: skip
 _CJK = {
-    "元": "yuan", "円": "yen", "度": "degree", "个": "unit", "人": "people", "小时": "h", "分钟": "min", "秒": "s",
-    "毫米": "mm", "厘米": "cm", "千米": "km", "公里": "km", "米": "m", "平方": "square ", "立方": "cubic ",
+    "元": "yuan", "円": "yen", "度": "degree", "个": "unit", "人": "people", "小时": "h",
+    "分钟": "min", "秒": "s", "毫米": "mm", "厘米": "cm", "千米": "km", "公里": "km", "米": "m",
+    "平方": "square ", "立方": "cubic ",
 }  # fmt: skip
-"""Units of Chinese and Japanese, and what may stand before them."""
+"""Chinese and Japanese units and their prefixes."""
 _CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{)?(平方|立方)?({'|'.join(_CJK)})\}}?(?=\.?\Z)"
 _CURRENCIES = {"USD": "dollar", "EUR": "euro", "€": "euro", "GBP": "sterling", "£": "sterling"}
 _CURRENCIES |= {"Rs": "rupee", "Rs.": "rupee", "₹": "rupee", "¥": "yen"}
 _CURRENCY = "|".join(map(re.escape, sorted(_CURRENCIES, reverse=True)))
 _SIZES = frozenset(
-    "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "
-    "scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge Huge".split()
+    "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
+    "textstyle scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge "
+    "Huge".split()
 )
 _FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
 _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
@@ -65,16 +69,18 @@ _RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?", ROW_END),
-        (r"\\\Z", r"\\ "),  # the blank of a last `\ ` was stripped
+        (r"\\\Z", r"\\ "),  # `strip` removed the blank of a last `\ `
         (
-            r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
+            r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])"
+            r"|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
             " ",
         ),
         (r"\. ?\. ?\.", r"\\ldots "),
         (r"\\\$ ?", r"\\dollar "),
         (r"\$|\\[()]", ""),
         (
-            r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?|\\text\{ ?(?i:(?:the )?(?:final )?answer(?: is|:)) ?\}(?=.)",
+            r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?"
+            r"|\\text\{ ?(?i:(?:the )?(?:final )?answer(?: is|:)) ?\}(?=.)",
             "",
         ),
         (r"(?<=.)\\text\{ ?\(all real numbers[^{}]*\}.*\Z", ""),
@@ -100,7 +106,7 @@ _RULES = tuple(
         (r"\A([^{}]*)\\over(?![A-Za-z])([^{}]*)\Z", r"\\frac{\1}{\2}"),
         (r"([\[\](])([^\[\]()]*,[^\[\]()]*)\[(?=\Z| ?\\cup)", r"\1\2)"),  # an open end, as in ]3,4[
         (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
-        (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),  # powers beside each other
+        (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),  # adjacent powers
         (r"\\([%|\[\]])", r"\1"),
         (r"\*\*", "^"),
         (r">=", r"\\ge "),
@@ -126,7 +132,7 @@ _RULES = tuple(
         ),
     )
 )
-"""What is written in its place, in this order."""
+"""Patterns and their replacements, in the order of application."""
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 _GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
@@ -135,91 +141,74 @@ _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
 _NO_BRACES = re.compile(r"\\mathbb ?([A-Z])")
-_INNER_BLANK = re.compile(
-    r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| "
-)  # group 1 is a blank that parts two things
-_OPENING, _CLOSING = (
-    frozenset(["(", "[", "{", "\\{", "\\langle"]),
-    frozenset([")", "]", "}", "\\}", "\\rangle"]),
-)
-_AROUND_GROUP = (
-    "=",
-    ",",
-    ";",
-    "<",
-    ">",
-    "&",
-    "|",
-    ":",
-    "\\le",
-    "\\ge",
-    "\\ne",
-    "\\approx",
-    "\\cup",
-    ROW_END,
-    OR,
-    AND,
-)
+_INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")  # group 1: needed blanks
+_OPENING = frozenset(r"( [ { \{ \langle".split())
+_CLOSING = frozenset(r") ] } \} \rangle".split())
+_AROUND_GROUP = (*rf"= , ; < > & | : \le \ge \ne \approx \cup {ROW_END}".split(), OR, AND)
 _STARTS_GROUP = frozenset(["", "(", "[", "{", "\\{", "\\in", *_AROUND_GROUP])
 _ENDS_GROUP = (")", "]", "}", "\\}", "\\setminus", *_AROUND_GROUP)
 
 
 @lru_cache(maxsize=4096)
 def plain(text: str, *, commas_group: bool = True) -> str:
-    """The text in plain notation.
+    """Write a text in plain notation.
 
-    Size and font commands, dollar signs, blanks and a closing full stop go. A blank between two digits stays, as `3 4`
-    is not 34. Commands of one meaning get one name, digit groups are joined, and number words become numbers.
+    Size and font commands, dollar signs, blanks and a final full stop are removed. A blank between
+    two digits stays, as `3 4` is not 34. Commands of the same meaning get the same name, digit
+    groups are joined, and number words become numbers.
 
     Args:
-        text: An answer as it stands in a box.
-        commas_group: Whether `1,234` is one number. If not, it is two, and only other marks join digit groups.
+        text: An answer, as it stands in a box.
+        commas_group: Whether `1,234` is a single number. If not, it is two numbers, and only other
+            marks join digit groups.
     """
-    text = re.sub(
-        r"\s+", " ", _in_ascii(text)
-    )  # the patterns below rely on single blanks to be fast
+    # Single blanks keep the patterns below fast.
+    text = re.sub(r"\s+", " ", _in_ascii(text))
     text = _FULL_STOP.sub("", text.strip(" $"))
-    if (number := number_word(text)) != text:
+    number = number_word(text)
+    if number != text:
         return number  # before `five thousand` loses its blank
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = without_words(_COMMAND.sub(_one_name, text))
-    text = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_joined_group, text)
+    text = without_words(_COMMAND.sub(_rename_command, text))
+    text = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_join_digit_group, text)
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
-    pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]
+    pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
-    return number_word(
-        _without_groups(text).replace("\\{\\}", "\\emptyset").replace("\\pi(", "\\pi*(")
-    )
+    text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
+    return number_word(text.replace("\\pi(", "\\pi*("))
 
 
-def readings(text: str, other: str) -> set[str]:
-    """The plain texts that `text` may stand for, compared with `other`.
+def readings(text: str, other_text: str) -> list[str]:
+    """The plain texts that `text` may mean, compared with `other_text`.
 
-    `100,200` is one number. It may also be two if the other text is a list, as a blank after a comma, `;`, `and` or
-    `or` shows, and no group begins with 0.
+    `100,200` is one number. It may also be two if the other text is a list, as a blank after a
+    comma, `;`, `and` or `or` shows, and no digit group begins with 0.
     """
-    listed = _LISTED.search(other) and not re.search(r",0\d", text)
-    return {plain(text), plain(text, commas_group=False)} if listed else {plain(text)}
+    if not _LISTED.search(other_text) or re.search(r",0\d", text):
+        return [plain(text)]
+    return sorted({plain(text), plain(text, commas_group=False)})
 
 
-def parts(plain_text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]:
-    """The parts between the separators outside all brackets, and these separators."""
-    found: list[str] = []
-    between: list[str] = []
+def split_outside_brackets(
+    plain_text: str, separators: frozenset[str]
+) -> tuple[list[str], list[str]]:
+    """Split a text at the separators outside all brackets. Return the pieces and the separators."""
+    pieces: list[str] = []
+    matched: list[str] = []
     depth = start = 0
     for match in TOKEN.finditer(plain_text):
         token = match.group().rstrip(" ")
         depth += (token in _OPENING) - (token in _CLOSING)
         if depth == 0 and token in separators:
-            found.append(plain_text[start : match.start()])
-            between.append(token)
+            pieces.append(plain_text[start : match.start()])
+            matched.append(token)
             start = match.end()
-    return [*found, plain_text[start:]], between
+    return [*pieces, plain_text[start:]], matched
 
 
 def brackets(plain_text: str) -> tuple[str, str]:
-    """The pair of brackets around the whole text ("" if there is none), and what they hold."""
+    """The pair of brackets around a text ("" if there is none), and the text inside."""
     opening = re.match(r"[(\[]|\\\{|\\langle ?", plain_text)
     closing = re.search(r"(?:[)\]]|\\\}|\\rangle)\Z", plain_text)
     if not opening or not closing:
@@ -234,119 +223,109 @@ def brackets(plain_text: str) -> tuple[str, str]:
 
 
 def _in_ascii(text: str) -> str:
-    """Raised and lowered characters become powers and subscripts, `⅓` a fraction, and others their plain form."""
+    """Write superscripts as powers, `⅓` as a fraction, and characters in their compatible form."""
     if text.isascii():
         return text
-    runs = [(kind, "".join(run)) for kind, run in groupby(text.translate(_UNICODE), _form)]
+    runs = [(form, "".join(run)) for form, run in groupby(text.translate(_UNICODE), _form)]
     pieces = []
-    for place, (kind, run) in enumerate(runs):
-        spelled = "".join(map(_compatible, run))
-        if kind in ("<super>", "<sub>"):
+    for (form, run), (_, next_run) in zip_longest(runs, runs[1:], fillvalue=("", "")):
+        ascii_run = "".join(map(_compatible, run))
+        if form in ("<super>", "<sub>"):
             # braces only if needed: within \text they would end it
-            braced = len(spelled) > 1 or (place + 1 < len(runs) and runs[place + 1][1][0].isdigit())
-            pieces.append("^_"[kind == "<sub>"] + (f"{{{spelled}}}" if braced else spelled))
-        elif kind == "<fraction>":
-            pieces += [
-                re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", _compatible(character))
-                for character in run
-            ]
-        else:
-            pieces.append(spelled)
+            if len(ascii_run) > 1 or next_run[:1].isdigit():
+                ascii_run = f"{{{ascii_run}}}"
+            ascii_run = "^_"[form == "<sub>"] + ascii_run
+        pieces.append(ascii_run)
     roots = {"√": "", "∛": "[3]", "∜": "[4]"}
-    spelled = re.sub(  # no braces are needed in √12
+    text = re.sub(  # no braces are needed in √12
         r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", "".join(pieces)
     )
-    return spelled.translate(_UNICODE).replace("√", r"\sqrt ")
+    return text.translate(_UNICODE).replace("√", r"\sqrt ")
 
 
 def _form(character: str) -> str:
     form = unicodedata.decomposition(character).partition(" ")[0]
-    return form if form in ("<super>", "<sub>", "<fraction>") else ""
+    return form if form in ("<super>", "<sub>") else ""
 
 
 def _compatible(character: str) -> str:
-    spelled = unicodedata.normalize("NFKC", character)
-    return (
-        spelled if len(spelled) < 5 else character
-    )  # some single characters stand for whole sentences
+    compatible = unicodedata.normalize("NFKC", character)
+    if len(compatible) > 4:  # some characters stand for sentences
+        return character
+    return re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", compatible)
 
 
-def _one_name(match: re.Match[str]) -> str:
-    setting, group, command = match.groups()
+def _rename_command(match: re.Match[str]) -> str:
+    font, group, command = match.groups()
     if command in _SIZES:
         return ""
     if command is not None:
         return _SAME_COMMANDS.get(command, "\\" + command)
     group = " ".join(group.split())
-    whole, start, end = match.string, match.start(), match.end()
-    unit = setting == "mathrm" and group in "mgsh" and whole[:start].rstrip()[-1:].isdecimal()
-    if setting in _FONTS and len(group) == 1 and not unit:
+    before, after = match.string[: match.start()], match.string[match.end() :]
+    is_unit = font == "mathrm" and group in "mgsh" and before.rstrip()[-1:].isdecimal()
+    if font in _FONTS and len(group) == 1 and not is_unit:
         return group
-    alone = not whole[:start].strip() and not whole[end:].strip(" .")
-    return text_group(
-        group, alone=alone, before=whole[max(0, start - 1) : start], after=whole[end : end + 1]
-    )
+    is_alone = not before.strip() and not after.strip(" .")
+    return text_group(group, alone=is_alone, before=before[-1:], after=after[:1])
 
 
-def _joined_group(match: re.Match[str]) -> str:
+def _join_digit_group(match: re.Match[str]) -> str:
     group = match.group()
-    if re.search(r"\d,\d", group) and _parts_entries(match.string, match.start(), match.end()):
+    if re.search(r"\d,\d", group) and _separates_entries(match.string, match.start(), match.end()):
         return group
     return re.sub(r"\D", "", group)
 
 
-def _parts_entries(text: str, start: int, end: int) -> bool:
-    """Whether the commas of text[start:end] part the entries of a list, although they could group digits.
+def _separates_entries(text: str, start: int, end: int) -> bool:
+    """Whether the commas of text[start:end] separate the entries of a list.
 
-    They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma is set like them. They
-    do not in `(1,000, 2)`, where the other comma has a blank after it.
+    They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma
+    has no blank after it either. They group digits in `(1,000, 2)`, where the other comma has one.
     """
-    enclosed = []
-    for places, step_out, step_in in (
+    are_in_bracket = []
+    for indices, step_out, step_in in (
         (range(start - 1, -1, -1), "([{", ")]}"),
         (range(end, len(text)), ")]}", "([{"),
     ):
         depth = 0
-        for place in places:
-            character = text[place]
+        for index in indices:
+            character = text[index]
             if character in step_in:
                 depth += 1
             elif depth == 0 and character in ",;":
-                if character == "," and text[place + 1 : place + 2] != " ":
+                if character == "," and text[index + 1 : index + 2] != " ":
                     return True
                 break
             elif character in step_out:
                 depth -= 1
                 if depth < 0:
-                    # the braces of a command, as in \frac{1,000}{3}, hold no list
-                    enclosed.append(character not in "{}" or text[place - 1 : place] == "\\")
+                    # The braces of a command, as in \frac{1,000}{3}, contain no list.
+                    is_command = character in "{}" and text[index - 1 : index] != "\\"
+                    are_in_bracket.append(not is_command)
                     break
-    return enclosed == [True, True]
+    return are_in_bracket == [True, True]
 
 
 def _without_blanks(piece: str) -> str:
     piece = _TYPED_FUNCTION.sub(r"\\\1 ", without_loose_words(piece)).replace("\\!", "")
-    if " " in piece:
-        piece = _INNER_BLANK.sub(r"\1", _MIXED.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece)))
-    return _NO_BRACES.sub(r"\\mathbb{\1}", piece)
+    piece = _MIXED.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece))
+    return _NO_BRACES.sub(r"\\mathbb{\1}", _INNER_BLANK.sub(r"\1", piece))
 
 
-def _without_groups(text: str) -> str:
-    """The text without braces that print nothing: those around the whole of it, of an entry, or of a side."""
-    opened: list[tuple[int, bool]] = []
+def _without_redundant_braces(text: str) -> str:
+    """Remove braces that print nothing: around the text, an entry, or a side of a relation."""
+    stack: list[tuple[int, bool]] = []
     dropped: set[int] = set()
     before = ""
     for match in TOKEN.finditer(text) if "{" in text else ():
         token = match.group()
         if token == "{":
-            opened.append((match.start(), before in _STARTS_GROUP))
-        elif token == "}" and opened:
-            start, may_go = opened.pop()
-            if may_go and (match.end() == len(text) or text[match.end() :].startswith(_ENDS_GROUP)):
+            stack.append((match.start(), before in _STARTS_GROUP))
+        elif token == "}" and stack:
+            start, is_removable = stack.pop()
+            is_last = match.end() == len(text)
+            if is_removable and (is_last or text.startswith(_ENDS_GROUP, match.end())):
                 dropped |= {start, match.start()}
         before = token.rstrip(" ")
-    return (
-        "".join(character for place, character in enumerate(text) if place not in dropped)
-        if dropped
-        else text
-    )
+    return "".join(character for index, character in enumerate(text) if index not in dropped)

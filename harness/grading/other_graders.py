@@ -1,8 +1,8 @@
-"""Audits: the verdicts of other graders on the same completion, in columns beside ours. They never change our verdict.
+"""Audits: the verdicts of other graders on the same completion, in separate columns.
 
-With them our numbers can be compared with lm-eval's and with the study's, and a difference that only a grader makes is
-seen. The graders run in the grader pool's workers, each under a deadline. The column of a grader that did not end is
-None, which is kept apart from wrong.
+They never change our verdict. They make our numbers comparable with those of lm-eval and of the
+study, and show differences that only a grader makes. The other graders run in the workers of the
+grader pool, each under a deadline. The column of a grader that did not end is None, not False.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class AuditJob:
 
     Attributes:
         prompt: The prompt as text, which the authors' rule reads too.
-        completion: What the model wrote.
+        completion: The text that the model wrote.
         target: The gold answer.
-        solution: The worked solution, from which lm-eval's graders take the gold. "" stands for `\boxed{target}`.
-        line: Whether the answer is the first line. Then graders that look for a box are not asked.
+        solution: The worked solution, from which lm-eval's graders take the gold answer. "" stands
+            for `\boxed{target}`.
+        line: Whether the answer is the first line. Then graders that read a box are left out.
     """
 
     prompt: str
@@ -42,20 +43,18 @@ class AuditJob:
     line: bool = False
 
     def essential(self) -> AuditJob:
-        r"""This job without its prompt, if no grader would look at it. So equal completions are audited once.
+        r"""This job without its prompt if no grader reads it, so that equal jobs are done once.
 
-        The authors' rule looks for the last `\boxed` of the whole text: the prompt counts only if the completion has
-        none.
+        The authors' rule reads the last `\boxed` of prompt and completion. So the prompt matters
+        only if the completion has none.
         """
-        return (
-            replace(self, prompt="")
-            if self.prompt and ("\\boxed" in self.completion or self.line)
-            else self
-        )
+        if "\\boxed" in self.completion or self.line:
+            return replace(self, prompt="")
+        return self
 
     @property
     def steps(self) -> list[str]:
-        """The steps of this audit."""
+        """The names of this audit's steps."""
         return ["math_verify"] if self.line else list(STEPS)
 
 
@@ -63,7 +62,7 @@ def column(meaning: str, kind: str | None = None, **checks: Any) -> Meta:
     """Describe a field as a column of `harness.load_run`.
 
     Args:
-        meaning: What the column says.
+        meaning: The meaning of the column.
         kind: The column's type in exports, if the field's own type does not tell it.
         **checks: Constraints that msgspec checks.
     """
@@ -71,17 +70,22 @@ def column(meaning: str, kind: str | None = None, **checks: Any) -> Meta:
 
 
 class AuditColumns(Struct, frozen=True, kw_only=True):
-    r"""The verdicts of the other graders. None: the grader did not end, failed, or was not asked.
+    """The verdicts of the other graders. None: the grader did not end, failed, or was left out.
 
-    Only this class names them: records, tables and exports take their columns and descriptions from here. For
-    `exact_match_boxed` and `boxes_after_first`, which use our extraction, an empty box is no box.
+    Records, tables and exports take their columns and descriptions from this class.
+    `exact_match_boxed` and `boxes_after_first` use our extraction, for which an empty box is no
+    box.
 
     Attributes:
-        math_verify: lm-eval's call of math_verify. Any expression in the text can count, even instead of the box.
-        exact_match_boxed: lm-eval's own comparison, of the content of the last closed box. Wrong without one.
-        authors_rule: The rule of the study's authors, on prompt plus completion, with its substring bug.
+        math_verify: lm-eval's call of math_verify. Any expression in the text can count, even
+            instead of the box.
+        exact_match_boxed: lm-eval's own comparison of the content of the last closed box. False
+            without a box.
+        authors_rule: The rule of the study's authors, on prompt plus completion, with its substring
+            bug.
         authors_rule_strict: The authors' rule with equality only.
-        boxes_after_first: Number of closed boxes after the first: the model may have gone on to a next problem.
+        boxes_after_first: Number of closed boxes after the first. If there are any, the model may
+            have gone on to another problem.
     """
 
     math_verify: Annotated[
@@ -103,7 +107,8 @@ class Audit(AuditColumns, frozen=True, kw_only=True):
     """The other graders' verdicts on one completion.
 
     Attributes:
-        reason: Why a column is None, or that the authors' code would have stopped. "; " stands between several.
+        reason: Why a column is None, or that the authors' code would have failed. "; " separates
+            several reasons.
     """
 
     reason: str | None = None
@@ -114,95 +119,95 @@ GRADERS = tuple(name for name, kind in get_type_hints(AuditColumns).items() if k
 
 
 def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
-    """A grade and its audit as one flat mapping, the form that sample logs and journals have."""
+    """A grade and its audit as a flat mapping, as in sample logs and journals."""
     columns = structs.asdict(audit)
     audit_reason = columns.pop("reason")
     return {**asdict(grade), **columns, "audit_reason": audit_reason}
 
 
 def as_text(grade: Grade, audit: Audit) -> str:
-    """`as_record` as JSON: what the filter of our tasks makes of a response, and `.graded` of a replayed completion."""
+    """`as_record` as JSON: the filtered response in our tasks, and `.graded` of a replayed one."""
     return json.dumps(as_record(grade, audit))
 
 
-Finding = tuple[dict[str, int | None], str | None]
-"""The columns that one step fills, and a remark."""
+StepResult = tuple[dict[str, int | None], str | None]
+"""The columns of a step, and a remark."""
 
 
-def _authors_rule(job: AuditJob) -> Finding:
+def _authors_rule(job: AuditJob) -> StepResult:
     remark = None
     try:
-        right, strict = authors_rule(job.prompt + job.completion, job.target)
+        is_correct, is_equal = authors_rule(job.prompt + job.completion, job.target)
     except IndexError:
-        right = strict = False
+        is_correct = is_equal = False
         remark = "IndexError in the authors' code, judged wrong"
-    return {"authors_rule": right, "authors_rule_strict": strict}, remark
+    return {"authors_rule": is_correct, "authors_rule_strict": is_equal}, remark
 
 
-def _exact_match_boxed(job: AuditJob) -> Finding:
-    """lm-eval's comparison of the last box. Its own code catches every error, and then judges the answer wrong."""
-    right, remark = None, None
-    answer = next(reversed(read_boxes(job.completion)), None)
-    if answer is None:
-        right = False
-    elif len(answer) > LONGEST_ANSWER:
+def _exact_match_boxed(job: AuditJob) -> StepResult:
+    """lm-eval's comparison of the last box. It judges the answer wrong if its code fails."""
+    boxes = read_boxes(job.completion)
+    if not boxes:
+        return {"exact_match_boxed": False}, None
+    answer = boxes[-1]
+    if len(answer) > LONGEST_ANSWER:
         remark = f"answer of {len(answer)} characters, over {LONGEST_ANSWER}"
-    else:
-        minerva = _minerva()
-        box = (
-            minerva.last_boxed_only_string(job.solution) if job.solution else None
-        )  # as its `process_docs`
-        gold = job.target if box is None else minerva.remove_boxed(box)
-        right = _equivalent(
-            minerva.normalize_final_answer(answer), minerva.normalize_final_answer(gold)
-        )
-    return {"exact_match_boxed": right}, remark
+        return {"exact_match_boxed": None}, remark
+    minerva = _minerva()
+    gold = job.target
+    gold_box = minerva.last_boxed_only_string(job.solution)  # as in lm-eval's `process_docs`
+    if gold_box is not None:
+        gold = minerva.remove_boxed(gold_box)
+    normalized = minerva.normalize_final_answer(answer), minerva.normalize_final_answer(gold)
+    return {"exact_match_boxed": _equivalent(*normalized)}, None
 
 
-def _boxes_after_first(job: AuditJob) -> Finding:
+def _boxes_after_first(job: AuditJob) -> StepResult:
     return {"boxes_after_first": max(0, len(read_boxes(job.completion)) - 1)}, None
 
 
-def _math_verify(job: AuditJob) -> Finding:
-    """lm-eval's call, without its timeouts: they rely on signals, and the parent keeps the clock.
+def _math_verify(job: AuditJob) -> StepResult:
+    """lm-eval's call without its timeouts, which rely on signals. The parent checks deadlines.
 
     Source: lm_eval/tasks/minerva_math/utils.py, `process_results`, lm-eval 0.4.13.
     """
     from math_verify import parse, verify
 
-    gold = _parse_solution(job.solution or f"\\boxed{{{job.target}}}")
-    found = parse(job.completion, parsing_timeout=None)
-    return {"math_verify": bool(verify(gold=gold, target=found, timeout_seconds=None))}, None
+    solution = job.solution if job.solution else f"\\boxed{{{job.target}}}"
+    gold = _parse_solution(solution)
+    answer = parse(job.completion, parsing_timeout=None)
+    return {"math_verify": bool(verify(gold=gold, target=answer, timeout_seconds=None))}, None
 
 
-STEPS: dict[str, tuple[tuple[str, ...], Callable[[AuditJob], Finding]]] = {
+STEPS: dict[str, tuple[tuple[str, ...], Callable[[AuditJob], StepResult]]] = {
     "boxes_after_first": (("boxes_after_first",), _boxes_after_first),
     "authors_rule": (("authors_rule", "authors_rule_strict"), _authors_rule),
     "exact_match_boxed": (("exact_match_boxed",), _exact_match_boxed),
     "math_verify": (("math_verify",), _math_verify),
 }
-"""The steps of an audit with their columns, the safest first. A step may hang: only workers take it."""
+"""The steps of an audit with their columns, the safest step first. Only workers run them, because
+a step may hang."""
 
 
-def run_step(step: str, job: AuditJob) -> Finding:
-    """Take one step of an audit. If the other grader fails, its columns are None, and the remark names the error.
+def run_step(step: str, job: AuditJob) -> StepResult:
+    """Run a step of an audit. If the other grader fails, the remark names its error.
 
     Raises:
-        MemoryError: the process ran into its limit and can no longer be trusted.
+        MemoryError: The process reached its limit and can no longer be trusted.
     """
-    columns, take = STEPS[step]
+    columns, grader = STEPS[step]
     try:
-        return take(job)
+        return grader(job)
     except MemoryError:
         raise
-    except Exception as error:  # other people's graders on model text raise anything at all
+    except Exception as error:  # on model text the other graders can raise any error
         return dict.fromkeys(columns), type(error).__name__
 
 
 def prepare() -> None:
-    """Load lm-eval's grader and its parser, which takes about a second, so that no step pays for it.
+    """Load lm-eval's grader and its parser, about a second, before the first step needs them.
 
-    Failures are left to the steps, which report them in their columns.
+    The steps report an error in their columns.
     """
     with suppress(Exception):
         _equivalent("x+1", "\\frac{1}{2}")
@@ -210,9 +215,10 @@ def prepare() -> None:
 
 @lru_cache(maxsize=1)
 def _minerva() -> ModuleType:
-    """lm-eval's own module, loaded from its file: an import by name takes 3 s, for datasets and half of lm-eval.
+    """Load lm-eval's module from its file, without its timeout by alarm signals.
 
-    This copy is ours alone, so its timeout by alarm signals can be taken out. The parent keeps the clock.
+    An import by name would take 3 s, for datasets and half of lm-eval, and the change would affect
+    lm-eval itself.
     """
     package = importlib.util.find_spec("lm_eval")
     assert package is not None and package.submodule_search_locations
@@ -238,24 +244,24 @@ def _parse_solution(solution: str) -> Any:
 
 
 def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
-    r"""The grading rule of the study's authors, with its faults, written from a description of what it does.
+    r"""The grading rule of the study's authors with its faults, written from a description of it.
 
-    It reads prompt **plus** completion, so that an empty `\boxed{}` in the prompt counts as an answer. It accepts any
-    answer that is a substring of the gold answer: an empty box is always right, and `1` is right for `100`. And it
-    knows no mathematics beyond `rewrite`.
+    It reads prompt **plus** completion, so an empty `\boxed{}` in the prompt counts as an answer.
+    It accepts any answer that is a substring of the gold answer: an empty box is always right, and
+    `1` is right for `100`. It knows no mathematics except `rewrite`.
 
-    Source: arXiv 2510.01032 and what its code does. The rewriting is that of the MATH data set (Hendrycks et al. 2021,
-    arXiv 2103.03874).
+    Source: arXiv 2510.01032 and the behaviour of its code. The rewriting is that of the MATH data
+    set (Hendrycks et al. 2021, arXiv 2103.03874).
 
     Args:
         text: The prompt followed by the completion.
         gold: The gold answer. None: the problem has no boxed answer.
 
     Returns:
-        Whether the answer is right by the rule as it is, and without the substring bug.
+        Whether the answer is right by the rule as it is, and by the rule without the substring bug.
 
     Raises:
-        IndexError: as in their code, at a `\frac` or `\sqrt` with nothing after it.
+        IndexError: As in their code, if nothing follows a `\frac` or `\sqrt`.
     """
     answer = authors_answer(text)
     if answer is None or gold is None:
@@ -267,8 +273,8 @@ def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
 def authors_answer(text: str) -> str | None:
     r"""The content of the last `\boxed{...}`. None: there is no box, or the last one is not closed.
 
-    An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there is no `\boxed`, and
-    then refuses its form.
+    An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there
+    is no `\boxed`, and then refuses its form.
     """
     start = text.rfind("\\boxed")
     if start < 0:
@@ -287,7 +293,7 @@ def rewrite(answer: str) -> str:
     r"""Rewrite an answer, or the gold answer, by the rule's steps in their order.
 
     Raises:
-        IndexError: nothing follows a `\frac` or a `\sqrt`, as in their code.
+        IndexError: As in their code, if nothing follows a `\frac` or `\sqrt`.
     """
     text = answer.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac")
@@ -295,7 +301,8 @@ def rewrite(answer: str) -> str:
     text = text.replace("^{\\circ}", "").replace("^\\circ", "").replace("\\$", "")
     text = text.partition("\\text{ ")[0].replace("\\%", "")
     text = text.replace(" .", " 0.").replace("{.", "{0.")
-    text = "0" + text if text.startswith(".") else text
+    if text.startswith("."):
+        text = "0" + text
     sides = text.split("=")
     if len(sides) == 2 and len(sides[0]) <= 2:
         text = sides[1]
@@ -307,24 +314,28 @@ def rewrite(answer: str) -> str:
 
 
 def _brace_roots(text: str) -> str:
-    r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command is braced."""
-    first, *rest = text.split("\\sqrt")
-    return first + "".join(
-        "\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in rest
-    )
+    r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command gets braces."""
+    before, *arguments = text.split("\\sqrt")
+    for argument in arguments:
+        if argument[0] != "{":
+            argument = f"{{{argument[0]}}}{argument[1:]}"
+        before += "\\sqrt" + argument
+    return before
 
 
 def _brace_fractions(text: str) -> str:
-    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`. If only one character follows a `\frac`, the whole text stays."""
-    first, *rest = text.split("\\frac")
-    parts = [first]
-    for part in rest:
-        if part[0] == "{":
-            braced = part
-        elif len(part) < 2:
-            return text
-        else:
-            below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
-            braced = f"{{{part[0]}}}{below}"
-        parts.append("\\frac" + braced)
-    return "".join(parts)
+    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`.
+
+    If only one character follows a `\frac`, the text stays as it is.
+    """
+    braced, *fractions = text.split("\\frac")
+    for fraction in fractions:
+        if fraction[0] != "{":
+            if len(fraction) < 2:
+                return text
+            numerator, denominator = fraction[0], fraction[1:]
+            if denominator[0] != "{":
+                denominator = f"{{{denominator[0]}}}{denominator[1:]}"
+            fraction = f"{{{numerator}}}{denominator}"
+        braced += "\\frac" + fraction
+    return braced

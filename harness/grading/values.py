@@ -1,7 +1,8 @@
-"""Computes formulas at a few points, to 25 digits.
+"""Compute formulas at a few points, to 25 digits.
 
-Fractions are exact while they are short; all else has a fixed precision and a largest size, and there is a budget of
-functions. So a formula costs what its length says: nothing is simplified, solved or expanded.
+Short fractions are exact. All other values have a fixed precision and a largest size, and there is
+a budget of functions. So the length of a formula bounds its cost: nothing is simplified, solved or
+expanded.
 """
 
 from __future__ import annotations
@@ -11,96 +12,97 @@ import random
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
+from itertools import starmap
 
 import mpmath  # type: ignore[import-untyped]
 
-from harness.grading.formula import TooLarge, Unreadable, Value, read
+from harness.grading.formula import TooLarge, Unreadable, Value, blame_gold_answer, read
 
 PRECISION_BITS = 1000
-"""Of every step of a formula."""
+"""Of each step of a formula."""
 EXACT_BITS = 2**16
-"""Of the numerator and denominator of a value that is not rounded."""
+"""Most bits of the numerator and the denominator of a value that is not rounded."""
 MOST_BITS = 10_000
-"""Of a rounded value, before and after its point."""
+"""Most bits of a rounded value, before and after its point."""
 MOST_RESULT_BITS = 800
-"""Of a value that is compared. Of larger ones no digits would be left to compare."""
+"""Most bits of a value that is compared. Of larger values no digits would remain to compare."""
 AGREEMENT = 2.0**-83
-"""Values agree that differ by less than this part of them: 25 digits."""
+"""Values agree if their relative difference is smaller: 25 digits."""
 POINTS = 12
-"""At which formulas with letters are compared."""
+"""The number of points at which formulas with letters are compared."""
 SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
-"""Letters have values between these, of both signs, over a prime that is no part of any period."""
+"""Sizes of letters, which have both signs. Their denominator is a prime that divides no period."""
 COMPARISON_BUDGET = 40_000
-"""Of all pairs of formulas in one comparison: about a second, where a list has many long entries. One is spent for each
-function, and for each 16 characters that are computed at a point."""
+"""For all pairs of formulas in one comparison: about a second, if a list has many long entries.
+Each function costs 1, and so do 16 characters that are computed at a point."""
 BUDGET = 6_000
-"""Functions of one pair of formulas, at all points. A factorial or binomial counts as 20, a step with long
-fractions as 32."""
+"""For the functions of one pair of formulas, at all points. A factorial or binomial costs 20, and a
+step with long fractions up to 32."""
 
 _NOISE = mpmath.mpf(2) ** (200 - PRECISION_BITS)
-"""What rounding leaves of 0 is no larger."""
+"""The largest rounding error of a value that is 0."""
 _CONSTANTS = {"\\pi": mpmath.pi, "e": mpmath.e, "\\degree": mpmath.degree}
-_FUNCTIONS = {name: getattr(mpmath, name) for name in "sin cos tan cot sec csc sinh cosh tanh exp".split()} | {
+_SAME_NAMES = "sin cos tan cot sec csc sinh cosh tanh exp".split()
+_FUNCTIONS = {name: getattr(mpmath, name) for name in _SAME_NAMES} | {
     "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan,
     "arccot": mpmath.acot, "arcsec": mpmath.asec, "arccsc": mpmath.acsc,
     "arcsinh": mpmath.asinh, "arccosh": mpmath.acosh, "arctanh": mpmath.atanh,
-    "ln": mpmath.log, "lg": mpmath.log10, "log": lambda x, base=10: mpmath.log(x) / mpmath.log(base),
+    "ln": mpmath.log, "lg": mpmath.log10,
+    "log": lambda x, base=10: mpmath.log(x) / mpmath.log(base),
     "abs": mpmath.fabs, "!": mpmath.factorial, "binom": mpmath.binomial,
     "lfloor": lambda x: mpmath.floor(x + _NOISE), "lceil": lambda x: mpmath.ceil(x - _NOISE),
 }  # fmt: skip
-_LARGEST_ARGUMENT = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13) | dict.fromkeys(
-    ("!", "binom"), 10
-)
-"""Most bits of what functions are taken of that would grow too large, or take too long."""
+_COMBINATORIAL = ("!", "binom")
+_LARGEST_ARGUMENT = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13)
+_LARGEST_ARGUMENT |= dict.fromkeys(_COMBINATORIAL, 10)
+"""Most bits of the arguments of functions that would otherwise be too large or too slow."""
 
-
-_left = [COMPARISON_BUDGET]
-"""What is left of the work that one comparison may take, over all pairs of formulas in it."""
+_comparison_budget = [COMPARISON_BUDGET]
+"""The remaining budget of the current comparison, over all its pairs of formulas."""
 
 
 def begin_comparison() -> None:
-    """From here on there is a whole budget again."""
-    _left[0] = COMPARISON_BUDGET
+    """Restore the full budget."""
+    _comparison_budget[0] = COMPARISON_BUDGET
 
 
 def same_values(answer: str, target: str) -> bool:
-    """Whether two formulas have one value wherever they have any, for letters of both signs.
+    """Whether two formulas have the same values, for letters of both signs.
 
-    A point where neither has a value, or one is too large, says nothing. One where only one has a value tells them
-    apart. A formula without i has no value where it is not real.
+    A point says nothing if neither formula has a value there, or a value is too large. If only one
+    has a value, the formulas differ. A formula without i has no value where it is not real.
 
     Raises:
-        TooLarge: their values are too large at every point, or take too many functions.
+        TooLarge: The values are too large at every point, or take too many functions.
     """
-    compared = False
-    for found, expected in _at_points(answer, target):
-        if found is None or expected is None or not _agree(found, expected):
+    has_values = False
+    for value, target_value in _values_at_points(answer, target):
+        if value is None or target_value is None or not _agree(value, target_value):
             return False
-        compared = True
-    return compared
+        has_values = True
+    return has_values
 
 
 def constant_ratio(answer: str, target: str) -> float:
-    """The real number that the first formula is of the second at every point; 0 if there is none.
+    """The ratio of two formulas if it is the same real number at every point, else 0.
 
     Raises:
-        TooLarge: as `same_values`.
+        TooLarge: As for `same_values`.
     """
-    pairs = list(_at_points(answer, target))
-    if not pairs or not all(found and expected for found, expected in pairs):
+    pairs = [*_values_at_points(answer, target)]
+    if not pairs or not all(map(all, pairs)):
         return 0.0
     with mpmath.workprec(PRECISION_BITS):
-        ratios = [a / b for a, b in (_alike(*pair) for pair in pairs)]
-    constant = all(
-        not isinstance(ratio, mpmath.mpc) and _agree(ratio, ratios[0]) for ratio in ratios
-    )
-    return float(ratios[0]) if constant else 0.0
+        ratios = [a / b for a, b in starmap(_alike, pairs)]
+    if any(isinstance(ratio, mpmath.mpc) or not _agree(ratio, ratios[0]) for ratio in ratios):
+        return 0.0
+    return float(ratios[0])
 
 
 def has_value(formula: str) -> bool:
     """Whether a formula can be read and computed."""
     try:
-        return any(found is not None for found, _ in _at_points(formula, "0"))
+        return any(value is not None for value, _ in _values_at_points(formula, "0"))
     except TooLarge:
         return False
 
@@ -112,37 +114,40 @@ def approximate(formula: str) -> float | None:
         value = point.value(formula, 0)
     except (Unreadable, TooLarge):
         return None
-    return None if value is None or point.letters or isinstance(value, mpmath.mpc) else float(value)
+    if value is None or point.letters or isinstance(value, mpmath.mpc):
+        return None
+    return float(value)
 
 
-def _at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
-    """The values of two formulas at every point where either has one and neither is too large; None if unreadable."""
-    point, compared, too_large = Point(), False, None
-    for turn in range(POINTS):
+def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
+    """The values of two formulas at every point where either has one and neither is too large.
+
+    If a formula is not readable, both values are None.
+    """
+    point, has_values, size_error = Point(), False, None
+    for index in range(POINTS):
         try:
-            found = point.value(answer, turn)
-            try:
-                expected = point.value(target, turn)
-            except TooLarge as error:
-                raise TooLarge(f"gold answer: {error}") from None
-            if found is not None or expected is not None:
-                yield found, expected
-                compared = True
+            value = point.value(answer, index)
+            with blame_gold_answer():
+                target_value = point.value(target, index)
+            if value is not None or target_value is not None:
+                yield value, target_value
+                has_values = True
         except TooLarge as error:
-            too_large = error
+            size_error = error
         except Unreadable:
             yield None, None
             return
         if not point.letters:
             break
-    if too_large and not compared:
-        raise too_large
+    if size_error and not has_values:
+        raise size_error
 
 
 @lru_cache(maxsize=1024)
-def letter_value(place: int, turn: int) -> Fraction:
-    """The value of a letter at one point: seeded by both, so that all signs and sizes of several letters meet."""
-    source = random.Random(f"{place} {turn}")
+def letter_value(letter_index: int, point_index: int) -> Fraction:
+    """The value of a letter at a point, seeded by both, so that signs and sizes vary freely."""
+    source = random.Random(f"{letter_index} {point_index}")
     size = math.exp(source.uniform(math.log(SMALLEST_LETTER), math.log(LARGEST_LETTER)))
     return source.choice((-1, 1)) * Fraction(round(size * LETTER_PRIME), LETTER_PRIME)
 
@@ -158,51 +163,53 @@ def _agree(a: Value, b: Value) -> bool:
 
 def _alike(a: Value, b: Value) -> tuple[Value, Value]:
     """Both values exactly if both are exact, else both rounded."""
-    return (
-        (a, b)
-        if isinstance(a, Fraction) and isinstance(b, Fraction)
-        else (_rounded(a), _rounded(b))
-    )
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a, b
+    return _rounded(a), _rounded(b)
 
 
 def _rounded(value: Value) -> Value:
-    return (
-        _not_small(mpmath.mpf(value.numerator) / value.denominator)
-        if isinstance(value, Fraction)
-        else value
-    )
+    if isinstance(value, Fraction):
+        return _not_small(mpmath.mpf(value.numerator) / value.denominator)
+    return value
 
 
 def _not_small(value: Value) -> Value:
-    """The value, which would pass for what rounding leaves of 0 if it were too small."""
+    """Return a value unless it is so small that it would pass for a rounded 0."""
     if value and mpmath.mag(value) < -MOST_RESULT_BITS:
         raise TooLarge("number too small")
     return value
 
 
+def _bits(fraction: Fraction) -> int:
+    return max(fraction.numerator.bit_length(), fraction.denominator.bit_length())
+
+
+def _is_natural(value: Value) -> bool:
+    return isinstance(value, Fraction) and value.denominator == 1 and value >= 0
+
+
 class Point:
-    """A point at which formulas are computed. It has a value for every letter, another one in each turn.
+    """A point at which formulas are computed: a value for every letter.
 
     Attributes:
-        letters: The letters met so far, each with its place.
+        letters: The letters so far, each with its index.
+        letters_read: How many times a letter was read.
     """
 
     def __init__(self) -> None:
         self.letters: dict[str, int] = {}
         self.letters_read = 0
-        self._turn, self._imaginary, self._budget = 0, False, BUDGET
+        self._index, self._is_complex, self._budget = 0, False, BUDGET
 
-    def value(self, formula: str, turn: int) -> Value | None:
-        """The formula's value at the point of this turn; None where it has none."""
-        self._turn, self._imaginary = turn, False
+    def value(self, formula: str, index: int) -> Value | None:
+        """The formula's value at the point with this index; None where it has no value."""
+        self._index, self._is_complex = index, False
         self._spend(len(formula) >> 4)
         with mpmath.workprec(PRECISION_BITS):
             try:
                 value = read(formula, self)
-            except (
-                ZeroDivisionError,
-                ValueError,
-            ):  # what mpmath raises outside a function's domain
+            except (ZeroDivisionError, ValueError):  # mpmath's errors outside a function's domain
                 return None
             if isinstance(value, Fraction):
                 return value
@@ -210,21 +217,18 @@ class Point:
                 raise TooLarge("number too large")
             if abs(mpmath.im(value)) <= _NOISE * max(1, abs(value)):
                 value = mpmath.re(value)
-            return (
-                value
-                if mpmath.isfinite(value) and (self._imaginary or not mpmath.im(value))
-                else None
-            )
+            has_value = mpmath.isfinite(value) and (self._is_complex or not mpmath.im(value))
+            return value if has_value else None
 
     def letter(self, name: str) -> Value:
         """A letter or constant."""
         if name in _CONSTANTS:
             return +_CONSTANTS[name]
         if name == "i":
-            self._imaginary = True
+            self._is_complex = True
             return mpmath.mpc(0, 1)
         self.letters_read += 1
-        return letter_value(self.letters.setdefault(name, len(self.letters)), self._turn)
+        return letter_value(self.letters.setdefault(name, len(self.letters)), self._index)
 
     def plus(self, a: Value, b: Value) -> Value:
         """The sum."""
@@ -237,49 +241,42 @@ class Point:
         return self.checked(a * b)
 
     def power(self, base: Value, exponent: Value) -> Value:
-        """The power; of a negative number, a root of an odd degree is the real one, as school has it."""
-        rational = isinstance(exponent, Fraction)
-        if rational and exponent.denominator == 1 and isinstance(base, Fraction):
-            if (
-                abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length())
-                <= EXACT_BITS
-            ):
+        """The power. A root of odd degree of a negative number is the real root, as in school."""
+        is_rational = isinstance(exponent, Fraction)
+        if is_rational and exponent.denominator == 1 and isinstance(base, Fraction):
+            if abs(exponent) * _bits(base) <= EXACT_BITS:
                 return self.checked(base**exponent.numerator)
-        base, power, size = (
-            _rounded(base),
-            _rounded(exponent),
-            mpmath.mag(_rounded(base)) or 1 if base else 0,
-        )
+        base, power = _rounded(base), _rounded(exponent)
+        size = max(1, abs(mpmath.mag(base))) if base else 0  # bits of the base
         if mpmath.mag(power) + mpmath.mag(size) > MOST_BITS.bit_length():
             raise TooLarge("number too large")
-        if rational and exponent.denominator % 2 and not mpmath.im(base) and base < 0:
+        if is_rational and exponent.denominator % 2 and not mpmath.im(base) and base < 0:
             value = (-1 if exponent.numerator % 2 else 1) * mpmath.power(-base, power)
         else:
             value = mpmath.power(base, power)
         return self.checked(_not_small(value))
 
     def root(self, value: Value, degree: Value, *, of_number: bool) -> Value:
-        """A root. That of a negative number is imaginary; that of a negative value of a letter is none."""
-        self._imaginary |= of_number and degree == 2 and isinstance(value, Fraction) and value < 0
+        """A root. That of a negative number is imaginary, but a negative letter has none."""
+        is_negative = isinstance(value, Fraction) and value < 0
+        self._is_complex |= of_number and degree == 2 and is_negative
         return self.power(value, 1 / degree)
 
     def function(self, name: str, *arguments: Value) -> Value:
         """A function by its command: `log` of a value and its base, `binom`, ..."""
-        self._spend(20 if name in ("!", "binom") else 1)
-        if name in ("!", "binom"):
-            if all(
-                isinstance(one, Fraction) and one.denominator == 1 and one >= 0 for one in arguments
-            ):
-                n, k = int(arguments[0]), int(arguments[-1])
-                if (n if name == "!" else min(k, n - k)) * n.bit_length() > EXACT_BITS:
-                    raise TooLarge("factorial too large")
-                return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
+        is_combinatorial = name in _COMBINATORIAL
+        self._spend(20 if is_combinatorial else 1)
+        if is_combinatorial and all(map(_is_natural, arguments)):
+            n, k = int(arguments[0]), int(arguments[-1])
+            factors = n if name == "!" else min(k, n - k)
+            if factors * n.bit_length() > EXACT_BITS:
+                raise TooLarge("factorial too large")
+            return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
         values = [_rounded(argument) for argument in arguments]
-        if any(
-            value and mpmath.mag(value) > _LARGEST_ARGUMENT.get(name, MOST_BITS) for value in values
-        ):
+        most_bits = _LARGEST_ARGUMENT.get(name, MOST_BITS)
+        if any(value and mpmath.mag(value) > most_bits for value in values):
             raise TooLarge(f"{name} of a large number")
-        if name in ("!", "binom") and any(mpmath.im(value) for value in values):
+        if is_combinatorial and any(map(mpmath.im, values)):
             raise Unreadable(f"{name} of a complex number")
         return self.checked(_FUNCTIONS[name](*values))
 
@@ -287,10 +284,10 @@ class Point:
         """The value, rounded if it is too long a fraction.
 
         Raises:
-            TooLarge: it has more bits than are computed with.
+            TooLarge: It has more than `MOST_BITS` bits.
         """
         if isinstance(value, Fraction):
-            bits = max(value.numerator.bit_length(), value.denominator.bit_length())
+            bits = _bits(value)
             if bits <= EXACT_BITS:
                 self._spend((bits >> 12) ** 2 // 8)
                 return value
@@ -303,8 +300,8 @@ class Point:
 
     def _spend(self, work: int) -> None:
         self._budget -= work
-        _left[0] -= work
+        _comparison_budget[0] -= work
         if self._budget < 0:
             raise TooLarge("too much work")
-        if _left[0] < 0:
+        if _comparison_budget[0] < 0:
             raise TooLarge("budget")
