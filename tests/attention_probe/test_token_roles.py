@@ -293,7 +293,7 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
     ("changes", "options", "error", "message"),
     [
         ({}, {"completion": True}, RunError, "Problem p, condition 'wo': no completion"),
-        ({}, {"conditions": ["mless"]}, RunError, "Problem p was not asked under 'mless'"),
+        ({}, {"conditions": ["mless"]}, RunError, "Problem p has no prompt under 'mless'"),
         (
             {"prompt_token_sha256": "0" * 64},
             {},
@@ -345,9 +345,9 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     assert built.filled_answers == source_of(run).filled_answers == ("dots", "bare")
     for chosen in ((), ("last", "dots")):
         with pytest.raises(ConfigError) as caught:
-            ProbeSettings(conditions=chosen).fitted(source_of(run))
+            ProbeSettings(conditions=chosen).complete_from(source_of(run))
         assert "does not record where in the answer the filler of dots" in str(caught.value)
-    kept = ProbeSettings(conditions=("at-once", "last")).fitted(source_of(run)).conditions
+    kept = ProbeSettings(conditions=("at-once", "last")).complete_from(source_of(run)).conditions
     tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=kept)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]
 
@@ -359,7 +359,7 @@ def test_a_condition_that_is_called_like_a_gap_is_none(toy_tokenizer):
         for name in ("mless-gap", "x-gap", "x")
     ]
     built = build_source(few, [*map(as_condition, ("wo", "mless")), *own], toy_tokenizer, "raw")
-    recorded = ProbeSettings().fitted(built).conditions
+    recorded = ProbeSettings().complete_from(built).conditions
     assert recorded == ("wo", "mless", "mless-gap", "x-gap", "x", "mless+gap")
     tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
     sizes = {name: int(prompt.has_role("filler").sum()) for name, prompt in tokenized.items()}
