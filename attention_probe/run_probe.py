@@ -221,15 +221,15 @@ def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPro
         PromptMismatchError: a prompt is longer than the model's context.
     """
     context = getattr(loaded.config, "max_position_embeddings", None)
-    token_ids: list[int] = []
+    token_ids: set[int] = set()
     for prompt in each_prompt(prompts):
         if context is not None and len(prompt) > context:
             raise PromptMismatchError(
                 f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} "
                 f"tokens; {loaded.name} has a context of {context}."
             )
-        token_ids += prompt.token_ids.tolist()
-    loaded.keep_embeddings(torch.tensor(token_ids).unique())
+        token_ids.update(prompt.token_ids.tolist())
+    loaded.keep_embeddings(torch.tensor(sorted(token_ids)))
 
 
 def each_prompt(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:

@@ -90,8 +90,8 @@ def average_curves(
     """
     header = traces.header
     selection = _Weights(
-        layer_index=header.place("layer", layer),
-        head_indices=[header.place("head", head) for head in heads],
+        layer_index=header.axis_index("layer", layer),
+        head_indices=[header.axis_index("head", head) for head in heads],
         view=view,
         definition=definition,
         first_position=int(

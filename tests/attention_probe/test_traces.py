@@ -239,11 +239,11 @@ def test_what_is_there_is_given_and_what_is_not_is_named(written):
         )
         for attempt, told in [
             (
-                lambda: traces.header.place("layer", 2),
+                lambda: traces.header.axis_index("layer", 2),
                 "Layer 2 is not in these traces: counted from 1, they hold 1, 3",
             ),
             (
-                lambda: traces.header.place("head", 0),
+                lambda: traces.header.axis_index("head", 0),
                 "Head 0 is not in these traces: counted from 1, they hold 1, 2, 3",
             ),
             (
