@@ -339,7 +339,7 @@ def test_tensors_that_do_not_fit_are_fatal_in_kept_layers_only(qwen2, damage, de
         (
             "config.json",
             hf.MiniMaxConfig(**SHAPE, num_local_experts=4),
-            "depends on how many layers there are",
+            "depends on the number of layers",
         ),
     ],
     ids=str,
