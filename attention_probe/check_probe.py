@@ -82,7 +82,7 @@ def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMe
 
 
 def eager_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMeans:
-    """The means from eager `output_attentions`, which holds full matrices of all layers in memory."""
+    """The means from eager `output_attentions`, which keeps full matrices of all layers."""
     model = loaded.model
     input_ids = token_ids[None].to(model.device)
     with torch.inference_mode(), switched_attention(model, "eager"):

@@ -1,4 +1,4 @@
-"""The probe: run selected prompts through the first layers once, and store a trace of each prompt."""
+"""The probe: run selected prompts through the first layers once, and store a trace of each."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Advance = Callable[[int, int], None]
 """Called with the number of finished problems and the number of all problems."""
 
 GROUP_TOKENS = 1024
-"""Most tokens in one forward pass, padding included. On a CPU a larger pass needs more memory and is
-not faster, because its tensors no longer fit into the caches."""
+"""Most tokens in one forward pass, padding included. On a CPU a larger pass needs more memory and
+is not faster, because its tensors no longer fit into the caches."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
@@ -111,15 +111,10 @@ class ProbeSettings:
 
 def refuse_unusable_conditions(source: Source, conditions: Iterable[str]) -> None:
     """Raise ConfigError if the source lacks a condition, or one cannot be probed."""
-    absent, in_answer, changed = [], [], []
-    for name in conditions:
-        base = without_gap(name, source.conditions)
-        if base not in source.conditions:
-            absent.append(name)
-        if base in source.filled_answers:
-            in_answer.append(name)
-        if base in source.changed:
-            changed.append(name)
+    bases = {name: without_gap(name, source.conditions) for name in conditions}
+    absent = [name for name, base in bases.items() if base not in source.conditions]
+    in_answer = [name for name, base in bases.items() if base in source.filled_answers]
+    changed = [name for name, base in bases.items() if base in source.changed]
     prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
     if absent:
         names = ", ".join(absent)
@@ -265,12 +260,9 @@ def refuse_differing_traces(
             continue
         trace = traces.get(prompt.problem_id, prompt.condition)
         problem = problems[prompt.problem_id]
-        is_same_prompt = (
-            trace.prompt_sha256 == prompt.sha256
-            and trace.token_ids.tolist() == prompt.token_ids.tolist()
-        )
-        is_same_selection = (trace.outcome, trace.control) == (problem.outcome, problem.is_control)
-        if not (is_same_prompt and is_same_selection):
+        stored = (trace.prompt_sha256, trace.token_ids.tolist(), trace.outcome, trace.control)
+        token_ids = prompt.token_ids.tolist()
+        if stored != (prompt.sha256, token_ids, problem.outcome, problem.is_control):
             raise PromptMismatchError(
                 f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} with "
                 "another prompt, or from another selection. Choose another --output."
@@ -363,7 +355,7 @@ def make_header(
     """
     record = settings.record
     options: dict[str, Any] = {"decompose": record.decompose, "activations": record.activations}
-    # Fillers may then merge with other tokens, so the common tokens depend on the set of conditions.
+    # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
         options["common_to"] = list(settings.conditions)
     options["model_type"] = config.model_type

@@ -77,7 +77,7 @@ class Trace(TraceEntry):
     Attributes:
         tokens: The text of each token, for people.
         measures: [layer, head] arrays by name; each name is in MEASURES.
-        activations: First-MLP statistics of the problem's tokens by name; see `measure_activations`.
+        activations: Statistics of the first MLP by name; see `measure_activations`.
         self_check: Largest errors by name, from comparisons with other computations.
     """
 
@@ -236,8 +236,10 @@ class AttentionTraces:
         # A damaged file may have been deleted, so the next number is not the number of files.
         last = next((int(path.stem) for path, _ in reversed(self._files.values())), 0)
         trace_path = self.path / f"{last + 1:08d}.safetensors"
-        with clear_messages(trace_path), write_atomic(trace_path) as part:
-            part.write_bytes(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
+        with clear_messages(trace_path), write_atomic(trace_path) as temporary:
+            temporary.write_bytes(
+                safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)})
+            )
         self._add_entry(trace_path, facts)
 
     def has(self, problem_id: str, condition: str) -> bool:

@@ -131,7 +131,7 @@ class Reduction:
             region_weights = weights[..., columns - keys.start] * region_keys
             values = self._values[:, :, None, columns].to(region_weights.dtype)
             # query heads that share a KV head
-            grouped = region_weights.unflatten(1, (values.shape[1], -1))
+            grouped = torch.unflatten(region_weights, 1, (values.shape[1], -1))
             self._output[:, :, queries] = torch.matmul(grouped, values).flatten(1, 2)
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
         self._sums[..., keys].add_(torch.matmul(self._sets[:, None, :, queries], weights))

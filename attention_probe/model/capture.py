@@ -5,7 +5,7 @@ from __future__ import annotations
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ def capture(
     loaded: LoadedModel,
     token_ids: Int[Tensor, "batch seq"],
     *,
-    layers: Iterable[int] | None = None,
     attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"] | None = None,
     position_ids: Int[Tensor, "batch seq"] | None = None,
     query_sets: Bool[Tensor, "batch query_set seq"] | None = None,
@@ -40,12 +39,11 @@ def capture(
     activations: bool = False,
     chunk: int | None = None,
 ) -> Capture:
-    """Run the prompts through the requested layers and reduce their attention.
+    """Run the prompts through the first layers and reduce their attention.
 
     Args:
         loaded: The model's first layers.
         token_ids: Vocabulary ids; those at padding are ignored.
-        layers: Indices, among those that are loaded; None for `loaded.layers`.
         attention_mask: 1 for a token, 0 for padding, on either side; None without padding.
         position_ids: None to count from each prompt's first token. They may have a gap.
         query_sets: Sets of queries to average over; None for one set of all queries.
@@ -70,7 +68,7 @@ def capture(
     all_keys = torch.ones_like(real)[:, None]
     captured = Capture(
         real=real,
-        layer_indices=tuple(sorted(loaded.layers if layers is None else layers)),
+        layer_indices=loaded.layers,
         query_sets=all_keys if query_sets is None else query_sets.to(model.device),
         key_regions=all_keys[:, :0] if key_regions is None else key_regions.to(model.device),
         output_region=output_region,

@@ -60,9 +60,7 @@ def prompts_config(**values: Any) -> PromptsConfig:
         ConfigError: the options contradict each other.
     """
     try:
-        return PromptsConfig.model_validate(
-            {name: value for name, value in values.items() if value is not None}
-        )
+        return PromptsConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, "prompts")) from None
 
@@ -72,7 +70,7 @@ def open_source(
     conditions: Sequence[str],
     load_tokenizer: Callable[[], PreTrainedTokenizerBase],
 ) -> Source:
-    """The prompts of a run as they were run, or those of a dataset, built for the model's tokenizer.
+    """The prompts of a run, or prompts built from a dataset for the model's tokenizer.
 
     Args:
         prompts: Where the prompts are from.

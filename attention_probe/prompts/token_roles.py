@@ -245,7 +245,7 @@ def _align(base: TokenizedPrompt, prompt: TokenizedPrompt) -> NDArray[np.int32]:
 
 
 def _match_keys(prompt: TokenizedPrompt) -> NDArray[np.int64]:
-    """Token id and role in one number: a separator's blank is not the blank before the next word."""
+    """Token id and role in one number: a separator's blank is not the blank before a word."""
     return prompt.token_ids * np.int64(len(ROLES)) + prompt.roles
 
 
