@@ -217,7 +217,7 @@ def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPro
     """
     context = getattr(loaded.config, "max_position_embeddings", None)
     token_ids: set[int] = set()
-    for prompt in each_prompt(prompts):
+    for prompt in flatten_prompts(prompts):
         if context is not None and len(prompt) > context:
             raise PromptMismatchError(
                 f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} "
@@ -227,7 +227,7 @@ def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPro
     loaded.keep_embeddings(torch.tensor(sorted(token_ids)))
 
 
-def each_prompt(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:
+def flatten_prompts(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:
     """All prompts of all problems, problem by problem."""
     return chain.from_iterable(by_condition.values() for by_condition in prompts.values())
 
@@ -255,7 +255,7 @@ def refuse_differing_traces(
     problems: Mapping[str, Problem],
 ) -> None:
     """Raise if a stored trace has another prompt or other tokens, or was selected differently."""
-    for prompt in each_prompt(prompts):
+    for prompt in flatten_prompts(prompts):
         if not traces.has(prompt.problem_id, prompt.condition):
             continue
         trace = traces.get(prompt.problem_id, prompt.condition)

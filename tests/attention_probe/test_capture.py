@@ -229,15 +229,15 @@ def test_activations_of_other_architectures_are_those_of_each_token():
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "told"),
+    ("model_type", "changes", "message"),
     [
         ("gptj", {"rotary_dim": 8}, "GPTJModel gave no attention weights for Layer 1"),
         ("bloom", {}, "BloomModel takes no positions"),
         ("mamba", {"state_size": 4, "num_heads": None}, "MambaModel takes no positions"),
     ],
 )
-def test_an_architecture_that_never_calls_ours_is_refused(model_type, changes, told):
-    with pytest.raises(ModelError, match=told):
+def test_an_architecture_that_never_calls_ours_is_refused(model_type, changes, message):
+    with pytest.raises(ModelError, match=message):
         ask(build(model_type, **changes), "none")
 
 

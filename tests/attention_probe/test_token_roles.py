@@ -20,13 +20,13 @@ from harness.runs.read_runs import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt
 
-PLACES = [place for place in Placement if place is not Placement.ANSWER]
+PLACEMENTS = [placement for placement in Placement if placement is not Placement.ANSWER]
 """A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
 
 WO = Condition(name="wo")
 PLACED = {
-    f"at_{place}": Condition(name=f"at_{place}", unit="/", count=20, placement=place)
-    for place in PLACES
+    f"at_{placement}": Condition(name=f"at_{placement}", unit="/", count=20, placement=placement)
+    for placement in PLACEMENTS
 }
 
 
@@ -82,16 +82,16 @@ def test_any_problem_at_any_placement_is_aligned_exactly(
     toy_tokenizer, text, count, unit, layout, seed
 ):
     conditions = [
-        Condition(name=str(place), unit=unit, count=count, placement=place, seed=seed)
-        for place in PLACES
+        Condition(name=str(placement), unit=unit, count=count, placement=placement, seed=seed)
+        for placement in PLACEMENTS
     ]
     tokenized = tokenize(
         problem_of(text, toy_tokenizer, layout, conditions),
         toy_tokenizer,
-        conditions=["wo", *map(str, PLACES)],
+        conditions=["wo", *map(str, PLACEMENTS)],
     )
     assert_exact(tokenized)
-    for name in map(str, PLACES):
+    for name in map(str, PLACEMENTS):
         low, high = tokenized[name].filler_span
         assert high - low == count and not set(tokenized[name].tokens[low:high]) - {
             unit,
@@ -140,8 +140,8 @@ def test_roles_and_pieces_cover_the_text_in_order(toy_tokenizer):
     assert "".join(prompt.tokens) == problem.prompts["mless"].prompt
     order = [
         ROLES[role]
-        for place, role in enumerate(prompt.roles)
-        if place == 0 or role != prompt.roles[place - 1]
+        for index, role in enumerate(prompt.roles)
+        if index == 0 or role != prompt.roles[index - 1]
     ]
     assert (
         order == "template instruction separator template filler separator problem template".split()
@@ -187,7 +187,7 @@ def test_what_the_published_layout_merges_has_no_partner(kind):
         assert (mless.token_ids[kept] == base.token_ids[mless.original_pos[kept]]).all()
         assert (np.diff(mless.original_pos[kept]) > 0).all()
         fillers = [
-            mless.tokens[place].strip() for place in np.flatnonzero(mless.has_role("filler"))
+            mless.tokens[index].strip() for index in np.flatnonzero(mless.has_role("filler"))
         ]
         glued = [token for token in fillers if token != "/" and "/" in token]
         merged += bool(glued)
