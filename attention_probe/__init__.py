@@ -1,4 +1,5 @@
-"""The attention probe: chosen prompts of a run through the first layers alone, and what each head does with a filler.
+"""The attention probe runs selected prompts through a model's first layers and measures each head.
 
-prompts -> the first layers, reduced while they run -> measures -> traces -> curves, rankings, figures
+prompts -> the first layers, reduced while they run -> measures -> traces -> curves, rankings,
+figures
 """

@@ -1,4 +1,4 @@
-"""Whether the probe's numbers can be believed: one prompt of each probe computed in other ways."""
+"""The self-check: one prompt of every probe is also computed in other ways."""
 
 from __future__ import annotations
 
@@ -16,37 +16,40 @@ from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.capture import capture, softmax_layers
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.prompts.token_roles import TokenizedPrompt
+from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt
 
 CHECKED_TOKENS = 2048
-"""The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
+"""The self-check stores full attention matrices, so it prefers a prompt of at most this length."""
+
+LayerMeans = Mapping[int, Float[Tensor, "head key"]]
+"""By layer, the mean weight of each key over all later queries."""
 
 
 def self_check(
     loaded: LoadedModel,
-    prompts: Mapping[str, Mapping[str, TokenizedPrompt]],
+    prompts: Mapping[str, ConditionPrompts],
     record: Record,
-    exact: LoadedModel | None = None,
+    float32_model: LoadedModel | None = None,
 ) -> dict[str, Any]:
-    """Compute one prompt by other ways: eager attention, and float32 if that is not used.
+    """Compute one prompt in other ways: with eager attention, and in float32 if that is not used.
 
-    What is recorded beyond the weights is tried on one token, so that a model that lacks it is refused before a folder
-    is begun.
+    Outputs and activations are first captured of one token, so that a model without them is refused
+    before a folder is created.
 
     Args:
-        loaded: The model, ready to run as it will be recorded.
-        prompts: Of every problem by condition.
+        loaded: The model, ready to run.
+        prompts: The prompts of every problem by condition.
         record: What will be recorded.
-        exact: The same model in float32, if it is run in another type.
+        float32_model: The same model in float32, if it is run in another type.
 
     Returns:
-        The largest errors by name, and the prompt they are of.
+        The largest errors by name, and which prompt was computed.
 
     Raises:
-        ModelError: the model gives no attention, or not what is to be recorded.
+        ModelError: the model gives no attention, or lacks what is to be recorded.
     """
     longest = [max(by_condition.values(), key=len) for by_condition in prompts.values()]
-    prompt = max(longest, key=lambda p: (len(p) <= CHECKED_TOKENS, -abs(len(p) - CHECKED_TOKENS)))
+    prompt = max(longest, key=_closeness_to_limit)
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
     capture(
         loaded,
@@ -61,42 +64,46 @@ def self_check(
         "prompt_tokens": len(prompt),
         "eager_error": largest_difference(means, eager_means(loaded, token_ids)),
     }
-    if exact is not None:
-        checks["dtype_error"] = largest_difference(means, column_means(exact, token_ids))
+    if float32_model is not None:
+        float32_means = column_means(float32_model, token_ids)
+        checks["dtype_error"] = largest_difference(means, float32_means)
     return checks
 
 
-def column_means(
-    loaded: LoadedModel, token_ids: Int[Tensor, " seq"]
-) -> dict[int, Float[Tensor, "head key"]]:
-    """The probe's mean weight of each key over all later queries, by layer."""
-    found = capture(loaded, token_ids[None])
-    return {layer: found[layer].column_mean[0, 0] for layer in loaded.layers}
+def _closeness_to_limit(prompt: TokenizedPrompt) -> tuple[bool, int]:
+    """Orders prompts: those within CHECKED_TOKENS are better, then those nearest to it."""
+    return len(prompt) <= CHECKED_TOKENS, -abs(len(prompt) - CHECKED_TOKENS)
 
 
-def eager_means(
-    loaded: LoadedModel, token_ids: Int[Tensor, " seq"]
-) -> dict[int, Float[Tensor, "head key"]]:
-    """The same from eager `output_attentions`, whose whole matrices are kept: the prompt should be an ordinary one."""
+def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMeans:
+    """The means from the probe's capture."""
+    captured = capture(loaded, token_ids[None])
+    return {layer: captured[layer].column_mean[0, 0] for layer in loaded.layers}
+
+
+def eager_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMeans:
+    """The means from eager `output_attentions`, which keeps full matrices of all layers."""
     model = loaded.model
+    input_ids = token_ids[None].to(model.device)
     with torch.inference_mode(), switched_attention(model, "eager"):
-        shown = model(
-            input_ids=token_ids[None].to(model.device), use_cache=False, output_attentions=True
-        ).attentions
-    # models that mix kinds of layers show only those of softmax layers, in a row
-    places = (
-        range(len(shown))
-        if len(shown) == len(loaded.decoder_layers)
-        else softmax_layers(loaded.config)
-    )
-    later = torch.arange(len(token_ids) - 1, -1, -1, device=model.device)
-    by_layer = dict(zip(places, shown, strict=False))
-    return {layer: by_layer[layer][0].float().tril(-1).sum(-2) / later for layer in loaded.layers}
+        output = model(input_ids=input_ids, use_cache=False, output_attentions=True)
+    attentions = output.attentions
+    indices: range | list[int] = range(len(attentions))
+    if len(attentions) != len(loaded.decoder_layers):
+        # models that mix kinds of layers return only the matrices of softmax layers
+        indices = softmax_layers(loaded.config)
+    by_layer = dict(zip(indices, attentions, strict=False))
+    later_queries = torch.arange(len(token_ids) - 1, -1, -1, device=model.device)
+    return {
+        layer: by_layer[layer][0].float().tril(-1).sum(-2) / later_queries
+        for layer in loaded.layers
+    }
 
 
-def largest_difference(
-    one: Mapping[int, Float[Tensor, ...]], other: Mapping[int, Float[Tensor, ...]]
-) -> float:
-    """Largest difference between means by layer of all tokens but the last, which has no later query."""
-    errors = [(first - other[layer])[..., :-1].abs().amax() for layer, first in one.items()]
+def largest_difference(means: LayerMeans, reference: LayerMeans) -> float:
+    """Largest difference over all layers and all keys but the last, which has no later query."""
+    errors = [
+        (layer_means - reference[layer])[..., :-1].abs().amax()
+        for layer, layer_means in means.items()
+    ]
     return float(torch.stack(errors).max())

@@ -1,22 +1,28 @@
-"""The probe: run chosen prompts through the first layers once, and add a trace of each to a folder."""
+"""The probe: run selected prompts through the first layers once, and store a trace of each."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from attention_probe.check_probe import self_check
 from attention_probe.measure.measure_prompts import Record, measure_group
 from attention_probe.model.load_first_layers import LoadedModel, load_model
-from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, tokenize, without_gap
+from attention_probe.prompts.token_roles import (
+    GAP,
+    ConditionPrompts,
+    TokenizedPrompt,
+    tokenize,
+    without_gap,
+)
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
@@ -31,8 +37,13 @@ from harness.runs.records import as_json
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+Advance = Callable[[int, int], None]
+"""Called with the number of finished problems and the number of all problems."""
+
 GROUP_TOKENS = 1024
-"""Tokens in one forward pass, padding included: on a CPU more only take memory, and fall out of the caches."""
+"""Most tokens in one forward pass, padding included. On a CPU a larger pass needs more memory and
+is not faster, because its tensors no longer fit into the caches."""
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
 
@@ -44,14 +55,15 @@ class ProbeSettings:
     Attributes:
         model: Folder, hub name or `smollm2`; None for the model that was run.
         layers: Decoder layers, as indices from 0.
-        conditions: Names of conditions; `mless+gap` is the position gap of `mless`. Empty for all that the source
-            has and the gap of `mless`. The baseline is always recorded.
-        record: What to keep.
-        dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
+        conditions: Names of conditions; `mless+gap` is the position gap of `mless`. Empty for all
+            conditions of the source and the gap of `mless`. The baseline is always recorded.
+        record: Which measurements to make.
+        dtype: Type that the layers are computed in. If it is not float32, one prompt is compared
+            with float32.
         device: `cpu`, `cuda`, ...
 
     Raises:
-        ConfigError: a decomposition over completions.
+        ConfigError: a decomposition over the queries of completions is requested.
     """
 
     model: str | None = None
@@ -64,61 +76,67 @@ class ProbeSettings:
     def __post_init__(self) -> None:
         if self.record.completion and self.record.decompose:
             raise ConfigError(
-                "--decompose compares the same queries, and those of --queries completion differ."
+                "--decompose compares the same queries under all conditions, and those of "
+                "--queries completion differ between conditions."
             )
 
-    def fitted(self, source: Source) -> ProbeSettings:
-        """The settings with the model and the conditions filled in from the source.
+    def complete_from(self, source: Source) -> ProbeSettings:
+        """The settings, with model and conditions taken from the source where none are named.
 
         Raises:
-            ConfigError: a condition or the baseline is not in the source, or the source does not record where its
-                filler stands.
+            ConfigError: the source lacks a condition or the baseline, or a condition cannot be
+                probed.
         """
-        usual = [name for name in source.conditions if name not in source.changed]
-        usual += [f"{STUDIED}{GAP}"] if STUDIED in usual and not self.record.completion else []
-        conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
-        made_of = {name: without_gap(name, source.conditions) for name in conditions}
-        absent = ", ".join(name for name, base in made_of.items() if base not in source.conditions)
-        hidden = ", ".join(name for name, base in made_of.items() if base in source.filled_answers)
-        changed = ", ".join(name for name, base in made_of.items() if base in source.changed)
-        unmarked = any(
-            not prompt.requested.segments
-            for one in source.problems
-            for prompt in one.prompts.values()
-        )
-        for bad, what in (
-            (
-                absent,
-                f"has no condition {absent}: expected one of {list_near(absent, source.conditions)}",
-            ),
-            (
-                hidden,
-                f"does not record where in the answer the filler of {hidden} stands: leave it out of --conditions",
-            ),
-            (
-                changed,
-                f"changes the model under {changed}, which the probe does not: leave it out of --conditions",
-            ),
-            (
-                unmarked,
-                "does not record where fillers stand: expected a run, or logs that `mless tasks --wrap` made",
-            ),
-        ):
-            if bad:
-                raise ConfigError(f"{source.name} {what}.")
-        return replace(self, model=self.model or source.model, conditions=conditions)
+        conditions = list(self.conditions)
+        if not conditions:
+            conditions = [name for name in source.conditions if name not in source.changed]
+            if STUDIED in conditions and not self.record.completion:
+                conditions.append(f"{STUDIED}{GAP}")
+        conditions = list(dict.fromkeys((BASELINE, *conditions)))
+        refuse_unusable_conditions(source, conditions)
+        return replace(self, model=self.model or source.model, conditions=tuple(conditions))
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer."""
+        """The model's tokenizer."""
         if self.model is None:
-            raise ConfigError("Nothing says which model is probed. Name the model with --model.")
+            raise ConfigError("The source does not record its model. Name the model with --model.")
         return load_tokenizer(smollm2_model.resolve_model(self.model))
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
-        """The layers asked, to compute in this type."""
+        """The first layers, up to the deepest of `layers`, to compute in this type."""
         return load_model(
             str(self.model), layers=self.layers, dtype=getattr(torch, dtype), device=self.device
         )
+
+
+def refuse_unusable_conditions(source: Source, conditions: Iterable[str]) -> None:
+    """Raise ConfigError if the source lacks a condition, or one cannot be probed."""
+    bases = {name: without_gap(name, source.conditions) for name in conditions}
+    absent = [name for name, base in bases.items() if base not in source.conditions]
+    in_answer = [name for name, base in bases.items() if base in source.filled_answers]
+    changed = [name for name, base in bases.items() if base in source.changed]
+    prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
+    if absent:
+        names = ", ".join(absent)
+        fault = f"has no condition {names}: expected one of {list_near(names, source.conditions)}"
+    elif in_answer:
+        fault = (
+            f"does not record where in the answer the filler of {', '.join(in_answer)} stands: "
+            "leave it out of --conditions"
+        )
+    elif changed:
+        fault = (
+            f"changes the model under {', '.join(changed)}, which the probe does not: "
+            "leave it out of --conditions"
+        )
+    elif not all(prompt.requested.segments for prompt in prompts):
+        fault = (
+            "does not record where fillers stand: "
+            "expected a run, or logs that `mless tasks --wrap` made"
+        )
+    else:
+        return
+    raise ConfigError(f"{source.name} {fault}.")
 
 
 def run_probe(
@@ -127,50 +145,40 @@ def run_probe(
     settings: ProbeSettings,
     path: Path,
     *,
-    advance: Callable[[int, int], None] = lambda done, total: None,
+    advance: Advance = lambda finished, total: None,
 ) -> dict[str, Any]:
-    """Measure every selected prompt that the folder does not hold yet, and return the session's receipt.
+    """Measure every selected prompt that the folder lacks, and return the session's receipt.
 
     Args:
-        source: Where the prompts are from.
-        criterion: Which problems.
+        source: The problems and their prompts.
+        criterion: Which problems to select.
         settings: What to record, and of which model.
-        path: The folder of traces. It is made, or continued if it is there.
-        advance: Called with how many problems are done, and how many there are.
+        path: The folder of traces. It is created, or continued if it exists.
+        advance: Reports progress.
 
     Raises:
-        PromptMismatchError: a prompt is not the one that was run, does not fit the model, or is another than the one
-            that the folder holds.
+        PromptMismatchError: a prompt differs from the one that was run or the one in the folder, or
+            is longer than the model's context.
         ModelError: the model cannot be loaded, or gives no attention.
-        JournalError: the folder holds other traces, or cannot be written.
-        ConfigError: a condition is not in the source, or fewer problems match than were asked for.
+        JournalError: the folder holds traces of another kind, or cannot be written.
+        ConfigError: a condition is not in the source, or fewer problems match than were requested.
     """
     keep_freed_memory()
-    settings = settings.fitted(source)
+    settings = settings.complete_from(source)
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
     prompts = {
-        name: tokenize(
+        problem_id: tokenize(
             problem,
             tokenizer,
             conditions=settings.conditions,
             completion=settings.record.completion,
         )
-        for name, problem in problems.items()
+        for problem_id, problem in problems.items()
     }
-    every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
     loaded = settings.load_model(settings.dtype)
-    context = getattr(loaded.config, "max_position_embeddings", None)
-    for prompt in every:
-        if context is not None and len(prompt) > context:
-            raise PromptMismatchError(
-                f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} tokens; {loaded.name} has "
-                f"a context of {context}."
-            )
-    token_ids = np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64)
-    loaded.keep_embeddings(torch.from_numpy(token_ids))
-    exact = None if settings.dtype == "float32" else settings.load_model("float32")
-    checks = self_check(loaded, prompts, settings.record, exact)
+    fit_model_to_prompts(loaded, prompts)
+    float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
     receipt = make_receipt(
         settings,
         tokenizer,
@@ -185,91 +193,128 @@ def run_probe(
             "outcomes": count_outcomes(source, criterion),
             "problems": len(problems),
         },
-        checks=checks,
+        checks=self_check(loaded, prompts, settings.record, float32_model),
     )
     header = make_header(
         loaded.config,
         as_json(versions_and_hashes.model_fingerprint(loaded.name, loaded.revision)),
         settings,
         layout=source.layout,
-        checked=source.kind != "log",
+        is_checked=source.kind != "log",
         flip=criterion.flip,
     )
     with AttentionTraces.create(path, header, receipt=receipt) as traces:
-        for prompt in every:
-            if traces.has(prompt.problem_id, prompt.condition):
-                _refuse_other_record(traces, prompt, problems[prompt.problem_id])
-        missing = [
-            name
-            for name in prompts
-            if not all(traces.has(name, condition) for condition in settings.conditions)
-        ]
-        done = len(prompts) - len(missing)
-        advance(done, len(prompts))
-        for group in _groups([prompts[name] for name in missing]):
-            for by_condition, measured in zip(
-                group, measure_group(loaded, group, settings.record), strict=True
-            ):
-                for condition, prompt in by_condition.items():
-                    if not traces.has(prompt.problem_id, condition):
-                        traces.append(
-                            make_trace(problems[prompt.problem_id], prompt, measured[condition])
-                        )
-            done += len(group)
-            advance(done, len(prompts))
+        refuse_differing_traces(traces, prompts, problems)
+        add_missing_traces(traces, prompts, problems, loaded, settings.record, advance)
     return receipt
 
 
-def keep_freed_memory() -> None:
-    """Tell this process's allocator, if it is glibc's, to keep freed memory for the next tensor.
+def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPrompts]) -> None:
+    """Drop the embeddings of all tokens that no prompt has.
 
-    By default glibc gives every large block back to the system when it is freed, and the system zeroes it again for the
-    next one, page by page. A forward pass frees and takes tens of megabytes at every step, so this costs a twelfth of a
-    long prompt's time and a quarter of that of many short ones. Peak memory stays within a few percent.
+    Raises:
+        PromptMismatchError: a prompt is longer than the model's context.
+    """
+    context = getattr(loaded.config, "max_position_embeddings", None)
+    token_ids: set[int] = set()
+    for prompt in flatten_prompts(prompts):
+        if context is not None and len(prompt) > context:
+            raise PromptMismatchError(
+                f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} "
+                f"tokens; {loaded.name} has a context of {context}."
+            )
+        token_ids.update(prompt.token_ids.tolist())
+    loaded.keep_embeddings(torch.tensor(sorted(token_ids)))
+
+
+def flatten_prompts(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:
+    """All prompts of all problems, problem by problem."""
+    return chain.from_iterable(by_condition.values() for by_condition in prompts.values())
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc's allocator to keep freed memory of this process for the next tensor.
+
+    By default glibc gives every large block back to the system when it is freed, and the system
+    zeroes it again for the next tensor, page by page. A forward pass frees and takes tens of
+    megabytes at every step, so this costs a twelfth of a long prompt's time and a quarter of the
+    time of many short prompts. Peak memory stays within a few percent.
 
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    with suppress(
-        AttributeError, TypeError
-    ):  # another C library has no such function, or cannot be found so
+    # other C libraries have no mallopt, or cannot be opened this way
+    with suppress(AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _refuse_other_record(
-    traces: AttentionTraces, prompt: TokenizedPrompt, problem: Problem
+def refuse_differing_traces(
+    traces: AttentionTraces,
+    prompts: Mapping[str, ConditionPrompts],
+    problems: Mapping[str, Problem],
 ) -> None:
-    """Raise if the folder holds the problem with another prompt, other tokens, or chosen for another reason."""
-    found = traces.get(prompt.problem_id, prompt.condition)
-    old = found.prompt_sha256, found.token_ids.tolist(), found.outcome, found.control
-    if old != (prompt.sha256, prompt.token_ids.tolist(), problem.outcome, problem.is_control):
-        raise PromptMismatchError(
-            f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} with another prompt, or from "
-            "another selection. Choose another --output."
-        )
+    """Raise if a stored trace has another prompt or other tokens, or was selected differently."""
+    for prompt in flatten_prompts(prompts):
+        if not traces.has(prompt.problem_id, prompt.condition):
+            continue
+        trace = traces.get(prompt.problem_id, prompt.condition)
+        problem = problems[prompt.problem_id]
+        stored = (trace.prompt_sha256, trace.token_ids.tolist(), trace.outcome, trace.control)
+        token_ids = prompt.token_ids.tolist()
+        if stored != (prompt.sha256, token_ids, problem.outcome, problem.is_control):
+            raise PromptMismatchError(
+                f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} with "
+                "another prompt, or from another selection. Choose another --output."
+            )
 
 
-def _groups(
-    problems: Iterable[Mapping[str, TokenizedPrompt]],
-) -> Iterator[list[Mapping[str, TokenizedPrompt]]]:
-    """Problems of like length together, so that little of a pass is padding."""
+def add_missing_traces(
+    traces: AttentionTraces,
+    prompts: Mapping[str, ConditionPrompts],
+    problems: Mapping[str, Problem],
+    loaded: LoadedModel,
+    record: Record,
+    advance: Advance,
+) -> None:
+    """Measure every problem that has no trace under some condition, and add the missing traces."""
+    missing = [
+        by_condition
+        for problem_id, by_condition in prompts.items()
+        if not all(traces.has(problem_id, condition) for condition in by_condition)
+    ]
+    finished = len(prompts) - len(missing)
+    advance(finished, len(prompts))
+    for group in group_by_length(missing):
+        measurements = measure_group(loaded, group, record)
+        for by_condition, measured_fields in zip(group, measurements, strict=True):
+            for condition, prompt in by_condition.items():
+                if not traces.has(prompt.problem_id, condition):
+                    problem = problems[prompt.problem_id]
+                    traces.append(make_trace(problem, prompt, measured_fields[condition]))
+        finished += len(group)
+        advance(finished, len(prompts))
 
-    def size(prompts: Mapping[str, TokenizedPrompt]) -> int:
-        return max(map(len, prompts.values()))
 
-    group: list[Mapping[str, TokenizedPrompt]] = []
-    for prompts in sorted(problems, key=size):
-        if group and size(prompts) * (len(group) + 1) > GROUP_TOKENS:
-            yield group
-            group = []
-        group.append(prompts)
-    if group:
-        yield group
+def group_by_length(problem_prompts: Iterable[ConditionPrompts]) -> list[list[ConditionPrompts]]:
+    """Groups of problems with prompts of similar length, so that a pass has little padding."""
+
+    def longest(by_condition: ConditionPrompts) -> int:
+        return max(map(len, by_condition.values()))
+
+    groups: list[list[ConditionPrompts]] = []
+    for by_condition in sorted(problem_prompts, key=longest):
+        if groups and longest(by_condition) * (len(groups[-1]) + 1) <= GROUP_TOKENS:
+            groups[-1].append(by_condition)
+        else:
+            groups.append([by_condition])
+    return groups
 
 
-def make_trace(problem: Problem, prompt: TokenizedPrompt, measured: Mapping[str, Any]) -> Trace:
-    """The record of one prompt of a chosen problem, with what was measured."""
+def make_trace(
+    problem: Problem, prompt: TokenizedPrompt, measured_fields: Mapping[str, Any]
+) -> Trace:
+    """The trace of one prompt of a selected problem, with its measured fields."""
     return Trace(
         problem_id=problem.id,
         subject=problem.subject,
@@ -284,7 +329,7 @@ def make_trace(problem: Problem, prompt: TokenizedPrompt, measured: Mapping[str,
         tokens=prompt.tokens,
         original_pos=prompt.original_pos,
         filler_span=prompt.filler_span,
-        **measured,
+        **measured_fields,
     )
 
 
@@ -294,24 +339,26 @@ def make_header(
     settings: ProbeSettings,
     *,
     layout: str,
-    checked: bool = True,
+    is_checked: bool = True,
     flip: str | None = None,
 ) -> TraceHeader:
-    """What all records of a folder share.
+    """The facts that all traces of a folder share.
 
     Args:
-        config: The model's.
-        fingerprint: The model's.
+        config: The model's config.
+        fingerprint: What identifies the model's weights.
         settings: What is recorded.
-        layout: Of all prompts.
-        checked: Whether mless built the prompts, and so checked that the problem's tokens are the same in all.
+        layout: The layout of all prompts.
+        is_checked: Whether mless built the prompts, and so checked that the problem's tokens are
+            the same under all conditions.
         flip: The outcome by which the problems were selected; None if by none.
     """
-    record = asdict(settings.record)
-    options = {name: value for name, value in record.items() if name != "completion"}
-    # where each filler merges other tokens, fewer are common to more
-    if layout == Layout.AS_PUBLISHED or not checked:
+    record = settings.record
+    options: dict[str, Any] = {"decompose": record.decompose, "activations": record.activations}
+    # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
+    if layout == Layout.AS_PUBLISHED or not is_checked:
         options["common_to"] = list(settings.conditions)
+    options["model_type"] = config.model_type
     return TraceHeader(
         model=smollm2_model.name_model(str(settings.model)),
         fingerprint=fingerprint,
@@ -320,9 +367,9 @@ def make_header(
         conditions=settings.conditions,
         baseline=BASELINE,
         layout=layout,
-        queries="completion" if settings.record.completion else "prompt",
+        queries="completion" if record.completion else "prompt",
         dtype=settings.dtype,
-        options=options | {"model_type": config.model_type},
+        options=options,
         flip=flip,
     )
 
@@ -335,14 +382,14 @@ def make_receipt(
     selection: Mapping[str, Any],
     checks: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What a folder of traces tells of its making.
+    """The record of how a folder of traces came about.
 
     Args:
         settings: What is recorded.
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         source: Where the prompts are from.
-        selection: How the problems were selected, and how many they are.
-        checks: What `self_check` measured.
+        selection: How the problems were selected, and their number.
+        checks: The errors that `self_check` measured.
     """
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""Traces of a run's prompts, recorded by its engine while it answers: `record_attention: 1-3` in the config."""
+"""Traces of a run's prompts that its engine records while it generates: `record_attention: 1-3`."""
 
 from __future__ import annotations
 
@@ -28,54 +28,60 @@ from harness.runs.versions_and_hashes import model_fingerprint
 
 
 class RunRecorder:
-    """Says of which requests attention is recorded, and adds what comes back to a folder of traces.
+    """Marks the requests whose attention is recorded, and adds the sums to a folder of traces.
 
-    Recorded is the first sample of each prompt of the first layout, but not of reference conditions, whose tokens are
-    not the baseline's, and not of fillers in the answer.
+    The first sample of each prompt of the first layout is recorded. Not recorded are reference
+    conditions, whose tokens are not the baseline's, and fillers in the answer.
 
     Args:
-        plan: The run's.
-        path: The folder; made, or continued.
-        dtype: What the engine computes in.
+        plan: The run's plan.
+        path: The folder; created, or continued if it exists.
+        dtype: Type that the engine computes in.
 
     Raises:
-        JournalError: the folder holds other traces, or cannot be written.
+        JournalError: the folder holds traces of another kind, or cannot be written.
     """
 
     def __init__(self, plan: Plan, path: Path, dtype: Any) -> None:
-        config, arguments = plan.config, plan.model_arguments
-        model = ModelTokenizer.from_arguments(arguments)
-        assert config.record_attention and model  # as the plan found
         self._plan = plan
-        names = recorded_conditions(config)
-        built: dict[str, dict[str, BuiltPrompt]] = {}
+        model = ModelTokenizer.from_arguments(plan.model_arguments)
+        assert plan.config.record_attention and model  # the plan has checked both
+        built_prompts: dict[str, dict[str, BuiltPrompt]] = {}
         self._problems: dict[str, Problem] = {}
+        conditions = recorded_conditions(plan.config)
         for _, arm, problem, prompt in plan.rows:
-            if arm.condition.name in names and arm.layout == config.layouts[0]:
-                name = prompt_id(problem.id, arm.draw)
-                built.setdefault(name, {})[arm.condition.name] = prompt
-                self._problems[name] = Problem(
-                    id=name,
+            if arm.condition.name in conditions and arm.layout == plan.config.layouts[0]:
+                problem_id = prompt_id(problem.id, arm.draw)
+                built_prompts.setdefault(problem_id, {})[arm.condition.name] = prompt
+                self._problems[problem_id] = Problem(
+                    id=problem_id,
                     subject=problem.subject,
                     level=problem.level,
                     cluster=problem.counts_with,
                     prompts={},
                 )
         self._prompts = {
-            name: align_prompts(name, prompts, model.tokenizer) for name, prompts in built.items()
+            problem_id: align_prompts(problem_id, by_condition, model.tokenizer)
+            for problem_id, by_condition in built_prompts.items()
         }
-        name, revision, layers = (
-            str(arguments["pretrained"]),
-            arguments.get("revision"),
-            config.recorded_layers,
-        )
-        shape = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
-        numbers = tuple(range(shape.num_hidden_layers) if layers == "all" else layers)
+        self._traces = self._open_traces(path, model, dtype)
+
+    def _open_traces(self, path: Path, model: ModelTokenizer, dtype: Any) -> AttentionTraces:
+        """The folder of traces, with the header that `mless probe` would write."""
+        plan, config = self._plan, self._plan.config
+        name = str(plan.model_arguments["pretrained"])
+        revision = plan.model_arguments.get("revision")
+        model_config = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
+        layers: Any = config.recorded_layers
+        if layers == "all":
+            layers = range(model_config.num_hidden_layers)
         settings = ProbeSettings(
-            model=smollm2_model.name_model(name), layers=numbers, conditions=names, dtype=dtype
+            model=smollm2_model.name_model(name),
+            layers=tuple(layers),
+            conditions=recorded_conditions(config),
+            dtype=dtype,
         )
         fingerprint = as_json(model_fingerprint(name, revision))
-        header = make_header(shape, fingerprint, settings, layout=str(config.layouts[0]))
         receipt = make_receipt(
             settings,
             model.tokenizer,
@@ -88,71 +94,69 @@ class RunRecorder:
             selection={
                 "criterion": Criterion().model_dump(mode="json"),
                 "outcomes": {},
-                "problems": len(built),
+                "problems": len(self._problems),
             },
             checks={"notices": ["recorded in the run's engine"]},
         )
-        self._traces = AttentionTraces.create(path, header, receipt=receipt)
+        header = make_header(model_config, fingerprint, settings, layout=str(config.layouts[0]))
+        return AttentionTraces.create(path, header, receipt=receipt)
 
-    def ask(self, request: Request) -> Request:
-        """The request, with the queries whose attention is summed if its prompt is recorded and not there yet."""
-        problem, condition = self._place(request)
-        first = (
-            not request.replicate and request.sample_index % self._plan.config.repeats_per_draw == 0
-        )
-        if (
-            not first
-            or condition not in self._prompts.get(problem, ())
-            or self._traces.has(problem, condition)
-        ):
+    def add_query_sets(self, request: Request) -> Request:
+        """The request, with the queries to sum over if its prompt is to be recorded."""
+        problem_id, condition = self._trace_key(request)
+        prompts = self._prompts.get(problem_id, {})
+        repeats = self._plan.config.repeats_per_draw
+        is_first_sample = not request.replicate and request.sample_index % repeats == 0
+        needs_trace = condition in prompts and not self._traces.has(problem_id, condition)
+        if not (is_first_sample and needs_trace):
             return request
-        prompts = self._prompts[problem]
-        return replace(
-            request, record=query_sets(prompts[condition], common_tokens(prompts)[condition])
-        )
+        common = common_tokens(prompts)[condition]
+        return replace(request, record=query_sets(prompts[condition], common))
 
-    def keep(self, request: Request, sums: Floats) -> None:
-        """Add what was recorded: [layer, set, head, key].
+    def store_sums(self, request: Request, sums: Floats) -> None:
+        """Add the trace of the sums [layer, set, head, key] that the engine recorded.
 
         Raises:
             JournalError: the folder cannot be written.
         """
-        problem, condition = self._place(request)
-        prompt = self._prompts[problem][condition]
-        self._traces.append(
-            make_trace(
-                self._problems[problem], prompt, measured_fields(prompt, request.record, sums)
-            )
-        )
+        problem_id, condition = self._trace_key(request)
+        prompt = self._prompts[problem_id][condition]
+        measured_fields = average_sums(prompt, request.record, sums)
+        self._traces.append(make_trace(self._problems[problem_id], prompt, measured_fields))
 
     def close(self) -> None:
-        """Let others add to the folder."""
+        """Release the folder."""
         self._traces.close()
 
-    def _place(self, request: Request) -> tuple[str, str]:
-        """Problem and condition; of another layout than the first, no problem."""
+    def _trace_key(self, request: Request) -> tuple[str, str]:
+        """Problem and condition; the problem is empty for layouts that are not recorded."""
         arm = self._plan.arms[request.task]
-        first = arm.layout == self._plan.config.layouts[0]
-        return prompt_id(request.problem_id, arm.draw) if first else "", arm.condition.name
+        if arm.layout != self._plan.config.layouts[0]:
+            return "", arm.condition.name
+        return prompt_id(request.problem_id, arm.draw), arm.condition.name
 
 
 def recorded_conditions(config: RunConfig) -> tuple[str, ...]:
-    """The conditions whose prompts can be aligned to the baseline's, and whose fillers are not in the answer."""
-    hidden = filled_answers(config.conditions)
-    return tuple(condition.name for condition in config.conditions if condition.name not in hidden)
+    """The conditions whose fillers are not in the answer; their prompts align to the baseline's."""
+    in_answer = filled_answers(config.conditions)
+    return tuple(
+        condition.name for condition in config.conditions if condition.name not in in_answer
+    )
 
 
 def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> list[list[int]]:
-    """The queries over which attention is summed: all, the common ones, and those of the problem among them."""
-    everything = np.ones(len(prompt), np.bool_)
-    sets = [everything, common, common & prompt.has_role("problem")]
-    return [one.astype(int).tolist() for one in sets]
+    """Three sets of queries to sum over: all, the common ones, and the problem's among these."""
+    all_queries = np.ones(len(prompt), np.bool_)
+    common_problem = common & prompt.has_role("problem")
+    return [queries.astype(int).tolist() for queries in (all_queries, common, common_problem)]
 
 
-def measured_fields(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, Any]:
-    """What a `Trace` has of the sums [layer, set, head, key] over these sets of queries."""
-    curves, inside = means(sums, sets), key_regions(prompt)
-    masses = torch.from_numpy(sums[:, -1].copy()) @ inside.float().T / max(1, sum(sets[-1]))
+def average_sums(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, Any]:
+    """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
+    curves = means(sums, sets)
+    problem_sums = torch.from_numpy(sums[:, -1].copy())
+    problem_queries = max(1, sum(sets[-1]))
+    masses = problem_sums @ key_regions(prompt).float().T / problem_queries
     layers = [mass_measures(layer[:, None]) for layer in masses]
-    measures = {key: torch.stack([layer[key] for layer in layers]).numpy() for key in layers[0]}
+    measures = {name: torch.stack([layer[name] for layer in layers]).numpy() for name in layers[0]}
     return {"mean_all": curves[:, 0], "mean_common": curves[:, 1], "measures": measures}

@@ -1,8 +1,9 @@
-"""What the probe keeps: a folder with one safetensors file of curves and measures for every problem and condition.
+"""A folder of traces: one safetensors file of curves and measures for every problem and condition.
 
-`header.json` says what all records share, which session began them, and the axes and units of every array. A record's
-file is there whole or not at all, so that a killed probe is continued where it stopped; its name is its place in the
-order of adding. Reading holds one record in memory however many there are. Nothing here needs torch.
+`header.json` has what all traces share, the receipt of the session that created the folder, and the
+axes and units of every array. A trace's file is either complete or absent, so a killed probe can be
+continued. The files are numbered in the order in which they were added. Reading holds one trace in
+memory at a time. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -37,21 +38,23 @@ if TYPE_CHECKING:
 
 HEADER = "header.json"
 FORMAT: Literal[8] = 8
-"""Goes up when a folder of traces is written in another way. No reader knows a second one."""
+"""Incremented when the format of the folder changes. Only this format can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceEntry:
-    """What a record is about.
+    """The facts that identify a trace.
 
     Attributes:
-        problem_id: Which problem of the source.
-        condition: Under which condition.
+        problem_id: The problem's id in its source.
+        condition: The prompt's condition.
         subject: The problem's subject; empty if it has none.
         level: The problem's level; 0 if it has none.
-        cluster: What the problem counts as one with, such as itself with other examples; empty: it stands alone.
-        outcome: What became of the problem between the selection's two conditions, such as `wrong_to_right`.
-        control: Whether it was chosen as an unflipped control.
+        cluster: Shared by problems that count as one, such as one problem with several draws of
+            examples; empty if the problem stands alone.
+        outcome: The problem's change between the selection's two conditions, such as
+            `wrong_to_right`.
+        control: Whether it was selected as an unflipped control.
         prompt_sha256: Hash of the prompt's text, as in the run.
         filler_span: Half-open positions of the filler; None without one.
     """
@@ -69,13 +72,13 @@ class TraceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace(TraceEntry):
-    """One prompt's first layers: see ARRAYS and MEASURES for axes and units of its arrays.
+    """What was measured of one prompt; ARRAYS and MEASURES define the arrays, their axes and units.
 
     Attributes:
         tokens: The text of each token, for people.
         measures: [layer, head] arrays by name; each name is in MEASURES.
-        activations: First-MLP statistics of the problem's tokens, by name; see `measure_activations`.
-        self_check: Largest errors against other ways to compute the same, by name.
+        activations: Statistics of the first MLP by name; see `measure_activations`.
+        self_check: Largest errors by name, from comparisons with other computations.
     """
 
     tokens: tuple[str, ...]
@@ -90,25 +93,26 @@ class Trace(TraceEntry):
     self_check: Mapping[str, float] = field(default_factory=dict)
 
 
-FACTS = tuple(one.name for one in fields(Trace) if one.name not in (*ARRAYS, "measures"))
+FACTS = tuple(field.name for field in fields(Trace) if field.name not in (*ARRAYS, "measures"))
+"""The fields of a trace that are not arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHeader:
-    """What all traces of one folder share; records of another kind are refused.
+    """The facts that all traces of one folder share; traces of another kind are refused.
 
     Attributes:
         model: The model's name.
         fingerprint: What identifies the weights that were loaded.
         layers: Indices of the recorded decoder layers, from 0, ascending.
         head_count: Query heads of a layer.
-        conditions: In the order in which figures show them; may grow when a folder is continued.
+        conditions: In the order of figures; there may be more after a folder is continued.
         baseline: The condition that `original_pos` and the common queries refer to.
         layout: How the prompts were built.
-        queries: `prompt`, or `completion` where the recorded completion was read too.
-        dtype: What the model was run in.
-        options: What else decides the numbers: decomposition, activation thresholds, windows.
-        flip: The outcome by which the problems were chosen; None if they were chosen otherwise.
+        queries: `prompt`, or `completion` if the queries are those of the recorded completion.
+        dtype: Type that the layers were computed in.
+        options: Further settings that the numbers depend on, such as decomposition.
+        flip: The outcome by which the problems were selected; None if they were not.
     """
 
     model: str
@@ -125,31 +129,31 @@ class TraceHeader:
 
     @property
     def on_outcome(self) -> bool:
-        """Whether the problems were chosen by what became of them."""
+        """Whether the problems were selected by their outcome."""
         return self.flip is not None
 
     @property
     def stamps(self) -> tuple[str, ...]:
-        """What must be said wherever numbers of these traces are shown."""
+        """Warnings that must stand wherever numbers of these traces are shown."""
         return ("selected on outcome",) if self.on_outcome else ()
 
-    def place(self, axis: Literal["layer", "head"], number: int) -> int:
-        """Where a layer or head, counted from 1, stands on its axis.
+    def axis_index(self, axis: Literal["layer", "head"], number: int) -> int:
+        """The index on its axis of a layer or head, which is counted from 1.
 
         Raises:
             ConfigError: it was not recorded.
         """
-        known = self.layers if axis == "layer" else range(self.head_count)
-        if number - 1 not in known:
-            held = count_from_one(known)
+        recorded = self.layers if axis == "layer" else range(self.head_count)
+        if number - 1 not in recorded:
             raise ConfigError(
-                f"{axis.title()} {number} is not in these traces: counted from 1, they hold {held}."
+                f"{axis.title()} {number} is not in these traces: counted from 1, they hold "
+                f"{count_from_one(recorded)}."
             )
-        return known.index(number - 1)
+        return recorded.index(number - 1)
 
 
 class _HeaderFile(msgspec.Struct):
-    """What `header.json` holds."""
+    """The content of `header.json`."""
 
     mless_traces: Literal[8]
     header: TraceHeader
@@ -158,74 +162,70 @@ class _HeaderFile(msgspec.Struct):
 
 
 class AttentionTraces:
-    """A folder of traces. Open it with `create` (to add) or `open` (to read); use it as a context manager.
+    """A folder of traces, as a context manager: `create` it to add traces, or `open` it to read.
 
     Attributes:
         path: The folder.
-        header: What all its records share.
-        receipt: Versions, settings and hashes of the session that began it.
+        header: The facts that all its traces share.
+        receipt: Versions, settings and hashes of the session that created it.
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None) -> None:
-        with _one_message(path / HEADER):
-            about = fit(_HeaderFile, json.loads((path / HEADER).read_bytes()), path / HEADER)
-        self.header, self.receipt = about.header, about.receipt
+        with _clear_read_errors(path / HEADER):
+            file = fit(_HeaderFile, json.loads((path / HEADER).read_bytes()), path / HEADER)
+        self.header, self.receipt = file.header, file.receipt
         self.path = path
         self._lock = lock
         self._files: dict[tuple[str, str], tuple[Path, TraceEntry]] = {}
-        """By problem and condition, in the order of adding."""
-        for file in sorted(path.glob("*.safetensors")):
-            self._add(file, _read_facts(file))
+        """By problem and condition, in the order in which they were added."""
+        for trace_path in sorted(path.glob("*.safetensors")):
+            self._add_entry(trace_path, _read_facts(trace_path))
 
     @classmethod
     def create(cls, path: Path, header: TraceHeader, *, receipt: Mapping[str, Any]) -> Self:
-        """Begin a folder, or continue one with the same header; the conditions of both are joined.
+        """Create a folder, or continue one with the same header; their conditions are joined.
 
         Raises:
-            JournalError: the folder is damaged or something else, another process adds to it, it cannot be written, or
-                it was begun with another model, other layers, another definition or selection.
+            JournalError: the folder is damaged or something else, another process adds to it, it
+                cannot be written, or it holds another model, other layers, another definition or
+                another selection.
         """
-        from harness.runs.run_folder import (
-            lock,
-            refuse_foreign,
-        )  # reading does not need what they import
+        # Imported here because reading does not need what this module imports.
+        from harness.runs.run_folder import lock, refuse_foreign
 
         with clear_messages(path):
-            refuse_foreign(path, HEADER)  # before a lock is put into it
+            refuse_foreign(path, HEADER)  # before a lock file is put into it
             path.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as opened:
-            held = lock(path)
-            opened.callback(held.release)
+        with ExitStack() as stack:
+            folder_lock = lock(path)
+            stack.callback(folder_lock.release)
             if (path / HEADER).exists():
-                begun = cls(path)
-                names = tuple(dict.fromkeys([*begun.header.conditions, *header.conditions]))
-                old, new = (replace(one, conditions=names) for one in (begun.header, header))
-                if changes := differences(msgspec.to_builtins(old), msgspec.to_builtins(new)):
-                    raise changed_settings(path / HEADER, changes)
-                header, receipt = old, begun.receipt
+                existing = cls(path)
+                header = _join_headers(existing, header)
+                receipt = existing.receipt
             quantities = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            about = _HeaderFile(FORMAT, header, dict(receipt), quantities)
+            content = msgspec.to_builtins(_HeaderFile(FORMAT, header, dict(receipt), quantities))
             with clear_messages(path):
-                write_whole(path / HEADER, json.dumps(msgspec.to_builtins(about), indent=1))
-                for left_over in path.glob("*.part"):  # of a killed session
-                    left_over.unlink()
-            traces = cls(path, held)
-            opened.pop_all()  # the lock stays until `close`
+                write_whole(path / HEADER, json.dumps(content, indent=1))
+                for unfinished in path.glob("*.part"):  # of a killed session
+                    unfinished.unlink()
+            traces = cls(path, folder_lock)
+            stack.pop_all()  # the lock is held until `close`
         return traces
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a folder to read what is in it now; a probe may be adding to it meanwhile.
+        """Open a folder to read its present traces; a probe may add to it at the same time.
 
         Raises:
-            JournalError: there is none, or it is damaged or something else.
+            JournalError: the folder does not exist, or is damaged or something else.
         """
         return cls(path)
 
     def append(self, trace: Trace) -> None:
-        """Add one record, whole or not at all; it survives the death of this process from here on.
+        """Add a trace. Its file is complete or absent, and outlives the death of this process.
 
         Raises:
             JournalError: the folder cannot be written.
@@ -233,63 +233,69 @@ class AttentionTraces:
         facts = {name: getattr(trace, name) for name in FACTS}
         arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
         arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-        last = next((int(file.stem) for file, _ in reversed(self._files.values())), 0)
-        file = self.path / f"{last + 1:08d}.safetensors"
-        with clear_messages(file), write_atomic(file) as part:
-            part.write_bytes(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
-        self._add(file, facts)
+        # A damaged file may have been deleted, so the next number is not the number of files.
+        last = next((int(path.stem) for path, _ in reversed(self._files.values())), 0)
+        trace_path = self.path / f"{last + 1:08d}.safetensors"
+        with clear_messages(trace_path), write_atomic(trace_path) as temporary:
+            temporary.write_bytes(
+                safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)})
+            )
+        self._add_entry(trace_path, facts)
 
     def has(self, problem_id: str, condition: str) -> bool:
-        """Whether the record is there."""
+        """Whether the folder holds this trace."""
         return (problem_id, condition) in self._files
 
     def get(self, problem_id: str, condition: str) -> Trace:
-        """One record.
+        """The trace of a problem under a condition.
 
         Raises:
-            KeyError: there is no such record.
+            KeyError: there is no such trace.
             JournalError: it is damaged.
         """
-        file, _ = self._files[problem_id, condition]
-        with _one_message(file):
-            facts, arrays = _read_facts(file), safetensors.numpy.load_file(file)
+        path, _ = self._files[problem_id, condition]
+        with _clear_read_errors(path):
+            facts, arrays = _read_facts(path), safetensors.numpy.load_file(path)
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
     def measures(
         self, names: Sequence[str], condition: str, problem_ids: Sequence[str]
     ) -> NDArray[np.float64]:
-        """Measures of all heads, for which every record is read but once: [measure, problem, layer, head].
+        """Measures of all heads [measure, problem, layer, head]; every trace is read once.
 
         Raises:
-            ConfigError: one was not recorded for one of the problems.
+            ConfigError: a measure was not recorded for one of the problems.
         """
-        found = [self.get(problem_id, condition).measures for problem_id in problem_ids]
-        if missing := [name for name in names if any(name not in one for one in found)]:
-            raise ConfigError(
-                f"{self.path} has no {missing[0]} under {condition}: it has {', '.join(found[0])}. The parts of a "
-                "change are recorded by --decompose."
-            )
-        return np.array([[one[name] for one in found] for name in names], dtype=np.float64)
+        measures = [self.get(problem_id, condition).measures for problem_id in problem_ids]
+        for name in names:
+            if not all(name in problem_measures for problem_measures in measures):
+                raise ConfigError(
+                    f"{self.path} has no {name} under {condition}: it has "
+                    f"{', '.join(measures[0])}. The parts of a change are recorded by --decompose."
+                )
+        table = [[problem_measures[name] for problem_measures in measures] for name in names]
+        return np.array(table, dtype=np.float64)
 
     def clusters(self, problem_ids: Sequence[str]) -> NDArray[np.int64]:
         """The number of each problem's cluster, from 0 without gaps."""
         names = {entry.problem_id: entry.cluster or entry.problem_id for entry in self.entries()}
-        return np.unique([names[one] for one in problem_ids], return_inverse=True)[1]
+        clusters = [names[problem_id] for problem_id in problem_ids]
+        return np.unique(clusters, return_inverse=True)[1]
 
     def entries(self) -> list[TraceEntry]:
-        """What is there, without the arrays, in the order in which it was added."""
+        """The facts of all traces, in the order in which they were added."""
         return [entry for _, entry in self._files.values()]
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Conditions of which there is a record, in the header's order."""
-        found = {entry.condition for entry in self.entries()}
-        return tuple(condition for condition in self.header.conditions if condition in found)
+        """Conditions with at least one trace, in the header's order."""
+        traced = {entry.condition for entry in self.entries()}
+        return tuple(condition for condition in self.header.conditions if condition in traced)
 
     @property
     def problem_ids(self) -> tuple[str, ...]:
-        """Problems of which there is a record, in the order in which they were added."""
+        """Problems with at least one trace, in the order in which they were added."""
         return tuple(dict.fromkeys(entry.problem_id for entry in self.entries()))
 
     def __len__(self) -> int:
@@ -305,37 +311,50 @@ class AttentionTraces:
         self.close()
 
     def close(self) -> None:
-        """Let others add to the folder."""
+        """Release the folder for other processes."""
         if self._lock is not None:
             self._lock.release()
 
-    def _add(self, file: Path, facts: Mapping[str, Any]) -> None:
-        entry = TraceEntry(**{one.name: facts[one.name] for one in fields(TraceEntry)})
-        self._files[entry.problem_id, entry.condition] = file, entry
+    def _add_entry(self, path: Path, facts: Mapping[str, Any]) -> None:
+        entry = TraceEntry(**{field.name: facts[field.name] for field in fields(TraceEntry)})
+        self._files[entry.problem_id, entry.condition] = path, entry
 
 
-def _read_facts(file: Path) -> dict[str, Any]:
-    """A record without its arrays."""
-    with _one_message(file), safe_open(file, framework="numpy") as opened:
+def _join_headers(traces: AttentionTraces, header: TraceHeader) -> TraceHeader:
+    """The folder's header with the conditions of both.
+
+    Raises:
+        JournalError: they differ in something else.
+    """
+    conditions = tuple(dict.fromkeys((*traces.header.conditions, *header.conditions)))
+    joined = replace(traces.header, conditions=conditions)
+    requested = replace(header, conditions=conditions)
+    changes = differences(msgspec.to_builtins(joined), msgspec.to_builtins(requested))
+    if changes:
+        raise changed_settings(traces.path / HEADER, changes)
+    return joined
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    """The fields of a trace that are not arrays."""
+    with _clear_read_errors(path), safe_open(path, framework="numpy") as opened:
         facts = json.loads(opened.metadata()["facts"])
-        return {
-            name: tuple(facts[name]) if isinstance(facts[name], list) else facts[name]
-            for name in FACTS
-        }
+        for name in FACTS:
+            if isinstance(facts[name], list):
+                facts[name] = tuple(facts[name])
+        return dict(facts)
 
 
 @contextmanager
-def _one_message(path: Path) -> Iterator[None]:
-    """Turn what reading a file may raise into one message that names it."""
+def _clear_read_errors(path: Path) -> Iterator[None]:
+    """Turn every error of reading a file into one message that names the file."""
     try:
         yield
     except OSError as error:
         raise JournalError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        advice = (
-            " Delete it and run the same `mless probe` again."
-            if path.suffix == ".safetensors"
-            else ""
-        )
-        raise JournalError(f"{path} is torn or damaged ({what}).{advice}") from None
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        advice = ""
+        if path.suffix == ".safetensors":
+            advice = " Delete it and run the same `mless probe` again."
+        raise JournalError(f"{path} is torn or damaged ({cause}).{advice}") from None

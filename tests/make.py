@@ -19,7 +19,11 @@ import numpy as np
 import pandas
 import yaml
 
-from attention_probe.analysis.average_curves import average_curves, chosen_problems
+from attention_probe.analysis.average_curves import (
+    CurveSettings,
+    average_curves,
+    chosen_problems,
+)
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.display.table_page import TableOptions, make_table
@@ -392,13 +396,17 @@ def same(one, other):
     return True
 
 
-def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
+def aligned_curve(traces, *, condition, head, baseline=None, problem_ids=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
-    problems = {
-        "problem_ids": chosen_problems(traces, [condition, baseline] if baseline else [condition])
-    }
-    given = {"conditions": [condition], "heads": [head], "view": view, "baseline": baseline}
-    table = average_curves(traces, **given, **problems | options)
+    if problem_ids is None:
+        problem_ids = chosen_problems(traces, [condition, baseline or condition])
+    table = average_curves(
+        traces,
+        CurveSettings(heads=[head], **options),
+        conditions=[condition],
+        problem_ids=problem_ids,
+        baseline=baseline,
+    )
     return SimpleNamespace(**{name: table[name].to_numpy() for name in table})
 
 

@@ -1,1 +1,1 @@
-"""From traces to answers: curves with bands over prompts, and which heads differ between two conditions."""
+"""Curves with bands over prompts, and a ranking of heads between two conditions."""

@@ -1,12 +1,13 @@
-"""From traces to curves: the average attention weight of every token, a mean over prompts.
+"""Curves: the average attention weight of every token, as a mean over prompts.
 
-There are two views. *Aligned*: inserted tokens are left out, and an original token stands at the same x in every
-condition. *Full*: the prompt as it was, with the filler's region. Values are shares of a query's attention. They are
-never renormalised, not even where the first token is left out. Bands are pointwise 95 % percentile bootstrap bands over
-prompts, those of one cluster resampled together: they show how well the mean over such prompts is known, not how much
-prompts scatter.
+There are two views. *Aligned*: inserted tokens are left out, and an original token has the same x
+in every condition. *Full*: the prompt as it was, with the filler's region. Values are shares of a
+query's attention. They are never renormalised, not even where the first token is left out. Bands
+are pointwise 95 % percentile bootstrap bands over prompts; prompts of one cluster are resampled
+together. Bands show how well the mean over such prompts is known, not how much prompts scatter.
 
-Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); Shi et al., arXiv 2510.01032, section 3.
+Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); Shi et al., arXiv
+2510.01032, section 3.
 """
 
 from __future__ import annotations
@@ -33,133 +34,153 @@ BAND = 0.95
 """Level of a curve's band."""
 
 _FIRST_TOKEN_SINKS = ("llama", "gemma")
-"""Families whose first token takes most of the attention; the study leaves it out."""
+"""Families whose first token takes most of the attention. The study leaves it out of their curves.
+"""
+
+_OF_COMPLETIONS = (
+    "averaged over the recorded completion's tokens, "
+    "which differ between conditions in both definitions"
+)
 
 
 def leaves_out_first_token(header: TraceHeader) -> bool:
-    """Whether the study leaves the first token out of this family's curves, for the attention that it absorbs."""
+    """Whether the study leaves the first token out of the curves of this model's family."""
     return str(header.options.get("model_type", "")).startswith(_FIRST_TOKEN_SINKS)
 
 
-_OF_COMPLETIONS = "averaged over the recorded completion's tokens, which differ between conditions in both definitions"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveSettings:
+    """Which weights are in a curve, and at which x.
+
+    Attributes:
+        layer: Counted from 1.
+        heads: Counted from 1.
+        view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
+        definition: Which queries the average is over.
+        exclude_first: Leave the first token out, which in some models takes most of the attention.
+            None: leave it out for the families of models for which the study does.
+    """
+
+    layer: int
+    heads: Sequence[int]
+    view: View = "aligned"
+    definition: Definition = "common"
+    exclude_first: bool | None = False
+
+    def first_x(self, header: TraceHeader) -> int:
+        """The first position of the curve: 1 if the first token is left out, else 0."""
+        if self.exclude_first is None:
+            return int(leaves_out_first_token(header))
+        return int(self.exclude_first)
+
+    def read_weights(self, header: TraceHeader, records: Sequence[Trace]) -> NDArray[np.float64]:
+        """The weights [head, prompt, x], NaN where a prompt has no token.
+
+        Raises:
+            ConfigError: the layer or a head was not recorded.
+        """
+        layer_index = header.axis_index("layer", self.layer)
+        head_indices = [header.axis_index("head", head) for head in self.heads]
+        width = max(len(record.tokens) for record in records)
+        table = np.full((len(head_indices), len(records), width), np.nan)
+        for prompt_index, record in enumerate(records):
+            means = record.mean_common if self.definition == "common" else record.mean_all
+            positions = record.original_pos
+            if self.view == "full":
+                positions = np.arange(len(record.tokens))
+            # inserted tokens have no aligned position: -1
+            is_visible = positions >= self.first_x(header)
+            curves = means[layer_index, head_indices]
+            table[:, prompt_index, positions[is_visible]] = curves[:, is_visible]
+        return table
 
 
 def average_curves(
     traces: AttentionTraces,
+    settings: CurveSettings,
     *,
     conditions: Iterable[str],
-    layer: int,
-    heads: Sequence[int],
     problem_ids: Sequence[str],
-    view: View = "aligned",
     baseline: str | None = None,
-    definition: Definition = "common",
-    exclude_first: bool | None = False,
 ) -> pandas.DataFrame:
-    """Curves of several heads under several conditions: a row for each point. Every trace is read once.
+    """Curves of several heads under several conditions, one row per point.
 
-    In the full view the mean is over the prompts whose filler stands at the same positions. They must be more than
-    half, and the note says how many they are. Against a baseline without filler the attention summed over all tokens
-    always drops, because of the softmax. That is no finding, and the note of the difference says so.
+    In the full view the mean is over the prompts whose filler stands at the same positions. They
+    must be more than half, and the note gives their number. Compared with a baseline without
+    filler, the attention summed over all tokens always falls, because of the softmax. That is no
+    finding, and the note of the difference says so.
 
     Args:
-        traces: Where from.
-        conditions: Whose prompts are averaged.
-        layer: Counted from 1.
-        heads: Counted from 1.
-        problem_ids: Whose prompts. To set conditions side by side, give those of `chosen_problems`.
-        view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
+        traces: The traces.
+        settings: Layer, heads, view and definition.
+        conditions: The conditions whose prompts are averaged.
+        problem_ids: The problems whose prompts are averaged. To compare conditions, pass
+            `chosen_problems`.
         baseline: A condition that is subtracted prompt by prompt, in the aligned view.
-        definition: Which queries the average is over.
-        exclude_first: Leave the first token out, which in some models takes most of the attention. None: leave it
-            out for the families of models for which the study does.
 
     Returns:
         Of each point:
 
-        - condition (`mless - wo` for a difference), layer and head (from 1), view, definition, unit;
-          first_token_excluded: whether x = 0 was left out. Nothing was renormalised.
+        - condition (`mless - wo` for a difference), layer and head (from 1), view, definition,
+          unit; first_token_excluded: whether x = 0 was left out. Nothing was renormalised.
         - x: the original token's position, or the position in the prompt as it was.
-        - mean, low, high: the average weight and the ends of its band, NaN where fewer than two prompts contribute.
-        - count: how many prompts contribute. prompts, clusters: how many went in.
-        - in_filler: full view: whether the point lies in the filler, which is the same for every prompt in the mean.
-        - note: what a reader must be told. Else None.
+        - mean, low, high: the average weight and the ends of its band, NaN where fewer than two
+          prompts contribute.
+        - count: the number of prompts that contribute. prompts, clusters: the numbers averaged.
+        - in_filler: in the full view, whether the point lies in the filler.
+        - note: what a reader must know, or None.
 
     Raises:
-        ConfigError: no such layer or head in the traces, or no region is shared by more than half of the prompts.
+        ConfigError: the traces lack a layer or head, or fewer than half of the prompts share a
+            region of the filler.
     """
-    header = traces.header
-    selection = _Weights(
-        layer_index=header.place("layer", layer),
-        head_indices=[header.place("head", head) for head in heads],
-        view=view,
-        definition=definition,
-        first_position=int(
-            leaves_out_first_token(header) if exclude_first is None else exclude_first
-        ),
-    )
-    curves = []
+    curves: list[pandas.DataFrame] = []
     for condition in conditions:
-        records = [traces.get(problem_id, condition) for problem_id in problem_ids]
-        if view == "full":
-            records = _sharing_one_region(records)
-        chosen = [record.problem_id for record in records]
-        weights = selection.of(records)
-        if baseline is not None:
-            subtracted = selection.of([traces.get(problem_id, baseline) for problem_id in chosen])
-            width = min(weights.shape[-1], subtracted.shape[-1])
-            weights = weights[..., :width] - subtracted[..., :width]
-        clusters = traces.clusters(chosen)
-        filler = np.flatnonzero(records[-1].roles == FILLER) if view == "full" else ()
-        notes = _notes(traces, condition, baseline, len(chosen), len(problem_ids))
-        facts = {
-            "condition": condition if baseline is None else contrast_name(condition, baseline),
-            "layer": layer,
-            "view": view,
-            "definition": "completion" if header.queries == "completion" else definition,
-            "first_token_excluded": bool(selection.first_position),
-            "unit": SHARE,
-            "prompts": len(chosen),
-            "clusters": clusters.max() + 1,
-            "note": "; ".join(notes) or None,
-        }
-        for head, table in zip(heads, weights, strict=True):
-            points = _average_points(table, clusters)
-            curves.append(points.assign(**facts, head=head, in_filler=points["x"].isin(filler)))
+        curves += _condition_curves(traces, settings, condition, problem_ids, baseline)
     return pandas.concat(curves, ignore_index=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weights:
-    """Which weights of a trace stand in a curve, and at which x."""
-
-    layer_index: int
-    head_indices: list[int]
-    view: View
-    definition: Definition
-    first_position: int
-
-    def of(self, records: Sequence[Trace]) -> NDArray[np.float64]:
-        """The weights [head, prompt, x], NaN where a prompt has none."""
-        width = max(len(record.tokens) for record in records)
-        table = np.full((len(self.head_indices), len(records), width), np.nan)
-        for prompt_index, record in enumerate(records):
-            means = record.mean_common if self.definition == "common" else record.mean_all
-            positions = (
-                np.arange(len(record.tokens)) if self.view == "full" else record.original_pos
-            )
-            is_visible = (
-                positions >= self.first_position
-            )  # inserted tokens have no aligned position: -1
-            columns = positions[is_visible]
-            table[:, prompt_index, columns] = means[self.layer_index, self.head_indices][
-                :, is_visible
-            ]
-        return table
+def _condition_curves(
+    traces: AttentionTraces,
+    settings: CurveSettings,
+    condition: str,
+    problem_ids: Sequence[str],
+    baseline: str | None,
+) -> Iterator[pandas.DataFrame]:
+    """The curve of each head under one condition."""
+    header = traces.header
+    records = [traces.get(problem_id, condition) for problem_id in problem_ids]
+    filler: NDArray[np.int64] | tuple[()] = ()
+    if settings.view == "full":
+        records = _records_with_common_region(records)
+        filler = np.flatnonzero(records[0].roles == FILLER)
+    averaged_ids = [record.problem_id for record in records]
+    weights = settings.read_weights(header, records)
+    if baseline is not None:
+        baseline_records = [traces.get(problem_id, baseline) for problem_id in averaged_ids]
+        subtracted = settings.read_weights(header, baseline_records)
+        width = min(weights.shape[-1], subtracted.shape[-1])
+        weights = weights[..., :width] - subtracted[..., :width]
+    clusters = traces.clusters(averaged_ids)
+    notes = _notes(traces, condition, baseline, len(averaged_ids), len(problem_ids))
+    facts = {
+        "condition": condition if baseline is None else contrast_name(condition, baseline),
+        "layer": settings.layer,
+        "view": settings.view,
+        "definition": "completion" if header.queries == "completion" else settings.definition,
+        "first_token_excluded": settings.first_x(header) > 0,
+        "unit": SHARE,
+        "prompts": len(averaged_ids),
+        "clusters": clusters.max() + 1,
+        "note": "; ".join(notes) or None,
+    }
+    for head, table in zip(settings.heads, weights, strict=True):
+        points = _average_points(table, clusters)
+        yield points.assign(**facts, head=head, in_filler=points["x"].isin(filler))
 
 
 def _average_points(table: NDArray[np.float64], clusters: NDArray[np.int64]) -> pandas.DataFrame:
-    """Mean, band and number of prompts of each x of a [prompt, x] table at which a prompt has a value."""
+    """Mean, band and number of prompts of each x with a value in a [prompt, x] table."""
     counts = np.isfinite(table).sum(axis=0)
     x = np.flatnonzero(counts)
     low, high = bootstrap_band(table[:, x], clusters)
@@ -176,37 +197,43 @@ def _average_points(table: NDArray[np.float64], clusters: NDArray[np.int64]) -> 
 def _notes(
     traces: AttentionTraces, condition: str, baseline: str | None, averaged: int, requested: int
 ) -> Iterator[str]:
-    """What a reader of a curve must be told."""
+    """What a reader of a curve must know."""
     if traces.header.queries == "completion":
         yield _OF_COMPLETIONS
     if averaged < requested:
-        yield f"mean over the {averaged} of {requested} prompts whose filler stands at the shaded positions"
+        yield (
+            f"mean over the {averaged} of {requested} prompts whose filler stands at the shaded "
+            "positions"
+        )
     if baseline is not None and has_one_filler(traces, condition, baseline):
-        yield "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted"
+        yield (
+            "all tokens' sum differs by the filler's mass: softmax guarantees it, "
+            "whatever is inserted"
+        )
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
-    """The problems traced under all of these conditions, in the order in which they were added.
+    """The problems with traces under all of these conditions, in the order of adding.
 
     Raises:
         ConfigError: there is none.
     """
     names = list(conditions)
     shared = [
-        name
-        for name in traces.problem_ids
-        if all(traces.has(name, condition) for condition in names)
+        problem_id
+        for problem_id in traces.problem_ids
+        if all(traces.has(problem_id, condition) for condition in names)
     ]
     if not shared:
-        there = ", ".join(traces.conditions) or "no trace yet"
+        available = ", ".join(traces.conditions) or "no trace yet"
         raise ConfigError(
-            f"{traces.path} has no problem under all of {', '.join(names)}; it has {there}."
+            f"{traces.path} has no problem under all of {', '.join(names)}; it has {available}."
         )
     return shared
 
 
 def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
-    """The shared problems without the controls, which are matched to them and never averaged with them.
+    """The shared problems without controls, which are matched to them and averaged separately.
 
     Raises:
         ConfigError: there is none.
@@ -218,24 +245,24 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     return chosen
 
 
-def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
-    """Whether only one of two conditions has a filler: softmax then guarantees differences between them."""
-    return (
-        len({one, other} & {entry.condition for entry in traces.entries() if entry.filler_span})
-        == 1
-    )
+def has_one_filler(traces: AttentionTraces, condition: str, baseline: str) -> bool:
+    """Whether only one of two conditions has a filler: softmax then guarantees differences."""
+    filled = {entry.condition for entry in traces.entries() if entry.filler_span}
+    return len({condition, baseline} & filled) == 1
 
 
-def _sharing_one_region(records: Sequence[Trace]) -> list[Trace]:
-    """The prompts whose filler's tokens, in one place or before each example, stand where most have them."""
-    places = [np.flatnonzero(one.roles == FILLER).tobytes() for one in records]
-    ((common, most),) = Counter(places).most_common(1)
-    if 2 * most <= len(records):
+def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:
+    """The prompts whose filler tokens stand at the most common positions."""
+    regions = [np.flatnonzero(record.roles == FILLER).tobytes() for record in records]
+    ((common_region, count),) = Counter(regions).most_common(1)
+    if 2 * count <= len(records):
         raise ConfigError(
-            f"the filler of {records[0].condition} stands at different positions: none is shared by more than half of "
-            f"the {len(records)} prompts. Use the aligned view."
+            f"the filler of {records[0].condition} stands at different positions: none is shared "
+            f"by more than half of the {len(records)} prompts. Use the aligned view."
         )
-    return [one for one, place in zip(records, places, strict=True) if place == common]
+    return [
+        record for record, region in zip(records, regions, strict=True) if region == common_region
+    ]
 
 
 def bootstrap_band(
@@ -245,33 +272,29 @@ def bootstrap_band(
     draws: int = BAND_DRAWS,
     seed: int = DEFAULT_SEED,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Percentile bootstrap band of the columns' means, clusters of rows (prompts) resampled whole.
+    """Percentile bootstrap band of the columns' means, with clusters of rows (prompts) resampled.
 
     Args:
         table: [prompt, x]; NaN where a prompt has no value.
         clusters: [prompt] The number of its cluster, from 0 without gaps.
-        draws: How often the clusters are drawn anew.
+        draws: The number of bootstrap draws.
         seed: Seed of the draws.
 
     Returns:
         Lower and upper end [x], NaN where fewer than two clusters have a value.
     """
-    there = np.isfinite(table)
+    has_value = np.isfinite(table)
     size = int(clusters.max()) + 1
-    weights = (
-        np.random.default_rng(seed)
-        .multinomial(size, np.full(size, 1 / size), size=draws)
-        .astype(np.float64)
-    )
-    weights = weights[:, clusters]
-    counts = weights @ there
+    random = np.random.default_rng(seed)
+    cluster_weights = random.multinomial(size, np.full(size, 1 / size), size=draws)
+    weights = cluster_weights.astype(np.float64)[:, clusters]
+    counts = weights @ has_value
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
-        means = (weights @ np.where(there, table, 0.0)) / counts
-        ends = np.nanquantile(
-            means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0
-        )  # some draws have no prompt here
-    low, high = ends.reshape(2, -1)  # also without any position, where numpy gives one axis only
-    few = [len(np.unique(clusters[column])) < 2 for column in there.T]
-    low[few] = high[few] = np.nan
+        means = (weights @ np.where(has_value, table, 0.0)) / counts
+        # some draws have no prompt at an x, so their mean is NaN
+        ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
+    low, high = ends.reshape(2, -1)  # without any x, numpy drops an axis
+    is_lone = [len(np.unique(clusters[column])) < 2 for column in has_value.T]
+    low[is_lone] = high[is_lone] = np.nan
     return low, high

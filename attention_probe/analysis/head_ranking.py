@@ -1,15 +1,16 @@
-"""Which heads differ between two conditions: every head of every recorded layer, none chosen.
+"""A ranking of all recorded heads by the difference of a measure between two conditions.
 
-One condition against one is ordered by t, without a p-value: one string says nothing about other fillers, whatever
-differs between the two. The prompts' paired differences are averaged. Prompts of one problem with several draws of
-examples, or of its twins, are one unit together.
+One condition against one is ordered by t, without a p-value: one string says nothing about other
+fillers, whatever differs between the two. The prompts' paired differences are averaged. Prompts of
+one problem with several draws of examples, or of its twins, are one unit together.
 
-With several strings on either side the string is the unit: a measure's mean over prompts. If it made no difference
-which string is of which side, every way to share them out would be as likely, in all heads at once. So each head's |t|
-is held against the largest |t| of *all* heads under the permutations of labels: p is adjusted for having looked at
-every head, with the heads' dependence kept.
+With several strings on either side the string is the unit: a measure's mean over prompts. Under the
+null hypothesis every assignment of strings to sides is equally likely, in all heads at once. So the
+|t| of each head is compared with the largest |t| of *all* heads under permutations of the labels: p
+is adjusted for the number of heads, and the dependence between heads is kept.
 
-Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993 (single-step max-T); Nichols and Holmes, 2002.
+Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993 (single-step max-T); Nichols
+and Holmes, 2002.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -31,15 +32,15 @@ from harness.errors import ConfigError
 
 Floats = NDArray[np.float64]
 PERMUTATIONS = 10_000
-"""Permutations of labels that are drawn; where there are no more than these, all are taken. p is then right to 0.2
-points near HEADS_ALPHA."""
+"""Number of permutations that are drawn; if there are not more, all are used. The error of p is
+then 0.2 points near HEADS_ALPHA."""
 HEADS_ALPHA = 0.05
-"""Heads with a smaller adjusted p are counted."""
+"""Heads with a smaller adjusted p are counted as significant."""
 UNLIKE_SCATTER = 2.0
-"""Strings of one side scatter unlike those of the other from this ratio of standard deviations on: with 5, a test of 4
-against 4 erred in 33 of 100 cases."""
+"""A larger ratio of the sides' standard deviations is noted: with a ratio of 5, a test of 4 strings
+against 4 was wrong in 33 of 100 cases."""
 TIE = 1e-9
-"""Relative: sums of the same numbers in another order must count as equal."""
+"""Relative tolerance: sums of the same numbers in another order must count as equal."""
 
 
 def rank_heads(
@@ -48,92 +49,95 @@ def rank_heads(
     baseline: str | Sequence[str],
     condition: str | Sequence[str],
 ) -> pandas.DataFrame:
-    """All heads by how far a measure differs between two conditions, `condition` minus `baseline`.
+    """All heads by the difference of a measure, `condition` minus `baseline`.
 
-    Over the prompts that were traced under all conditions, without controls.
+    The prompts are those that were traced under all conditions, without controls.
 
     Args:
-        traces: Where from.
+        traces: The traces.
         measure: A name of `measure_definitions.MEASURES` that was recorded.
-        baseline: The condition that is subtracted, usually another filler; or several, whose mean is.
-        condition: The condition that it is subtracted from, or several. With several on either side the string is the
-            unit, else the prompt.
+        baseline: The condition that is subtracted, usually another filler; or several, whose mean
+            is subtracted.
+        condition: The condition that it is subtracted from, or several. With several on either side
+            the string is the unit, else the prompt.
 
     Returns:
-        One row per head, the most different first: rank, layer and head (from 1), units, the mean difference, its
-        standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two sides has no filler and the
-        measure is one of GUARANTEED, in Layer 1 or, of what only a filler has, in every layer. The contrast is no
-        finding then: t and p_adjusted are missing, and heads come last, by the size of the mean difference.
-        p_adjusted is also missing where both sides are one condition. `attrs` has how many heads have a small p
-        (`significant`), and a note for readers.
+        One row per head, the most different first: rank, layer and head (from 1), units,
+        mean_difference, standard_error, t, p_adjusted and guaranteed. `guaranteed` is true if one
+        side has no filler and the measure is one of GUARANTEED, in Layer 1 or, for measures that
+        need a filler, in every layer. The contrast is no finding then: t and p_adjusted are
+        missing, and such heads come last, by the size of the mean difference. p_adjusted is also
+        missing if both sides are one condition. `attrs` has the number of `significant` heads and
+        a `note`.
 
     Raises:
-        ConfigError: the measure was not recorded, a side has no condition or one of the other's, or fewer than two
-            prompts have all conditions.
+        ConfigError: the measure was not recorded, a side is empty or shares a condition with the
+            other, or fewer than two problems have all conditions.
     """
-    old, new = ((side,) if isinstance(side, str) else tuple(side) for side in (baseline, condition))
-    if not (old and new) or set(old) & set(new):
-        names = [" and ".join(side) or "none" for side in (new, old)]
+    subtracted = (baseline,) if isinstance(baseline, str) else tuple(baseline)
+    compared = (condition,) if isinstance(condition, str) else tuple(condition)
+    if not subtracted or not compared or set(subtracted) & set(compared):
+        names = [" and ".join(side or ["none"]) for side in (compared, subtracted)]
         raise ConfigError(
             f"Expected a contrast of different conditions, got {names[0]} against {names[1]}."
         )
-    problem_ids = chosen_problems(traces, (*old, *new))
+    problem_ids = chosen_problems(traces, (*subtracted, *compared))
     clusters = traces.clusters(problem_ids)
     if clusters.max() < 1:
         raise ConfigError(
             "1 problem cannot rank heads: the problem is the unit. Probe at least two."
         )
-    # [string, prompt, head]
-    without, with_it = (
-        np.stack(
-            [
-                traces.measures([measure], name, problem_ids).reshape(len(problem_ids), -1)
-                for name in side
-            ]
-        )
-        for side in (old, new)
-    )
-    if max(len(old), len(new)) > 1:
+    without = _read_measure(traces, measure, subtracted, problem_ids)
+    with_it = _read_measure(traces, measure, compared, problem_ids)
+    if len(subtracted) > 1 or len(compared) > 1:
         numbers, note = _by_string(without, with_it)
     else:
         numbers, note = _by_prompt(with_it[0] - without[0], clusters)
     header = traces.header
     heads = pandas.MultiIndex.from_product([header.layers, range(header.head_count)])
-    frame = (heads.to_frame(False, ["layer", "head"]) + 1).join(numbers)  # as people count
-    # deeper layers may answer to what changed below them
+    frame = (heads.to_frame(False, ["layer", "head"]) + 1).join(numbers)
     is_guaranteed = measure in GUARANTEED and any(
-        has_one_filler(traces, *pair) for pair in itertools.product(new, old)
+        has_one_filler(traces, *pair) for pair in itertools.product(compared, subtracted)
     )
+    # in deeper layers, other measures may also follow from what changed in the layers before
     frame["guaranteed"] = is_guaranteed & ((frame["layer"] == 1) | (measure in ONLY_OF_A_FILLER))
     if frame["guaranteed"].any():
         frame.loc[frame["guaranteed"], ["t", "p_adjusted"]] = np.nan
         note = (
-            f"{measure} of {','.join(new)} against {','.join(old)} is no finding where it is guaranteed: one of the "
-            "two has no filler, and softmax and the shift of positions change it whatever is inserted. Contrast two "
-            f"fillers; {note}"
+            f"{measure} of {','.join(compared)} against {','.join(subtracted)} is no finding where "
+            "it is guaranteed: one of the two has no filler, and softmax and the shift of "
+            f"positions change it whatever is inserted. Contrast two fillers; {note}"
         )
-    order = (
-        ["mean_difference"] if frame["guaranteed"].all() else ["guaranteed", "t", "mean_difference"]
-    )
-    frame = frame.sort_values(
-        order, key=_by_size, ascending=False, kind="stable", ignore_index=True
-    )
-    frame.insert(0, "rank", range(1, len(frame) + 1))
+    frame = _sort_heads(frame)
     significant = int((frame["p_adjusted"] < HEADS_ALPHA).sum())
     frame.attrs = {"significant": significant, "note": "; ".join([note, *header.stamps])}
     return frame
 
 
-def _by_size(column: pandas.Series[Any]) -> pandas.Series[Any]:
-    """The size of a number; what is guaranteed comes last."""
-    return ~column if column.name == "guaranteed" else column.abs()
+def _read_measure(
+    traces: AttentionTraces, measure: str, conditions: Iterable[str], problem_ids: Sequence[str]
+) -> Floats:
+    """The measure as [condition, prompt, head], the heads of all layers in a row."""
+    values = [traces.measures([measure], name, problem_ids)[0] for name in conditions]
+    return np.stack(values).reshape(len(values), len(problem_ids), -1)
+
+
+def _sort_heads(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The heads with their rank: by |t|, then by the difference; guaranteed ones last."""
+    magnitudes = frame[["t", "mean_difference"]].abs().assign(guaranteed=~frame["guaranteed"])
+    order = magnitudes.sort_values(
+        ["guaranteed", "t", "mean_difference"], ascending=False, kind="stable"
+    )
+    frame = frame.loc[order.index].reset_index(drop=True)
+    frame.insert(0, "rank", range(1, len(frame) + 1))
+    return frame
 
 
 def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas.DataFrame, str]:
-    """One condition against one, paired by prompt: a row for each head, without a p-value, and a note.
+    """One condition against one, paired by prompt: a row per head, without a p-value, and a note.
 
-    The prompts of a cluster are one unit: their sum over the mean size of a cluster. So the mean over clusters is that
-    over prompts, as in `harness.analysis.paired_tests.by_cluster`.
+    The prompts of a cluster are one unit: their sum over the mean size of a cluster. So the mean
+    over clusters is the mean over prompts, as in `harness.analysis.paired_tests.by_cluster`.
     """
     grouped = pandas.DataFrame(differences).groupby(clusters)
     table = grouped.sum(min_count=1)
@@ -146,9 +150,9 @@ def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas
         "t": _ratio(difference.to_numpy(), error.to_numpy(), table.abs().max().to_numpy()),
         "p_adjusted": np.nan,
     }
-    units = f"{len(differences)} prompts" + (
-        f" of {len(table)} problems" if len(table) < len(differences) else ""
-    )
+    units = f"{len(differences)} prompts"
+    if len(table) < len(differences):
+        units += f" of {len(table)} problems"
     note = (
         f"{units}, ordered by t, no p: one string says nothing about others like it, name several"
     )
@@ -156,7 +160,7 @@ def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas
 
 
 def _by_string(without: Floats, with_it: Floats) -> tuple[pandas.DataFrame, str]:
-    """Several strings against several, each the mean of the same prompts: a row for each head, and a note."""
+    """Several strings against several, each a mean over prompts: a row per head, and a note."""
     prompts = without.shape[1]
     without, with_it = (np.nanmean(side, axis=1) for side in (without, with_it))
     test = permute_labels(without, with_it)
@@ -167,27 +171,28 @@ def _by_string(without: Floats, with_it: Floats) -> tuple[pandas.DataFrame, str]
         "t": test.t,
         "p_adjusted": test.p,
     }
+    count = f"all {test.permutations}" if test.is_exact else str(test.permutations)
     note = (
         f"{len(with_it)} strings against {len(without)}, each the mean of {prompts} prompts, "
-        f"{'all ' if test.is_exact else ''}{test.permutations} permutations of their labels; p adjusted for all heads "
-        "(max-T)"
+        f"{count} permutations of their labels; p adjusted for all heads (max-T)"
     )
-    smallest_p = (
-        1 + (len(without) == len(with_it))
-    ) / test.permutations  # the mirrored labels have the same |t|
+    # with sides of equal size, the mirrored labels have the same |t|
+    smallest_count = 2 if len(without) == len(with_it) else 1
+    smallest_p = smallest_count / test.permutations
     if test.is_exact and smallest_p > HEADS_ALPHA:
         note += f"; no p below {smallest_p:.2g} is possible, name more strings"
     if min(len(without), len(with_it)) > 1:
-        scatter = sorted(
-            float(np.nanmedian(side.std(axis=0, ddof=1))) for side in (without, with_it)
-        )
-        if scatter[1] > UNLIKE_SCATTER * scatter[0]:
-            note += "; the sides scatter unlike, and p is then too small in up to a third of such contrasts"
+        scatter = [np.nanmedian(side.std(axis=0, ddof=1)) for side in (without, with_it)]
+        if max(scatter) > UNLIKE_SCATTER * min(scatter):
+            note += (
+                "; the sides scatter unlike, and p is then too small in up to a third of such "
+                "contrasts"
+            )
     return pandas.DataFrame(numbers), note
 
 
 class LabelTest(NamedTuple):
-    """What the permutations of labels say of each head [head]: its t, and its p adjusted for all heads."""
+    """The result of permuting labels: t of each head, and its p adjusted for all heads [head]."""
 
     t: Floats
     p: Floats
@@ -199,9 +204,10 @@ def permute_labels(without: Floats, with_it: Floats, *, draws: int = PERMUTATION
     """Two-sample t of each head, and its p adjusted for all heads.
 
     Args:
-        without: [string, head] Of one side.
-        with_it: [string, head] Of the other.
-        draws: How many permutations are drawn. If there are no more than that, all are taken, and p is exact.
+        without: [string, head] The measure on one side.
+        with_it: [string, head] The measure on the other side.
+        draws: The number of permutations to draw. If there are not more, all are used, and p is
+            exact.
     """
     values, size = np.concatenate([with_it, without]), len(with_it)
     count = math.comb(len(values), size)
@@ -215,29 +221,29 @@ def permute_labels(without: Floats, with_it: Floats, *, draws: int = PERMUTATION
     at_least = sum(
         np.abs(_two_sample_t(values, split)).max() >= np.abs(t) * (1 - TIE) for split in splits
     )
-    # among all permutations is the one that changes nothing; among drawn ones it is counted once more
+    # All permutations include the identity; to drawn permutations it is added.
     p = at_least / count if is_exact else (1 + at_least) / (1 + count)
     return LabelTest(t, np.asarray(p), count, is_exact)
 
 
 def _two_sample_t(values: Floats, chosen: Iterable[int]) -> Floats:
     """[head] t of the chosen strings against the rest."""
-    mask = np.zeros(len(values), dtype=bool)
-    mask[list(chosen)] = True
-    one, other = values[mask], values[~mask]
-    difference, error = one.mean(axis=0) - other.mean(axis=0), _pooled_error(other, one)
-    return _ratio(difference, error, np.abs(values).max(axis=0))
+    is_chosen = np.zeros(len(values), dtype=bool)
+    is_chosen[list(chosen)] = True
+    side, rest = values[is_chosen], values[~is_chosen]
+    difference = side.mean(axis=0) - rest.mean(axis=0)
+    return _ratio(difference, _pooled_error(rest, side), np.abs(values).max(axis=0))
 
 
 def _ratio(difference: Floats, error: Floats, size: Floats) -> Floats:
-    """[head] t; infinite where nothing scatters, 0 where there is no difference, both relative to the values' size."""
+    """[head] t; infinite without scatter, 0 without difference, both relative to `size`."""
     with np.errstate(invalid="ignore", divide="ignore"):
         t = np.where(error <= TIE * size, np.sign(difference) * np.inf, difference / error)
     return np.where(np.abs(difference) > TIE * size, t, 0.0)
 
 
-def _pooled_error(one: Floats, other: Floats) -> Floats:
-    """[head] Standard error of the difference of two means, the scatter taken for the same on both sides."""
-    squares = sum(np.square(side - side.mean(axis=0)).sum(axis=0) for side in (one, other))
-    freedom = max(len(one) + len(other) - 2, 1)
-    return np.asarray(np.sqrt(squares / freedom * (1 / len(one) + 1 / len(other))))
+def _pooled_error(without: Floats, with_it: Floats) -> Floats:
+    """[head] Standard error of the difference of two means, with equal variances."""
+    squares = sum(np.square(side - side.mean(axis=0)).sum(axis=0) for side in (without, with_it))
+    freedom = max(len(without) + len(with_it) - 2, 1)
+    return np.asarray(np.sqrt(squares / freedom * (1 / len(without) + 1 / len(with_it))))

@@ -1,4 +1,4 @@
-"""Traces in a screenful: where the heads look under each condition, and what the self-check found."""
+"""A summary of traces: the attention on each region under each condition, and the self-check."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Any
 import numpy as np
 
 from attention_probe.analysis.average_curves import chosen_problems, shared_problems
+from attention_probe.measure.measure_definitions import MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.display.format_table import Column, Table, render
 from harness.smollm2_model import label_model
 
-MASSES = (
-    "mass_first",
-    "mass_instruction",
-    "mass_filler",
-    "mass_problem",
-    "mass_completion",
-    "mass_other",
-)
+MASSES = tuple(name for name in MEASURES if name.startswith("mass_"))
 
 
 def summary(traces: AttentionTraces) -> str:
@@ -32,27 +26,25 @@ def summary(traces: AttentionTraces) -> str:
     problems = chosen_problems(traces, traces.conditions)
     masses = {name: traces.measures(MASSES, name, problems) for name in traces.conditions}
     rows = []
-    for place, layer in enumerate(header.layers):
-        for name in traces.conditions:
-            row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "condition": name}
-            for mass, values in zip(MASSES, masses[name][:, :, place], strict=True):
-                there = values[
-                    ~np.isnan(values).all(1)
-                ]  # an empty completion has no queries, in any head
-                row[mass] = there.mean() if there.size else np.nan
+    for layer_index, layer in enumerate(header.layers):
+        for condition in traces.conditions:
+            row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "condition": condition}
+            for mass, values in zip(MASSES, masses[condition][:, :, layer_index], strict=True):
+                # an empty completion has no queries, and so no number in any head
+                recorded = values[~np.isnan(values).all(1)]
+                row[mass] = recorded.mean() if recorded.size else np.nan
             rows.append(row)
-    asked = "problem" if header.queries == "prompt" else "completion"
-    title = f"{label_model(header.model)}, {len(problems)} problems; shares of the attention of the {asked}'s tokens"
+    queried = "problem" if header.queries == "prompt" else "completion"
+    title = (
+        f"{label_model(header.model)}, {len(problems)} problems; shares of the attention of the "
+        f"{queried}'s tokens"
+    )
     if controls := len(shared_problems(traces, traces.conditions)) - len(problems):
         title += f"; {controls} controls were traced and are left out here"
-    columns = [
-        *(Column(name, name, str, numeric=False) for name in ("layer", "condition")),
-        *(
-            Column(mass, mass.removeprefix("mass_"), "{:.4f}".format)
-            for mass in MASSES
-            if mass != "mass_completion" or header.queries == "completion"
-        ),
-    ]
+    columns = [Column(name, name, str, numeric=False) for name in ("layer", "condition")]
+    for mass in MASSES:
+        if mass != "mass_completion" or header.queries == "completion":
+            columns.append(Column(mass, mass.removeprefix("mass_"), "{:.4f}".format))
     return "\n".join([*header.stamps, render([Table(title, rows, columns)])])
 
 

@@ -27,24 +27,21 @@ def figure(
 ) -> None:
     """Draw a figure, or a figure of each layer of traces: PNG, SVG, PDF and its numbers as CSV.
 
-    What a config shows and is not measured yet is measured first.
+    Numbers of a config that are not measured yet are measured first.
     """
     from attention_probe.figures.figure_config import load_figure_config
     from attention_probe.figures.trace_figures import draw_traces
     from harness.display.progress import progress_bar
     from harness.layers_and_heads import parse_numbers
 
-    traces = source.is_dir()
-    if overrides if traces else layers or heads:
+    is_folder = source.is_dir()
+    if (is_folder and overrides) or (not is_folder and (layers or heads)):
         raise ConfigError(
             "--set changes a config; --layers and --heads choose from a folder of traces."
         )
-    if traces:
-        chosen = [
-            parse_numbers(text, option)
-            for text, option in ((layers, "--layers"), (heads, "--heads"))
-        ]
-        files = draw_traces(source, output, *chosen)
+    if is_folder:
+        layer_numbers = parse_numbers(layers, "--layers")
+        files = draw_traces(source, output, layer_numbers, parse_numbers(heads, "--heads"))
     else:
         from attention_probe.figures.make_figure import make_figure  # it needs torch
 

@@ -10,7 +10,7 @@ import typer
 from harness.constants import STUDIED
 
 HEADS_BASELINE = "random"
-"""What `mless heads` subtracts unless told: another filler, since softmax guarantees a change from no filler."""
+"""The default is another filler, because softmax guarantees a change from no filler."""
 
 
 def heads(
@@ -30,7 +30,7 @@ def heads(
         Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")
     ] = "text",
 ) -> None:
-    """Rank all heads by how far a measure differs between two conditions, corrected for looking at all of them.
+    """Rank all heads by the difference of a measure, with p corrected for the number of heads.
 
     With several conditions on a side the string is the unit, else the prompt.
     """
@@ -43,32 +43,25 @@ def heads(
     from harness.display.format_values import number
     from harness.layers_and_heads import split_words
 
-    old, new = split_words(baseline), split_words(condition)
     with AttentionTraces.open(traces) as opened:
-        frame = rank_heads(opened, measure, old, new)
-    remarks = [frame.attrs["note"]]
+        frame = rank_heads(opened, measure, split_words(baseline), split_words(condition))
+    notes = [frame.attrs["note"]]
     if frame["p_adjusted"].notna().any():
-        remarks.append(
-            f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['significant']} of {len(frame)}"
-        )
-    shown = frame.head(top) if top else frame
+        significant = f"{frame.attrs['significant']} of {len(frame)}"
+        notes.append(f"heads with adjusted p < {HEADS_ALPHA:g}: {significant}")
+    ranking = frame.head(top) if top else frame
+    if form == "csv":
+        typer.echo(ranking.to_csv(index=False).rstrip())
+    elif form == "json":
+        typer.echo(ranking.to_json(orient="records", indent=1))
     if form != "text":
-        typer.echo(
-            shown.to_csv(index=False).rstrip()
-            if form == "csv"
-            else shown.to_json(orient="records", indent=1)
-        )
-        typer.echo("\n".join(remarks), err=True)
+        typer.echo("\n".join(notes), err=True)
         return
-    short = {"mean_difference": "difference", "standard_error": "SE"}
-    columns = [
-        Column(
-            name,
-            short.get(name, name),
-            partial(number, digits=5) if shown[name].dtype.kind == "f" else str,
-        )
-        for name in map(str, shown.columns)
-    ]
-    typer.echo(
-        render([Table(f"{measure}, {condition} - {baseline}", records(shown), columns, remarks)])
-    )
+    headings = {"mean_difference": "difference", "standard_error": "SE"}
+    columns = []
+    for name in map(str, ranking.columns):
+        is_float = ranking[name].dtype.kind == "f"
+        form_cell = partial(number, digits=5) if is_float else str
+        columns.append(Column(name, headings.get(name, name), form_cell))
+    title = f"{measure}, {condition} - {baseline}"
+    typer.echo(render([Table(title, records(ranking), columns, notes)]))

@@ -81,7 +81,7 @@ def probe(
         Path, typer.Option("--output", "-o", help="The folder of traces; continued if it is there.")
     ] = Path("probe.traces"),
 ) -> None:
-    """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
+    """Rerun chosen prompts through the first layers and record every head in a folder of traces."""
     from attention_probe.measure.measure_prompts import Record
     from attention_probe.prompts.choose_prompts import prompts_config
     from attention_probe.run_probe import ProbeSettings
@@ -117,16 +117,16 @@ def probe(
 
 
 def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> None:
-    """Record what is missing in the folder, and print a summary of all that is in it."""
+    """Add the missing traces to the folder, and print a summary of all its traces."""
     from attention_probe.analysis.print_traces import describe_checks, summary
     from attention_probe.prompts.choose_prompts import open_source
     from attention_probe.run_probe import run_probe
     from attention_probe.traces import AttentionTraces
     from harness.display.progress import progress_bar
 
-    opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
+    source = open_source(prompts, settings.conditions, settings.load_tokenizer)
     with progress_bar("probe problems") as advance:
-        receipt = run_probe(opened, prompts.criterion, settings, output, advance=advance)
+        receipt = run_probe(source, prompts.criterion, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
         typer.echo(summary(traces))
     typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")
@@ -134,10 +134,12 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
 
 def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
     """The sample logs that `--log CONDITION=FILE` names, by condition."""
-    pairs = [log.partition("=") for log in logs or ()]
-    for condition, _, path in pairs:
+    paths = {}
+    for log in logs or ():
+        condition, _, path = log.partition("=")
         if not condition or not path:
             raise ConfigError(
-                f"--log {condition!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl."
+                f"--log {log!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl."
             )
-    return {condition: path for condition, _, path in pairs} or None
+        paths[condition] = path
+    return paths or None

@@ -1,1 +1,1 @@
-"""One YAML, one figure: curves of chosen heads or the first MLP's activations, measured where they are missing."""
+"""Figures from configs or traces: curves of heads, or the first MLP's activations."""

@@ -1,6 +1,7 @@
 """The first MLP's activations without and with Mless: their histogram, and their token classes.
 
-Every number is a mean over prompts. A change is relative, (with - without) / without, of the same prompts.
+Every number is a mean over prompts. A change is relative, (with - without) / without, of the same
+prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from attention_probe.measure.measure_activations import (
     CLASSES,
     COVERED,
 )
-from attention_probe.traces import AttentionTraces
+from attention_probe.traces import AttentionTraces, Trace
 from harness.constants import BASELINE, STUDIED
 from harness.display.figures import figure_style
 from harness.display.format_values import LEVEL
@@ -32,44 +33,44 @@ from harness.experiment.conditions import contrast_name
 WITHOUT, WITH = _PAIR = (BASELINE, STUDIED)
 _CHANGE = contrast_name(WITH, WITHOUT)
 _EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
-"""Of the bins as they are drawn: the last, of all that is larger, has room for a name."""
+"""Edges of the bins in the figure. The last bin, of all larger values, has room for a name."""
 
 
 def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.DataFrame:
     """Every recorded number without filler and with Mless, and its change: one row for each.
 
-    The rows of the quantity `histogram` are shares of the activations; their `x` is where the bin begins, as a share of
-    `histogram_top`. Changes have the condition `mless - wo`.
+    The rows of the quantity `histogram` are shares of the activations; their `x` is where the bin
+    begins, as a share of `histogram_top`. Changes have the condition `mless - wo`.
 
     Args:
-        model: Whose panel it is.
-        traces: Of the model.
+        model: The model's panel.
+        traces: The model's traces.
 
     Raises:
         ConfigError: no problem has both conditions.
     """
     header, bins = traces.header, ACTIVATION_BINS + 1
     problems = chosen_problems(traces, _PAIR)
-    about = pandas.DataFrame(
+    clusters = traces.clusters(problems)
+    quantities = pandas.DataFrame(
         {
             "quantity": [*ACTIVATION_UNITS, *["histogram"] * bins],
             "x": [*[np.nan] * len(ACTIVATION_UNITS), *np.arange(bins) / ACTIVATION_BINS],
             "unit": [*ACTIVATION_UNITS.values(), *["share of activations"] * bins],
         }
     )
-    tables = {}
-    for condition in _PAIR:
-        rows = []
-        for trace in (traces.get(problem, condition) for problem in problems):
-            counts = trace.activation_histogram
-            shares = counts / counts.sum() if counts.any() else np.full(len(counts), np.nan)
-            rows.append([*(trace.activations[name] for name in ACTIVATION_UNITS), *shares])
-        tables[condition] = np.array(rows)
-    clusters = traces.clusters(problems)
-    parts = [_average(about, condition, table, clusters) for condition, table in tables.items()]
-    change = _relative_change(tables[WITH], tables[WITHOUT])
-    parts.append(_average(about.assign(unit="relative change"), _CHANGE, change, clusters))
-    return pandas.concat(parts, ignore_index=True).assign(
+    without, with_it = (
+        np.array([_read_numbers(traces.get(problem, condition)) for problem in problems])
+        for condition in _PAIR
+    )
+    change = _relative_change(with_it, without)
+    change_quantities = quantities.assign(unit="relative change")
+    averages = [
+        _average(quantities, WITHOUT, without, clusters),
+        _average(quantities, WITH, with_it, clusters),
+        _average(change_quantities, _CHANGE, change, clusters),
+    ]
+    return pandas.concat(averages, ignore_index=True).assign(
         panel=model.title,
         model=header.model,
         prompts=len(problems),
@@ -77,12 +78,22 @@ def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.Data
     )
 
 
+def _read_numbers(trace: Trace) -> list[float]:
+    """The numbers of ACTIVATION_UNITS, then the shares of the histogram's bins."""
+    counts = trace.activation_histogram
+    shares = counts / counts.sum() if counts.any() else np.full(len(counts), np.nan)
+    return [*(trace.activations[name] for name in ACTIVATION_UNITS), *shares]
+
+
 def _average(
-    about: pandas.DataFrame, condition: str, table: NDArray[np.float64], clusters: NDArray[np.int64]
+    quantities: pandas.DataFrame,
+    condition: str,
+    table: NDArray[np.float64],
+    clusters: NDArray[np.int64],
 ) -> pandas.DataFrame:
-    """Means of a [prompt, quantity] table, with bands and the number of prompts that have a value."""
+    """Means of a [prompt, quantity] table, with bands and the number of prompts with a value."""
     low, high = bootstrap_band(table, clusters)
-    return about.assign(
+    return quantities.assign(
         condition=condition,
         mean=_mean(table),
         low=low,
@@ -100,9 +111,9 @@ def _mean(table: NDArray[np.float64]) -> NDArray[np.float64]:
 def _relative_change(
     table: NDArray[np.float64], without: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """A [prompt, quantity] table whose mean is the means' relative change, and that scatters as it does (linearised).
+    """The relative change of the means, linearised to one value per prompt: [prompt, quantity].
 
-    A mean of each prompt's own relative changes would be ruled by those with next to nothing without filler.
+    Prompts with values near zero without filler would dominate a mean of relative changes.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = _mean(table) / _mean(without)
@@ -114,14 +125,14 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
     """One panel for each model: levels above, below them the change from the prompt without filler.
 
     Args:
-        config: What is shown.
+        config: The figure.
         table: From `read_activations`, of all models.
     """
     form = _FORMS[config.kind]
     note = (
-        f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP after its "
-        f"non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over prompts. Changes are relative, of "
-        f"the same prompts. {form.note(config)}"
+        f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP "
+        f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
+        f"prompts. Changes are relative, of the same prompts. {form.note(config)}"
     )
     with figure_style.drawing(1.2 + sum(form.heights), note) as figure:
         grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=form.heights)
@@ -140,28 +151,15 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     looks = figure_style.looks(_PAIR)
     for condition, look in looks.items():
         mean, _, _ = _percent(table, "histogram", condition)
-        above.stairs(
-            mean,
-            _EDGES,
-            color=look.colour,
-            linestyle=look.dashes,
-            label=figure_style.short_label(condition),
-        )
-    mean, below_it, above_it = _percent(table, "histogram", _CHANGE)
-    below.stairs(mean, _EDGES, baseline=None, color=looks[WITH].colour, linewidth=0.8)
-    below.stairs(
-        above_it,
-        _EDGES,
-        baseline=below_it,
-        color=looks[WITH].colour,
-        alpha=0.2,
-        linewidth=0,
-        fill=True,
-    )
+        name = figure_style.short_label(condition)
+        above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=name)
+    colour = looks[WITH].colour
+    mean, low, high = _percent(table, "histogram", _CHANGE)
+    below.stairs(mean, _EDGES, baseline=None, color=colour, linewidth=0.8)
+    below.stairs(high, _EDGES, baseline=low, color=colour, alpha=0.2, linewidth=0, fill=True)
     below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
-    if (
-        table.loc[table["quantity"] == "histogram", "mean"] > 0
-    ).any():  # else a logarithmic axis has no ends
+    # without positive values a logarithmic axis has no ends
+    if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():
         above.set_yscale("log")
     above.yaxis.set_major_formatter("{x:g}")
     top, _, _ = _percent(table, "histogram_top", WITHOUT)
@@ -181,28 +179,27 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
 def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
     """The near-zero share of each class as bars, and its change as dots, both with their bands."""
     above, below = panel
-    looks, places = figure_style.looks(_PAIR), np.arange(len(CLASSES))
+    looks, positions = figure_style.looks(_PAIR), np.arange(len(CLASSES))
     names = [f"near_zero_{name}_c{c:g}" for name in CLASSES]
-    read = {
+    values = {
         condition: np.concatenate([_percent(table, name, condition) for name in names], axis=1)
         for condition in (*_PAIR, _CHANGE)
     }
-    for shift, (condition, look) in zip((-0.2, 0.2), looks.items(), strict=True):
-        draw_groups(above, condition, shift, read[condition], look.colour, width=0.37)
-    mean, low, high = read[_CHANGE]
-    look = looks[WITH]
+    for offset, (condition, look) in zip((-0.2, 0.2), looks.items(), strict=True):
+        draw_groups(above, condition, offset, values[condition], look.colour, 0.37)
+    mean, low, high = values[_CHANGE]
     below.errorbar(
-        places,
+        positions,
         mean,
         [mean - low, high - mean],
-        fmt=look.marker,
-        color=look.colour,
+        fmt=looks[WITH].marker,
+        color=looks[WITH].colour,
         markersize=4,
         capsize=2,
     )
     below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
-    above.set_xticks(places, [])
-    below.set_xticks(places, CLASSES)
+    above.set_xticks(positions, [])
+    below.set_xticks(positions, CLASSES)
     for axes in panel:
         axes.set_xlim(-0.5, len(CLASSES) - 0.5)
         figure_style.tidy(axes, grid="y")
@@ -224,7 +221,7 @@ def _note_on_thresholds(config: FigureConfig) -> str:
 
 
 class _Form(NamedTuple):
-    """How a kind of figure is drawn: a model's two panels, with their heights in inches, and what the note adds."""
+    """How a kind of figure is drawn: two panels a model, and their heights in inches."""
 
     draw: Callable[[Sequence[Axes], pandas.DataFrame, float], None]
     heights: tuple[float, float]

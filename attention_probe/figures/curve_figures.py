@@ -1,7 +1,7 @@
-"""Figures of attention curves, rows times heads as in the study, with accuracy bars beside them where asked for.
+"""Figures of attention curves, rows times heads as in the study, optionally with accuracy bars.
 
-What qualifies the numbers is drawn with them: the definition and what is left out on the axes, stamps above each panel
-(selected on outcome, reference numbers), counts and bands in the note below.
+What qualifies the numbers is drawn with them: the definition and what is left out on the axes,
+stamps above each panel (selected on outcome, reference numbers), and counts and bands in the note.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
-from attention_probe.analysis.average_curves import average_curves, chosen_problems, shared_problems
+from attention_probe.analysis.average_curves import (
+    CurveSettings,
+    average_curves,
+    chosen_problems,
+    shared_problems,
+)
 from attention_probe.figures.figure_config import BarsConfig, FigureConfig, Limits, Panel
 from attention_probe.traces import AttentionTraces
 from harness.analysis.count_correct import accuracy_table
 from harness.analysis.published_numbers import read_reference
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT, INCHES, LETTER
+from harness.display.figures.figure_style import FONT, INCHES, LETTER, Look
 from harness.display.figures.lines import draw_curve
 from harness.display.format_values import label, visible
 from harness.experiment.conditions import contrast_name
 from harness.runs.samples_frame import load_run
 
 PANELS_ACROSS = 3
-"""Panels in a line of a figure of attention curves."""
+"""Panels side by side in a figure of attention curves."""
 
 BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""
@@ -41,9 +47,11 @@ QUERIES = {
     "published": "published definition",
     "completion": "queries of the answer",
 }
-EXPLAINED = {
-    "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
-    "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
+EXPLANATIONS = {
+    "common": "Common queries: each token's mean attention from later tokens of the prompt "
+    "without filler.",
+    "published": "Published definition: each token's mean attention from all later tokens, "
+    "inserted ones too.",
     "completion": "Mean attention that each token gets from the tokens of the recorded completion.",
 }
 
@@ -51,82 +59,93 @@ EXPLAINED = {
 def read_curves(
     panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces
 ) -> pandas.DataFrame:
-    """The curves of panels of one model, one row per point, every condition of a panel over the same problems.
+    """The curves of panels of one model, one row per point.
 
-    Rows of the kind `control` are the curves of matched problems that did not flip; they are never averaged with the
-    problems chosen.
+    All conditions of a panel have the same problems. Rows of the kind `control` are the curves of
+    matched problems that did not flip; they are averaged separately.
 
     Args:
-        panels: Each with its layer, head, conditions and view.
+        panels: The panels, sorted by row.
         config: The figure.
-        traces: Of the panels' model. The first token is left out of Llama's and Gemma's curves unless the config says.
+        traces: The traces of the panels' model. By default the first token is left out of the
+            curves of Llama and Gemma.
 
     Raises:
-        ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
+        ConfigError: the traces lack the layer, the head or a condition, or no problem has all
+            conditions.
     """
-    tables = []
-    for (row, layer), group in itertools.groupby(
-        panels, lambda panel: (panel.row, panel.head.layer)
-    ):
-        same = list(group)  # every trace is read once for all of them
-        shows, subtracted = same[0].shows, same[0].shows.subtracted
-        conditions = [*shows.series, *([subtracted] if subtracted else [])]
-        problems = {"curve": chosen_problems(traces, conditions)}
-        matched = [
-            name
-            for name in shared_problems(traces, conditions)
-            if name not in set(problems["curve"])
-        ]
-        if matched:
-            problems["control"] = matched
-        legends = {
-            contrast_name(condition, subtracted) if subtracted else condition: same[0].name(
-                condition
-            )
-            for condition in shows.series
-        }
-        for kind, problem_ids in problems.items():
-            curves = average_curves(
-                traces,
-                conditions=shows.series,
-                layer=layer,
-                heads=list(dict.fromkeys(panel.head.head for panel in same)),
-                problem_ids=problem_ids,
-                view="full" if shows.view == "full" else "aligned",
-                baseline=subtracted,
-                definition=config.definition,
-                exclude_first=config.exclude_first_token,
-            )
-            curves = curves.assign(row=row, kind=kind, on_outcome=traces.header.on_outcome)
-            curves = curves.assign(
-                legend=curves["condition"].map(legends), model=same[0].head.model
-            )
-            for panel in same:
-                points = curves[curves["head"] == panel.head.head]
-                tables.append(points.assign(panel=panel.title, column=panel.column))
+    groups = itertools.groupby(panels, lambda panel: (panel.row, panel.head.layer))
+    tables: list[pandas.DataFrame] = []
+    for _, group in groups:
+        tables += _layer_curves(list(group), config, traces)
     return pandas.concat(tables, ignore_index=True)
 
 
-def read_bars(config: BarsConfig) -> pandas.DataFrame:
-    """The accuracies that a figure's bars show: rows as of `count_correct.accuracy_table`.
+def _layer_curves(
+    panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces
+) -> Iterator[pandas.DataFrame]:
+    """The points of panels of one row and one layer, so that every trace is read once for all."""
+    first = panels[0]
+    row_config, subtracted = first.row_config, first.row_config.subtracted
+    conditions = [*row_config.series]
+    if subtracted:
+        conditions.append(subtracted)
+    shared, chosen = shared_problems(traces, conditions), chosen_problems(traces, conditions)
+    problems = {"curve": chosen, "control": [name for name in shared if name not in chosen]}
+    legends = {_curve_name(first, condition): first.name(condition) for condition in first.looks}
+    settings = CurveSettings(
+        layer=first.head.layer,
+        heads=list(dict.fromkeys(panel.head.head for panel in panels)),
+        view="full" if row_config.view == "full" else "aligned",
+        definition=config.definition,
+        exclude_first=config.exclude_first_token,
+    )
+    for kind, problem_ids in problems.items():
+        if not problem_ids:
+            continue
+        curves = average_curves(
+            traces,
+            settings,
+            conditions=row_config.series,
+            problem_ids=problem_ids,
+            baseline=subtracted,
+        )
+        curves = curves.assign(
+            row=first.row,
+            kind=kind,
+            on_outcome=traces.header.on_outcome,
+            legend=curves["condition"].map(legends),
+            model=first.head.model,
+        )
+        for panel in panels:
+            points = curves[curves["head"] == panel.head.head]
+            yield points.assign(panel=panel.title, column=panel.column)
 
-    The column `reference` names the source of published numbers; it is missing where measured runs are shown.
+
+def _curve_name(panel: Panel, condition: str) -> str:
+    """The name of a curve in the column `condition`: `mless - wo` for a difference."""
+    subtracted = panel.row_config.subtracted
+    return contrast_name(condition, subtracted) if subtracted else condition
+
+
+def read_bars(config: BarsConfig) -> pandas.DataFrame:
+    """The accuracies that a figure's bars show, with the columns of `accuracy_table`.
+
+    The column `reference` names the source of published numbers; it is missing for measured runs.
 
     Raises:
-        ConfigError: the reference file is missing or not of the form that results/reference/ has.
+        ConfigError: the reference file is missing, or not of the form of results/reference/.
         RunError: a run is missing or unfinished.
     """
     if config.reference is None:
-        table = accuracy_table(pandas.concat([load_run(run) for run in config.runs])).assign(
-            reference=None
-        )
+        table = accuracy_table(pandas.concat(map(load_run, config.runs))).assign(reference=None)
     else:
         published = read_reference(str(config.reference))
-        rows = [
-            {"model": entry.model, "condition": condition, "accuracy": accuracy}
-            for entry in published.accuracies
-            for condition, accuracy in entry.conditions.items()
-        ]
+        rows = []
+        for entry in published.accuracies:
+            for condition, accuracy in entry.conditions.items():
+                row = {"model": entry.model, "condition": condition, "accuracy": accuracy}
+                rows.append(row)
         unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "problems": 0}
         table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
     return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)
@@ -135,7 +154,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
 def figure_table(
     config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
 ) -> pandas.DataFrame:
-    """Every number that the figure shows, one row per point; layers and heads count from 1.
+    """Every number in the figure, one row per point; layers and heads count from 1.
 
     Args:
         config: The figure.
@@ -151,11 +170,14 @@ def figure_table(
             "problems": "count",
             "reference": "note",
         }
-        shown = bars[["model", "condition", *names]].rename(columns=names)
-        kinds = shown["note"].isna().map({True: "bar", False: "reference bar"})
-        legends = shown["condition"].map(label)
+        rows = bars[["model", "condition", *names]].rename(columns=names)
         tables.append(
-            shown.assign(kind=kinds, panel=config.bars.title, legend=legends, unit="percent")
+            rows.assign(
+                kind=np.where(rows["note"].isna(), "bar", "reference bar"),
+                panel=config.bars.title,
+                legend=rows["condition"].map(label),
+                unit="percent",
+            )
         )
     return pandas.concat(tables, ignore_index=True).assign(figure=config.name)
 
@@ -173,31 +195,29 @@ def draw_figure(
         config: Titles, legends, limits, regions.
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
-        note: Whether what `explain_figure` says stands below.
+        note: Whether the sentences of `explain_figure` stand below.
     """
-    panels, beside = config.panels, int(config.bars is not None)
-    across, down = (
-        min(len(config.heads), PANELS_ACROSS),
-        math.ceil(len(config.heads) / PANELS_ACROSS),
-    )
-    named = {(panel.name(one), look) for panel in panels for one, look in panel.looks.items()}
-    one_legend = not beside and len(named) == len(dict(named))
-    height = 0.7 + (1.75 if down == 1 else 1.4) * down * len(config.rows)
-    said = " ".join(explain_figure(config, curves, bars)) if note else ""
-    with figure_style.drawing(height, said, legend=one_legend, title=config.title) as figure:
-        grid = figure.add_gridspec(
-            down * len(config.rows),
-            across + beside,
-            width_ratios=[*[across] * beside, *[1] * across],
-        )
+    panels, has_bars = config.panels, int(config.bars is not None)
+    across = min(len(config.heads), PANELS_ACROSS)
+    lines = math.ceil(len(config.heads) / PANELS_ACROSS)
+    # one legend is enough if a name has the same look in all panels
+    named_looks: set[tuple[str, Look]] = set()
+    for panel in panels:
+        named_looks.update((panel.name(name), look) for name, look in panel.looks.items())
+    one_legend = not has_bars and len(named_looks) == len(dict(named_looks))
+    height = 0.7 + (1.75 if lines == 1 else 1.4) * lines * len(config.rows)
+    text = " ".join(explain_figure(config, curves, bars)) if note else ""
+    with figure_style.drawing(height, text, legend=one_legend, title=config.title) as figure:
+        widths = [across] * has_bars + [1] * across
+        grid = figure.add_gridspec(lines * len(config.rows), len(widths), width_ratios=widths)
         above = 0 if one_legend else 1.6 * FONT
         for panel in panels:
-            line, place = divmod(panel.column, PANELS_ACROSS)
-            axes = figure.add_subplot(grid[panel.row * down + line, place + beside])
+            line, column = divmod(panel.column, PANELS_ACROSS)
+            axes = figure.add_subplot(grid[panel.row * lines + line, column + has_bars])
             points = points_of(panel, curves)
             _draw_panel(axes, panel, points)
-            row = curves[(curves["row"] == panel.row) & (curves["kind"] == "curve")]
-            _scale(axes, panel, row, points)
+            row_curves = curves[(curves["row"] == panel.row) & (curves["kind"] == "curve")]
+            _scale(axes, panel, row_curves, points)
             _label_axes(axes, panel, config, points)
             stamp(axes, panel.title.replace(" Layer ", "\nLayer "), points, above=above)
             if panel.column == 0 and not one_legend:
@@ -223,32 +243,27 @@ def _add_legend(axes: Axes) -> None:
 
 def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     """The region of the inserted tokens, the curves, and those of controls."""
-    shows = panel.shows
     inserted = points["x"][points["in_filler"] & (points["kind"] == "curve")]
     if len(inserted):
-        start, stop = inserted.min() - 0.5, inserted.max() + 0.5
-        shown = np.unique(inserted)
-        for run in np.split(shown, np.flatnonzero(np.diff(shown) > 1) + 1):
-            axes.axvspan(run[0] - 0.5, run[-1] + 0.5, color="#dedede", linewidth=0, zorder=0)
-        place: Any = {"ha": "center", "va": "top", "fontstyle": "italic", "color": "#444444"}
-        word = shows.region.replace(" ", "\n")
-        axes.text((start + stop) / 2, 0.97, word, transform=axes.get_xaxis_transform(), **place)
-    if shows.subtracted:
+        _shade_region(axes, np.unique(inserted), panel.row_config.region)
+    if panel.row_config.subtracted:
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
     dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
-    for place, (condition, look) in enumerate(panel.looks.items()):
-        name = contrast_name(condition, shows.subtracted) if shows.subtracted else condition
-        mine = points[points["condition"] == name]
-        line = mine[mine["kind"] == "curve"]
-        # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
-        thickness = 0.8 + (0.5 if panel.limits else 0.2) * (len(panel.looks) - 1 - place)
-        marks: Any = {
-            "marker": look.marker,
-            "markevery": (3 + 4 * place, 12),
-            "markersize": 2.5 if panel.limits else 0,
-        }
-        draw_curve(axes, line, look, panel.name(condition), linewidth=thickness, **marks)
-        control = mine[(mine["kind"] == "control") & (2 * mine["count"] >= mine["prompts"])]
+    for index, (condition, look) in enumerate(panel.looks.items()):
+        curves = points[points["condition"] == _curve_name(panel, condition)]
+        # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
+        step = 0.5 if panel.limits else 0.2
+        draw_curve(
+            axes,
+            curves[curves["kind"] == "curve"],
+            look,
+            panel.name(condition),
+            linewidth=0.8 + step * (len(panel.looks) - 1 - index),
+            marker=look.marker,
+            markevery=(3 + 4 * index, 12),
+            markersize=2.5 if panel.limits else 0,
+        )
+        control = curves[(curves["kind"] == "control") & (2 * curves["count"] >= curves["prompts"])]
         if len(control):
             axes.plot(control["x"], control["mean"], color=look.colour, label="_control", **dashed)
     if (points["kind"] == "control").any():
@@ -257,109 +272,126 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame, points: pandas.DataFrame) -> None:
-    """The config's ends of the axis, or one scale for a row of panels, with room for the region's name.
+def _shade_region(axes: Axes, positions: NDArray[np.int64], name: str) -> None:
+    """Shade every run of consecutive positions, and write the region's name across all of them."""
+    for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
+        axes.axvspan(run[0] - 0.5, run[-1] + 0.5, color="#dedede", linewidth=0, zorder=0)
+    axes.text(
+        (positions[0] + positions[-1]) / 2,
+        0.97,
+        name.replace(" ", "\n"),
+        transform=axes.get_xaxis_transform(),
+        ha="center",
+        va="top",
+        fontstyle="italic",
+        color="#444444",
+    )
 
-    Panels that fill several lines have scales of their own.
+
+def _scale(
+    axes: Axes, panel: Panel, row_curves: pandas.DataFrame, points: pandas.DataFrame
+) -> None:
+    """The config's ends of the axis, or one scale for a row of panels, with room for the region.
+
+    Panels on several lines have separate scales.
     """
-    wrapped = row["column"].max() >= PANELS_ACROSS
-    shown = row if not wrapped else points[points["kind"] == "curve"]
-    shown = shown[shown["x"].between(*axes.get_xlim())]
-    low = float(np.nanmin(shown[["mean", "low"]])) if panel.shows.subtracted else 0.0
-    high = float(np.nanmax(shown[["mean", "high"]]))
+    is_wrapped = row_curves["column"].max() >= PANELS_ACROSS
+    curves = points[points["kind"] == "curve"] if is_wrapped else row_curves
+    curves = curves[curves["x"].between(*axes.get_xlim())]
+    low = float(np.nanmin(curves[["mean", "low"]])) if panel.row_config.subtracted else 0.0
+    high = float(np.nanmax(curves[["mean", "high"]]))
     span = (high - low) or 1.0
     below = 0.05 if low else 0.0
-    above = 0.3 if shown["in_filler"].any() else 0.05
+    above = 0.3 if curves["in_filler"].any() else 0.05
     axes.set_ylim(panel.y_limits or (low - below * span, high + above * span))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    if panel.column and not wrapped and len(panel.shows.y_limits) < 2:
+    if panel.column and not is_wrapped and len(panel.row_config.y_limits) < 2:
         axes.tick_params(labelleft=False)
 
 
 def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.DataFrame) -> None:
-    """What x and y are, and what is left out; what one panel of a row says of y is not said again."""
-    left_out = [] if panel.shows.view == "full" else ["filler"]
-    left_out += ["first token"] if points["first_token_excluded"].any() else []
+    """The quantities of x and y, and what is left out. Only one panel of a row has a label of y."""
+    left_out = [] if panel.row_config.view == "full" else ["filler"]
+    if points["first_token_excluded"].any():
+        left_out.append("first token")
     if panel.column + PANELS_ACROSS >= len(config.heads):
-        axes.set_xlabel(
-            "Token position" + (f"\n({' and '.join(left_out)} left out)" if left_out else "")
-        )
-    lines = (len(config.heads) - 1) // PANELS_ACROSS
-    if panel.column == lines // 2 * PANELS_ACROSS:  # of several lines the middle one
-        subtracted = panel.shows.subtracted
+        remark = f"\n({' and '.join(left_out)} left out)" if left_out else ""
+        axes.set_xlabel(f"Token position{remark}")
+    middle_line = (len(config.heads) - 1) // PANELS_ACROSS // 2
+    if panel.column == middle_line * PANELS_ACROSS:
+        subtracted = panel.row_config.subtracted
         quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
         axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
 
 
 def stamp(axes: Axes, title: str, table: pandas.DataFrame, *, above: float = 0) -> None:
-    """The title, and under it in red what a reader must be told first, so many points above the axes.
+    """The panel's title, and under it in red a warning that a reader must see first.
 
     Args:
-        axes: What to draw on.
-        title: The panel's.
-        table: What the panel shows. Its columns `on_outcome` and `reference` say whether there is a stamp.
-        above: Points between the axes and the stamp.
+        axes: The panel.
+        title: Its title.
+        table: Its numbers. The columns `on_outcome` and `reference` decide on the warning.
+        above: Points between the axes and the warning.
     """
-    words = {
-        "on_outcome": "selected on outcome",
-        "reference": "reference numbers",
-    }  # no table has both
-    stamps = [said for column, said in words.items() if column in table and table[column].any()]
-    axes.set_title(title, pad=3 + above + len(stamps) * (FONT + 0.5))
-    for said in stamps:
-        look: Any = {
-            "ha": "center",
-            "fontsize": FONT - 0.5,
-            "fontweight": "bold",
-            "color": "#b00020",
-        }
-        axes.annotate(said, (0.5, 1), (0, 2 + above), "axes fraction", "offset points", **look)
+    # no table has both columns
+    warnings = {"on_outcome": "selected on outcome", "reference": "reference numbers"}
+    texts = [text for column, text in warnings.items() if column in table and table[column].any()]
+    axes.set_title(title, pad=3 + above + len(texts) * (FONT + 0.5))
+    for text in texts:
+        axes.annotate(
+            text,
+            (0.5, 1),
+            (0, 2 + above),
+            "axes fraction",
+            "offset points",
+            ha="center",
+            fontsize=FONT - 0.5,
+            fontweight="bold",
+            color="#b00020",
+        )
 
 
 def draw_groups(
-    axes: Axes, condition: str, place: float, values: Any, colour: str, **more: Any
+    axes: Axes, condition: str, offset: float, values: Any, colour: str, width: float
 ) -> BarContainer:
-    """A condition's bars, one in each group, so far from the middle of the groups.
+    """A condition's bars, one in each group.
 
     Args:
-        axes: What to draw on.
+        axes: The panel.
         condition: Its name.
-        place: From the middle of a group.
+        offset: Distance from the middle of a group.
         values: Mean, low and high, [3, group]; NaN where there is none.
-        colour: Of the bars.
-        more: Further settings of the bars.
+        colour: The bars' colour.
+        width: The bars' width.
     """
     mean, low, high = np.asarray(values, dtype=float)
-    reach = None if np.isnan(low).all() else [list(mean - low), list(high - mean)]
-    lines = {"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2}
-    where = np.arange(len(mean)) + place
+    errors = None if np.isnan(low).all() else [list(mean - low), list(high - mean)]
     return axes.bar(
-        where,
+        np.arange(len(mean)) + offset,
         mean,
-        yerr=reach,
+        width,
+        yerr=errors,
         color=colour,
         label=figure_style.short_label(condition),
-        error_kw=lines,
-        **more,
+        error_kw={"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2},
     )
 
 
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
-    """A group of bars for each model. Published accuracies have no interval, and are shown as given."""
-    models, measured = list(dict.fromkeys(table["model"])), not table["reference"].any()
-    for place, condition in enumerate(BARS, start=-1):
+    """A group of bars for each model. Published accuracies have no interval and are not rounded."""
+    models, is_measured = list(dict.fromkeys(table["model"])), not table["reference"].any()
+    for index, condition in enumerate(BARS, start=-1):
         rows = table[table["condition"] == condition].set_index("model").reindex(models)
         values = rows[["accuracy", "accuracy_low", "accuracy_high"]].T
-        bars = draw_groups(
-            axes, condition, 0.27 * place, values, figure_style.LOOKS[condition].colour, width=0.25
-        )
-        axes.bar_label(bars, fmt="{:.1f}" if measured else "{:g}", padding=1, fontsize=FONT - 1.5)
+        colour = figure_style.LOOKS[condition].colour
+        bars = draw_groups(axes, condition, 0.27 * index, values, colour, 0.25)
+        number_format = "{:.1f}" if is_measured else "{:g}"
+        axes.bar_label(bars, fmt=number_format, padding=1, fontsize=FONT - 1.5)
     axes.set_ylim(limits)
     letters = int(28 * INCHES / (LETTER * FONT) / len(models))
-    axes.set_xticks(
-        range(len(models)), [textwrap.fill(visible(name, keep=""), letters) for name in models]
-    )
-    interval = ", 95 % score interval" if measured else ""
+    names = [textwrap.fill(visible(name, keep=""), letters) for name in models]
+    axes.set_xticks(range(len(models)), names)
+    interval = ", 95 % score interval" if is_measured else ""
     axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {limits[0]:g}")
     figure_style.tidy(axes, grid="y")
 
@@ -367,33 +399,30 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
 def explain_figure(
     config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None
 ) -> Iterator[str]:
-    """What the numbers stand on, and what every mark means that is drawn, in sentences."""
-    drawn = curves[curves["kind"] == "curve"]
-    counts = ", ".join(map(str, drawn.groupby(["row", "column"])["prompts"].max().unique()))
-    yield f"n = {counts} prompts a panel."
-    parts = [(panel, points_of(panel, drawn)) for panel in config.panels]
-    seen = pandas.concat(
-        points[points["x"].between(*(panel.limits or (0, np.inf)))] for panel, points in parts
+    """Sentences on the number of prompts, and on the meaning of every mark in the figure."""
+    drawn_curves = curves[curves["kind"] == "curve"]
+    counts = drawn_curves.groupby(["row", "column"])["prompts"].max().unique()
+    yield f"n = {', '.join(map(str, counts))} prompts a panel."
+    panels = [(panel, points_of(panel, drawn_curves)) for panel in config.panels]
+    visible_points = pandas.concat(
+        points[points["x"].between(*(panel.limits or (0, np.inf)))] for panel, points in panels
     )
-    if seen["low"].notna().any():
-        together = (
-            ", those of one problem drawn together"
-            if (seen["clusters"] < seen["prompts"]).any()
-            else ""
-        )
+    if visible_points["low"].notna().any():
+        has_clusters = (visible_points["clusters"] < visible_points["prompts"]).any()
+        together = ", those of one problem drawn together" if has_clusters else ""
         yield f"Bands: 95 % bootstrap intervals over prompts{together}."
-    if (2 * seen["count"] < seen["prompts"]).any():
+    if (2 * visible_points["count"] < visible_points["prompts"]).any():
         yield "Dotted, without band: fewer than half reach so far."
-    if any(panel.y_limits and points["mean"].max() > panel.y_limits[1] for panel, points in parts):
+    if any(panel.y_limits and points["mean"].max() > panel.y_limits[1] for panel, points in panels):
         yield "Axes with fixed ends cut off what lies above."
-    if drawn["on_outcome"].any():
-        yield "Selected on outcome" + (
-            f": {config.prompts.flip.replace('_', ' ')}." if config.prompts.flip else "."
-        )
+    if drawn_curves["on_outcome"].any():
+        flip = config.prompts.flip
+        yield f"Selected on outcome: {flip.replace('_', ' ')}." if flip else "Selected on outcome."
     if (curves["kind"] == "control").any():
         yield "Dashed: matched, not flipped."
-    yield from (f"{note[0].upper()}{note[1:]}." for note in curves["note"].dropna().unique())
-    yield EXPLAINED[drawn["definition"].iloc[0]]
+    for note in curves["note"].dropna().unique():
+        yield f"{note[0].upper()}{note[1:]}."
+    yield EXPLANATIONS[drawn_curves["definition"].iloc[0]]
     if bars is not None:
         source = bars["reference"].iloc[0] or f"{bars['problems'].min()} problems"
         yield f"Bars: {source}."

@@ -1,8 +1,9 @@
-"""One YAML is one figure: curves of heads, rows (what is compared) times heads (where), or first-MLP activations."""
+"""The config of a figure: rows (what is compared) times heads, or activations of the first MLP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -25,12 +26,11 @@ STUDY_COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orang
 """The study's colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
 
 Limits = tuple[float, float]
-OF_A_MODEL = ("model_name", "note", "bars", "y_limits", "title", "c")
-"""What a config says of the models that it was written for, beside the names of parts."""
-
+MODEL_KEYS = ("model_name", "note", "bars", "y_limits", "title", "c")
+"""Keys whose values hold only for the model that a config names."""
 
 Number = Annotated[StrictInt, Field(ge=1)]
-"""Of a layer or a head."""
+"""Number of a layer or a head."""
 
 
 class SeriesConfig(Strict):
@@ -46,7 +46,8 @@ class RowConfig(Strict):
     """What the panels of one row compare."""
 
     view: Shown
-    """`full` (every token), `aligned` (tokens of all prompts), `difference` (aligned, less `wo`)."""
+    """`full` (every token), `aligned` (tokens of all prompts), `difference` (aligned, less
+    `wo`)."""
     series: dict[str, SeriesConfig] = Field(min_length=1)
     """A line for each condition, with its label and colour."""
     y_limits: tuple[Limits, ...] = ()
@@ -56,7 +57,7 @@ class RowConfig(Strict):
 
     @property
     def limits(self) -> Limits:
-        """Token positions that the study's figures show: 0 to 120 for full views and 0 to 60 for others."""
+        """Token positions in the study's figures: 0 to 120 in full views, 0 to 60 in others."""
         return (0, 120) if self.view == "full" else (0, 60)
 
     @property
@@ -130,31 +131,30 @@ class ModelConfig(Strict):
 
 
 class Panel(NamedTuple):
-    """One panel of curves: a head, with all that it takes from the figure, and what its row shows."""
+    """One panel of curves: a head with its model, and the config of its row."""
 
     row: int
     column: int
     head: HeadConfig
-    shows: RowConfig
+    row_config: RowConfig
     looks: dict[str, Look]
     limits: Limits | None
 
     def name(self, condition: str) -> str:
-        """What the legend calls a line."""
-        return self.shows.series[condition].label or label(condition)
+        """The name of a condition's line in the legend."""
+        return self.row_config.series[condition].label or label(condition)
 
     @property
     def title(self) -> str:
         """The panel's title."""
-        return (
-            self.head.title
-            or f"{self.head.name or ''} Layer {self.head.layer} Head {self.head.head}".strip()
-        )
+        if self.head.title:
+            return self.head.title
+        return f"{self.head.name or ''} Layer {self.head.layer} Head {self.head.head}".strip()
 
     @property
     def y_limits(self) -> Limits | None:
-        """The ends of its axis, where the config has them."""
-        limits = self.shows.y_limits
+        """The ends of its axis, if the config has them."""
+        limits = self.row_config.y_limits
         return limits[self.column % len(limits)] if limits else None
 
 
@@ -164,7 +164,8 @@ class FigureConfig(Strict):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     """The figure's name, also that of its files."""
     kind: Literal["curves", "histogram", "token_classes"] = "curves"
-    """`curves` (with `heads` and `rows`), or activations (with `models`): `histogram`, `token_classes`."""
+    """`curves` (with `heads` and `rows`), or activations (with `models`): `histogram`,
+    `token_classes`."""
     seed_document: str | None = None
     """The figure of the study that is reproduced."""
     model: str | None = None
@@ -194,13 +195,12 @@ class FigureConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        curves, flip = self.kind == "curves", self.prompts.flip
-        keys = "`heads` and `rows`" if curves else "`models`"
-        is_complete = (
-            self.heads and self.rows and not self.models
-            if curves
-            else self.models and not self.heads
-        )
+        has_curves, flip = self.kind == "curves", self.prompts.flip
+        if has_curves:
+            keys = "`heads` and `rows`"
+            is_complete = bool(self.heads and self.rows and not self.models)
+        else:
+            keys, is_complete = "`models`", bool(self.models and not self.heads)
         for index, row in enumerate(self.rows):
             if len(row.y_limits) not in (0, 1, len(self.heads)):
                 raise ValueError(f"rows.{index}: y_limits: expected one pair or one for each head")
@@ -210,16 +210,17 @@ class FigureConfig(Strict):
         for is_wrong, message in (
             (not is_complete, f"kind: {self.kind} needs {keys}, and these only"),
             (
-                self.traces and not curves,
+                self.traces and not has_curves,
                 "traces: activations are measured, the engine does not record them",
             ),
             (
-                flip and not curves,
-                "prompts: a figure of activations has no place for controls: expected no `flip`",
+                flip and not has_curves,
+                "prompts: a figure of activations cannot show controls: expected no `flip`",
             ),
             (
                 flip in (*CHANGES, CHANGED) and not self.prompts.controls,
-                "prompts: problems that flipped are shown beside matched ones: expected `controls: true`",
+                "prompts: problems that flipped are compared with matched ones: "
+                "expected `controls: true`",
             ),
         ):
             if is_wrong:
@@ -229,69 +230,79 @@ class FigureConfig(Strict):
     @property
     def conditions(self) -> tuple[str, ...]:
         """Every condition that must be measured, the baseline first."""
-        shown = [name for row in self.rows for name in row.series] or [STUDIED]
-        return tuple(dict.fromkeys((BASELINE, *shown)))
+        names = list(chain.from_iterable(row.series for row in self.rows)) or [STUDIED]
+        return tuple(dict.fromkeys((BASELINE, *names)))
 
     @property
     def title(self) -> str:
-        """The model's name, if all panels are of one model; else each has its own in its title."""
-        names = {
-            head.name or self.model_name or label_model(head.model or self.model or "")
-            for head in self.heads
-        }
+        """The model's name if all panels are of one model; otherwise the panels name it."""
+        names = {self._model_name(head) for head in self.heads}
         return names.pop() if len(names) == 1 and self.bars is None else ""
+
+    def _model_name(self, head: HeadConfig) -> str:
+        """The name of a head's model in titles."""
+        return head.name or self.model_name or label_model(head.model or self.model or "")
 
     @property
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
-        usual_looks, title, panels = looks(self.conditions), self.title, []
+        condition_looks, title, panels = looks(self.conditions), self.title, []
         for row_index, row in enumerate(self.rows):
             limits = row.limits if self.seed_document else None
             row_looks = {
-                name: _look(usual_looks[name], series.colour) for name, series in row.series.items()
+                name: _look(condition_looks[name], series.colour)
+                for name, series in row.series.items()
             }
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
-                name = "" if title else head.name or self.model_name or label_model(model)
+                name = "" if title else self._model_name(head)
                 named_head = head.model_copy(update={"model": model, "name": name})
                 panels.append(Panel(row_index, column, named_head, row, row_looks, limits))
         return panels
 
 
-def _look(usual: Look, colour: str | None) -> Look:
-    """A solid line in one of the study's colours, or in the condition's own colour with its marker."""
-    return Look(STUDY_COLOURS[colour], "", "-") if colour else usual._replace(dashes="-")
+def _look(condition_look: Look, colour: str | None) -> Look:
+    """A solid line in one of the study's colours, or in the condition's colour with its marker."""
+    if colour:
+        return Look(STUDY_COLOURS[colour], "", "-")
+    return condition_look._replace(dashes="-")
 
 
 def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig:
-    """Read and check a figure config; `overrides` are `key=value` with dotted keys and YAML values.
+    """Read and check a figure config.
 
-    Where they name another model, what the config says of its own is left out, unless they say it too.
+    If an override names another model, the values of MODEL_KEYS in the file are dropped, unless
+    they are overridden too.
+
+    Args:
+        path: The YAML file.
+        overrides: `key=value` with dotted keys and YAML values.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
     values = read_values(path, "figures", overrides)
-    _forget_model(values, read_values(path, "figures"))
+    _drop_model_values(values, read_values(path, "figures"))
     try:
         return FigureConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
 
 
-def _forget_model(values: Any, before: Any) -> None:
-    """Take names, ranges, bars and the note of one model out of a config in which another has its place."""
-    pairs = [(values, before)]
+def _drop_model_values(values: Any, file_values: Any) -> None:
+    """Drop unchanged names, limits, bars and notes if any model differs from the file's."""
+    pairs = [(values, file_values)]
     for key in ("heads", "models", "rows") if isinstance(values, dict) else ():
-        lists = [config.get(key) for config in (values, before)]
-        pairs += (
-            zip(*lists, strict=False) if all(isinstance(entries, list) for entries in lists) else ()
-        )
-    pairs = [
-        pair for pair in pairs if all(isinstance(entry, dict) for entry in pair)
-    ]  # the schema refuses others
-    if any(new.get("model") != old.get("model") for new, old in pairs):
-        for new, old in pairs:
-            for name in OF_A_MODEL if new is values else (*OF_A_MODEL, "name"):
-                if new.get(name) == old.get(name):
-                    new.pop(name, None)
+        entries, file_entries = values.get(key), file_values.get(key)
+        if isinstance(entries, list) and isinstance(file_entries, list):
+            pairs += zip(entries, file_entries, strict=False)
+    # the schema refuses entries that are not mappings
+    pairs = [pair for pair in pairs if all(isinstance(entry, dict) for entry in pair)]
+    if all(new.get("model") == old.get("model") for new, old in pairs):
+        return
+    for new, old in pairs:
+        # the name of the figure itself is not the name of a model
+        names = MODEL_KEYS if new is values else (*MODEL_KEYS, "name")
+        for name in names:
+            if new.get(name) == old.get(name):
+                new.pop(name, None)

@@ -18,7 +18,7 @@ from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.trace_figures import figure_receipt
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
-from attention_probe.run_probe import ProbeSettings, run_probe
+from attention_probe.run_probe import Advance, ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import select
 from harness.display.figures.figure_style import write_figure
@@ -26,7 +26,7 @@ from harness.errors import ConfigError
 from harness.smollm2_model import label_model
 
 Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
-"""Gives the traces of a model's layers, counted from 0, with what is to be recorded; measures what is missing."""
+"""Returns the traces of a model's layers, counted from 0, and measures those that are missing."""
 
 
 def make_figure(
@@ -34,18 +34,18 @@ def make_figure(
     *,
     device: str = "cpu",
     folder: Path,
-    advance: Callable[[int, int], None] = lambda done, total: None,
+    advance: Advance = lambda finished, total: None,
 ) -> list[Path]:
-    """Run every probe that the figure needs and that is not done yet, draw it, and return the files.
+    """Run every probe that the figure needs and that has not run, draw it, and return the files.
 
     Args:
         config: The figure.
         device: Where the probe runs.
-        folder: Where the figure goes. Figures that show the same model on the same prompts share its `traces`.
-        advance: Called with the number of problems that the running probe has done, and how many there are.
+        folder: The figure's folder. Figures of the same model on the same prompts share traces.
+        advance: Reports the progress of a probe.
 
     Raises:
-        HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
+        HarnessError: a model, run or dataset is not available, or lacks what the config names.
     """
     receipts: list[dict[str, Any]] = []
 
@@ -61,7 +61,8 @@ def make_figure(
         traces = AttentionTraces.open(path)
         if label_model(traces.header.model) != label_model(model):
             raise ConfigError(
-                f"{path}: traces of {traces.header.model}, and the figure is of {model}: --set model=NAME."
+                f"{path}: traces of {traces.header.model}, and the figure is of {model}: "
+                "--set model=NAME."
             )
         receipts.append(traces.receipt)
         return traces
@@ -96,30 +97,31 @@ FIGURES: dict[str, Callable[[FigureConfig, Measure], tuple[Figure, pandas.DataFr
     "histogram": _make_activations,
     "token_classes": _make_activations,
 }
-"""How each kind of figure is made: the drawing and its numbers."""
+"""For each kind of figure, the function that returns the drawing and its numbers."""
 
 
 def _measure(
     settings: ProbeSettings,
     prompts: PromptsConfig,
     folder: Path,
-    advance: Callable[[int, int], None],
+    advance: Advance,
 ) -> Path:
-    """A complete folder of traces, named after what was measured, so that what is there is not measured again."""
+    """A complete folder of traces, named after what it holds, so that it is measured only once."""
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
     criterion = prompts.criterion
-    parts = [
+    selected = [
+        (problem.id, problem.outcome, problem.is_control) for problem in select(source, criterion)
+    ]
+    content = [
         settings.model,
         settings.layers,
         settings.conditions,
         source.prompts_sha256,
-        [
-            (problem.id, problem.outcome, problem.is_control)
-            for problem in select(source, criterion)
-        ],
+        selected,
         criterion.on_outcome,
         asdict(settings.record),
     ]
-    path = folder / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.traces"
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    path = folder / f"{digest[:12]}.traces"
     run_probe(source, criterion, settings, path, advance=advance)
     return path

@@ -1,4 +1,4 @@
-"""A folder of traces as figures: of each layer the mean curves of its heads under all conditions, filler left out."""
+"""Figures of a folder of traces: the mean curves of each layer's heads, all conditions."""
 
 from __future__ import annotations
 
@@ -41,21 +41,20 @@ def read_layer(
     Raises:
         ConfigError: no such layer or head, or no problem has traces under all conditions.
     """
-    shared_problems(traces, traces.conditions)  # an empty folder is refused
+    shared_problems(traces, traces.conditions)  # refuses an empty folder
+    head_numbers = heads or range(1, traces.header.head_count + 1)
     config = FigureConfig.model_validate(
         {
             "name": re.sub(r"[^\w.-]", "-", f"{traces.path.stem}-layer-{layer}", flags=re.ASCII),
             "model": traces.header.model,
             "prompts": {"run": traces.path},
             "definition": definition,
-            "heads": [
-                {"layer": layer, "head": head}
-                for head in heads or range(1, traces.header.head_count + 1)
-            ],
+            "heads": [{"layer": layer, "head": head} for head in head_numbers],
             "rows": [
                 {"view": "aligned", "series": {condition: {} for condition in traces.conditions}}
             ],
-            "note": "That inserted tokens take attention from the others is no finding: softmax guarantees it.",
+            "note": "That inserted tokens take attention from the others is no finding: softmax "
+            "guarantees it.",
         }
     )
     return config, read_curves(config.panels, config, traces)
@@ -64,10 +63,10 @@ def read_layer(
 def draw_traces(
     path: Path, folder: Path, layers: Sequence[int] = (), heads: Sequence[int] = ()
 ) -> list[Path]:
-    """Draw a figure of every recorded layer, or of those asked, and return the files.
+    """Draw a figure of each layer, by default of all recorded layers, and return the files.
 
     Raises:
-        JournalError: there is no such folder, or it is damaged.
+        JournalError: the folder does not exist, or is damaged.
         ConfigError: no such layer or head, or no problem has traces under all conditions.
     """
     files = []
@@ -86,7 +85,7 @@ def draw_traces(
 
 
 def figure_receipt(config: FigureConfig, probes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was drawn from what."""
+    """The receipt of a figure: its config, the receipts of its probes, and versions."""
     return {
         "figure": config.model_dump(mode="json"),
         "probes": probes,
@@ -104,13 +103,13 @@ def read_attention(
     """The mean curves of some heads of one layer, over the problems that all conditions have.
 
     Args:
-        path: The folder of traces. One without a suffix is a run's own, and named with the run.
+        path: The folder of traces. A run's `attention` folder is named together with the run.
         layer: Counted from 1; by default the first that was recorded.
         heads: Counted from 1; all by default.
         definition: Which queries the average is over.
 
     Raises:
-        JournalError: there is no such folder, or it is damaged.
+        JournalError: the folder does not exist, or is damaged.
         ConfigError: no such layer or head, or no problem has traces under all conditions.
     """
     with AttentionTraces.open(path) as traces:
@@ -123,7 +122,8 @@ def read_attention(
             figure=draw_figure(config, curves, note=False),
             notes=tuple(explain_figure(config, curves)),
             prompts=tuple(
-                (one.problem_id, one.condition, one.prompt_sha256) for one in traces.entries()
+                (entry.problem_id, entry.condition, entry.prompt_sha256)
+                for entry in traces.entries()
             ),
             receipt=traces.receipt,
         )

@@ -1,1 +1,1 @@
-"""What is measured of each head, and the definition of every number that is kept."""
+"""The measures of each head, and the definition of every recorded number."""

@@ -1,13 +1,14 @@
-"""What a filler does to a head, in numbers: where attention goes, and how the head's output changes.
+"""The effect of a filler on a head: where attention goes, and how the head's output changes.
 
-With o_wo, o_with and o_gap the head's output for one token without filler, with it, and without it but at the positions
-that the token has with it, m the attention on all that was inserted, and b what the inserted tokens add to the output:
+o_wo, o_with and o_gap are the head's output for a token without filler, with it, and without it
+but at the positions that the token has with it. m is the attention on all inserted tokens, and b
+is what the inserted tokens add to the output:
 
     o_with - o_wo  =  (o_gap - o_wo)  +  (-m o_gap)  +  b
     the change        position shift     scale          bias
 
-This is exact in the first layer, where every query and key depends on a token and its position alone. Deeper layers
-leave a residual, because what they get from the layers below has changed too.
+This is exact in the first layer, where every query and key depends only on a token and its
+position. Deeper layers leave a residual, because their inputs have changed too.
 
 Source: the affine map of arXiv 2510.01032, section 3.
 """
@@ -24,24 +25,23 @@ from torch import Tensor
 from attention_probe.prompts.token_roles import TokenizedPrompt
 
 REGIONS = ("first", "instruction", "filler", "problem", "completion", "other", "inserted")
-"""Regions of keys. All but the last share out the prompt; `inserted` is the filler with its separator."""
+"""Regions of keys. Each token is in exactly one region, and may also be in `inserted`: the filler
+with its separator."""
 
 
 def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
-    """Which tokens belong to which of REGIONS."""
-    first = np.arange(len(prompt)) == 0
-    named = [prompt.has_role(role) & ~first for role in REGIONS[1:5]]
-    other = ~np.logical_or.reduce([first, *named])
-    return torch.from_numpy(np.stack([first, *named, other, prompt.inserted]))
+    """The tokens of each of REGIONS."""
+    is_first = np.arange(len(prompt)) == 0
+    by_role = [prompt.has_role(role) & ~is_first for role in REGIONS[1:5]]
+    is_rest = ~np.logical_or.reduce([is_first, *by_role])
+    return torch.from_numpy(np.stack([is_first, *by_role, is_rest, prompt.inserted]))
 
 
 def mass_measures(mass: Float[Tensor, "head query region"]) -> dict[str, Float[Tensor, " head"]]:
-    """Mean attention on each region over the given queries, which are of REGIONS."""
-    means = dict(zip(REGIONS, mass.mean(1).unbind(-1), strict=True))
-    return {
-        **{f"mass_{name}": means[name] for name in REGIONS[:-1]},
-        "lambda": 1 - means["inserted"],
-    }
+    """Mean attention of the queries on each of REGIONS."""
+    *means, inserted = mass.mean(1).unbind(-1)
+    measures = {f"mass_{name}": mean for name, mean in zip(REGIONS, means, strict=False)}
+    return measures | {"lambda": 1 - inserted}
 
 
 def decompose(
@@ -52,41 +52,43 @@ def decompose(
     bias: Float[Tensor, "head query head_dim"],
     mass: Float[Tensor, "head query"],
 ) -> tuple[dict[str, Float[Tensor, " head"]], Float[Tensor, " head"]]:
-    """The parts of the change of a head's output, as means over the same queries, and the residual beside them.
+    """The components of the change of a head's output, as means over queries, and the residual.
 
     Args:
         without: Head outputs o_wo, before the output projection.
         gap: o_gap.
         with_filler: o_with.
-        bias: b, the inserted tokens' part of o_with.
-        mass: m, their attention.
+        bias: b, the contribution of the inserted tokens to o_with.
+        mass: m, the attention on the inserted tokens.
 
     Returns:
-        Measures by name, and |o_with - (1 - m) o_gap - b| / |o_with|, which is 0 in the first layer but for rounding.
+        Measures by name, and |o_with - (1 - m) o_gap - b| / |o_with|, which is 0 in the first layer
+        except for rounding.
     """
     scale = mass[..., None] * gap
-
-    def size(part: Tensor) -> Tensor:
-        return part.square().sum(-1).sqrt()
-
     tiny = torch.finfo(without.dtype).tiny
-    original, shifted = size(without).clamp_min(tiny), size(gap).clamp_min(tiny)
+    original, shifted = _norm(without).clamp_min(tiny), _norm(gap).clamp_min(tiny)
+    cosine = (_direction(bias) * _direction(gap)).sum(-1)
     measures = {
-        "position_shift": size(gap - without) / original,
-        "scale": size(scale) / original,
-        "bias": size(bias) / original,
-        # a query that sees nothing of what was inserted has no bias to point anywhere
-        "bias_cosine": (_direction(bias) * _direction(gap))
-        .sum(-1)
-        .masked_fill(mass == 0, torch.nan),
-        "bias_relative_norm": size(bias) / shifted,
+        "position_shift": _norm(gap - without) / original,
+        "scale": _norm(scale) / original,
+        "bias": _norm(bias) / original,
+        # a query that sees no inserted token has a bias of zero, which has no direction
+        "bias_cosine": cosine.masked_fill(mass == 0, torch.nan),
+        "bias_relative_norm": _norm(bias) / shifted,
     }
-    residual = size(with_filler - (gap - scale) - bias) / size(with_filler).clamp_min(tiny)
+    residual = _norm(with_filler - (gap - scale) - bias) / _norm(with_filler).clamp_min(tiny)
     return {name: values.nanmean(1) for name, values in measures.items()}, residual.mean(1)
 
 
+def _norm(vectors: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape"]:
+    return vectors.square().sum(-1).sqrt()
+
+
 def _direction(vectors: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
-    """Vectors of length 1, in float64: b may be 1e-12 long, and torch's cosine takes anything below 1e-8 for longer."""
-    return torch.nn.functional.normalize(
-        vectors.double(), dim=-1, eps=torch.finfo(torch.float64).tiny
-    )
+    """Vectors of length 1, in float64.
+
+    The length of b may be 1e-12, and torch's cosine takes every length below 1e-8 for 1e-8.
+    """
+    tiny = torch.finfo(torch.float64).tiny
+    return torch.nn.functional.normalize(vectors.double(), dim=-1, eps=tiny)

@@ -1,24 +1,28 @@
-"""How far from zero the first MLP's activations lie, against thresholds taken without filler.
+"""The sparsity of the first MLP's activations, with thresholds from the prompt without filler.
 
-The activations are a = act(gate_proj(x)) of the first decoder layer: after the non-linearity, before the product with
-up_proj(x). They are compared over the same original tokens without and with filler. What "near zero" means, and the
-bins of the histogram, are taken from the prompt without filler and used for its other conditions too. Otherwise a
-spread that grows would move its own threshold.
+The activations are a = act(gate_proj(x)) of the first decoder layer: after the non-linearity,
+before the product with up_proj(x). They are compared over the same original tokens without and with
+filler. The threshold of "near zero" and the bins of the histogram are taken from the prompt without
+filler and used for its other conditions too. Otherwise a larger spread would move its own
+threshold.
 
-They are counted by what kind of thing a token is, too: a digit, an operator, a conjunction, or other.
-Tokens are read in their text, not one by one: `frac` is an operator where a backslash stands before it, `if` split
-into two tokens is a conjunction still, and `and` inside `operand` is none. Of a token that holds several kinds, such as
-`^2`, the first of CLASSES counts.
+They are also counted by the class of a token: a digit, an operator, a conjunction, or other.
+Tokens are read in their text, not alone: `frac` is an operator after a backslash, an `if` that is
+split into two tokens is a conjunction, and the `and` inside `operand` is not. A token with several
+classes, such as `^2`, counts in the first of CLASSES.
 
-LaTeX commands that name an operation or a relation (`\\frac`, `\\cdot`, `\\le`) are operators: they are what `/`, `*`
-and `<` would be in plain text. Commands that only set or name things (`\\left`, `\\pi`, `\\text`) are other. The class
-goes to the command's letters alone: many tokenizers give the backslash a token of its own, whose activations cannot
-know what follows it, so it is other, and a command counts the same with every tokenizer.
+LaTeX commands that name an operation or a relation (`\\frac`, `\\cdot`, `\\le`) are operators,
+like `/`, `*` and `<` in plain text. Commands that only set or name something (`\\left`, `\\pi`,
+`\\text`) are other. Only the command's letters get the class. In many tokenizers the backslash is a
+separate token, whose activations cannot depend on the following letters. So it is other, and a
+command counts the same with every tokenizer.
 
-Read from context, because the character alone misleads: the hyphen or slash inside words (`two-digit`, `$x$-axis`) and
-the mark after a word (`Great!`) are no operators; `^\\circ` is a unit; in [asy] drawings only the digits count.
+Some characters are read from context: the hyphen or slash inside words (`two-digit`, `$x$-axis`)
+and the mark after a word (`Great!`) are no operators; `^\\circ` is a unit; in [asy] drawings only
+the digits count.
 
-Source: https://arxiv.org/abs/2510.01032, the activation redistribution module and its analysis of sparsity
+Source: https://arxiv.org/abs/2510.01032, the activation redistribution module and its analysis of
+sparsity
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,11 +50,11 @@ if TYPE_CHECKING:
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
 """The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
 NORMAL_CONSISTENCY = 1.4826
-"""Makes the median absolute deviation of normal values their standard deviation."""
+"""Times the median absolute deviation, it estimates the standard deviation of normal values."""
 ACTIVATION_BINS = 100
-"""Equal bins of the histogram of |a|, up to its COVERED quantile: the largest of millions of values is an outlier."""
+"""Equal bins of the histogram of |a|, up to its COVERED quantile: the maximum of millions of values
+would be an outlier."""
 COVERED = 0.99
-
 
 CLASSES = ("digits", "operators", "conjunctions", "other")
 """In the order of precedence."""
@@ -73,7 +78,7 @@ _LEXEMES = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What is taken from the prompt without filler, and frozen for its other conditions.
+    """Threshold and bins of the prompt without filler, which its other conditions share.
 
     Attributes:
         mad: Median of | |a| - m |, with m the median of |a|.
@@ -85,55 +90,54 @@ class Reference:
 
     @classmethod
     def of(cls, activations: Float[Tensor, "token width"]) -> Reference:
-        """From the chosen tokens of the prompt without filler.
+        """The reference of the problem's tokens in the prompt without filler.
 
         Raises:
             ModelError: a value is not finite.
         """
         magnitude = _magnitude(activations).ravel()
         median, top = np.quantile(magnitude, [0.5, COVERED], overwrite_input=True)
-        return cls(
-            mad=float(np.median(np.abs(magnitude - median), overwrite_input=True)), top=float(top)
-        )
+        mad = np.median(np.abs(magnitude - median), overwrite_input=True)
+        return cls(mad=float(mad), top=float(top))
 
 
-_SHARE = "share of activations"
-ACTIVATION_UNITS = {f"near_zero_c{c:g}": _SHARE for c in NEAR_ZERO_FACTORS}
-ACTIVATION_UNITS |= {
-    "l1": "activation",
-    "l2": "activation",
-    "gini": "0 to 1",
-    "histogram_top": "activation",
-}
-for _c in NEAR_ZERO_FACTORS:
-    ACTIVATION_UNITS |= {f"near_zero_{name}_c{_c:g}": _SHARE for name in CLASSES} | {
-        f"threshold_c{_c:g}": "activation"
-    }
-ACTIVATION_UNITS |= {f"tokens_{name}": "tokens" for name in CLASSES}
-"""Every number that `measure_activations` gives, with its unit."""
+def _activation_units() -> dict[str, str]:
+    share = "share of activations"
+    units = {f"near_zero_c{c:g}": share for c in NEAR_ZERO_FACTORS}
+    units |= dict.fromkeys(("l1", "l2"), "activation")
+    units |= {"gini": "0 to 1", "histogram_top": "activation"}
+    for c in NEAR_ZERO_FACTORS:
+        units |= {f"near_zero_{name}_c{c:g}": share for name in CLASSES}
+        units[f"threshold_c{c:g}"] = "activation"
+    return units | {f"tokens_{name}": "tokens" for name in CLASSES}
+
+
+ACTIVATION_UNITS = _activation_units()
+"""The unit of every number that `measure_activations` returns."""
 
 
 def measure_activations(
     activations: Float[Tensor, "token width"], reference: Reference, tokens: Sequence[str]
 ) -> tuple[dict[str, float], Int32[np.ndarray, " bin"]]:
-    """The numbers of the chosen tokens of one prompt, and the histogram of |a|.
+    """The numbers of one prompt's tokens, and the histogram of |a|.
 
-    MAD is the median of | |a| - m | and m the median of |a|, both over all chosen tokens and neurons of the prompt
-    without filler. The numbers, with c one of NEAR_ZERO_FACTORS and KIND one of CLASSES:
+    MAD is the median of | |a| - m | and m the median of |a|, both over all tokens and neurons of
+    the prompt without filler. The numbers, with c one of NEAR_ZERO_FACTORS and KIND one of CLASSES:
 
     - `near_zero_cC`: the share of |a| below 1.4826 MAD c; NaN if MAD is 0, as where most a are 0.
-    - `near_zero_KIND_cC`: the same over the tokens of that kind; NaN if there are none.
-    - `threshold_cC`: 1.4826 MAD c. `tokens_KIND`: how many tokens are of that kind.
-    - `l1`, `l2`: sum of |a| over a token's neurons, and root of the sum of a^2; means over the tokens.
-    - `gini`: Gini coefficient of the histogram's counts, near 1 where all are in one bin; NaN without bins.
-    - `histogram_top`: where the equal bins end, the COVERED quantile of |a| of the prompt without filler.
+    - `near_zero_KIND_cC`: the same over the tokens of that class; NaN if there are none.
+    - `threshold_cC`: 1.4826 MAD c. `tokens_KIND`: the number of tokens of that class.
+    - `l1`, `l2`: sum of |a| over a token's neurons, and root of the sum of a^2; means over tokens.
+    - `gini`: Gini coefficient of the histogram's counts, near 1 if all are in one bin; NaN without
+      bins.
+    - `histogram_top`: upper end of the equal bins, the COVERED quantile of |a| without filler.
 
-    The histogram has 100 equal bins from 0 to the reference's top, and a last one for what is larger. Where the top is
-    0 there are no bins, and all counts are 0.
+    The histogram has 100 equal bins from 0 to the reference's top, and a last one for larger
+    values. If the top is 0 there are no bins, and all counts are 0.
 
     Args:
         activations: After the non-linearity, on any device and of any floating type.
-        reference: From the same problem without filler.
+        reference: Of the same problem without filler.
         tokens: The text of these tokens; see `classify`.
 
     Raises:
@@ -142,12 +146,10 @@ def measure_activations(
     magnitude = _magnitude(activations)
     counts = np.zeros(ACTIVATION_BINS + 1, dtype=np.int32)
     if reference.top:
-        counts[:ACTIVATION_BINS], _ = np.histogram(
-            magnitude, bins=ACTIVATION_BINS, range=(0, reference.top)
-        )
-        counts[ACTIVATION_BINS] = magnitude.size - counts.sum()
+        counts[:-1], _ = np.histogram(magnitude, bins=ACTIVATION_BINS, range=(0, reference.top))
+        counts[-1] = magnitude.size - counts.sum()
     squares = np.einsum("ij,ij->i", magnitude, magnitude, dtype=np.float64)
-    found = {
+    numbers = {
         "l1": float(magnitude.sum(axis=1, dtype=np.float64).mean()),
         "l2": float(np.sqrt(squares).mean()),
         "gini": gini(counts),
@@ -156,20 +158,17 @@ def measure_activations(
     classes = classify(tokens)
     for c in NEAR_ZERO_FACTORS:
         threshold = NORMAL_CONSISTENCY * reference.mad * c
-        near_zero = (
-            (magnitude < threshold).mean(axis=1)
-            if reference.mad
-            else np.full(len(magnitude), np.nan)
-        )
-        found[f"threshold_c{c:g}"] = threshold
-        found[f"near_zero_c{c:g}"] = float(near_zero.mean())
+        near_zero = np.full(len(magnitude), np.nan)
+        if reference.mad:
+            near_zero = (magnitude < threshold).mean(axis=1)
+        numbers[f"threshold_c{c:g}"] = threshold
+        numbers[f"near_zero_c{c:g}"] = float(near_zero.mean())
         for index, name in enumerate(CLASSES):
-            chosen = near_zero[classes == index]
-            found[f"near_zero_{name}_c{c:g}"] = float(chosen.mean()) if len(chosen) else np.nan
-    found |= {
-        f"tokens_{name}": float(np.count_nonzero(classes == i)) for i, name in enumerate(CLASSES)
-    }
-    return found, counts
+            shares = near_zero[classes == index]
+            numbers[f"near_zero_{name}_c{c:g}"] = float(shares.mean()) if len(shares) else np.nan
+    for index, name in enumerate(CLASSES):
+        numbers[f"tokens_{name}"] = float(np.count_nonzero(classes == index))
+    return numbers, counts
 
 
 def _magnitude(activations: Tensor) -> NDArray[np.float32]:
@@ -197,14 +196,13 @@ def gini(counts: Int32[np.ndarray, " bin"]) -> float:
 
 @cache
 def _read_lexicon() -> dict[tuple[str, str], int]:
-    """The class of every entry of the lexicon. An entry is a character, a word in small letters, or a LaTeX command."""
+    """The class of every entry: characters, words in small letters, LaTeX commands."""
     lexicon = yaml.safe_load(LEXICON.read_text(encoding="utf-8"))
-    return {
-        (kind, entry): CLASSES.index(name)
-        for name, kinds in lexicon.items()
-        for kind, entries in kinds.items()
-        for entry in entries
-    }
+    classes: dict[tuple[str, str], int] = {}
+    for name, kinds in lexicon.items():
+        for kind, entries in kinds.items():
+            classes |= dict.fromkeys(zip(repeat(kind), entries, strict=False), CLASSES.index(name))
+    return classes
 
 
 def classify(tokens: Sequence[str]) -> Int8[np.ndarray, " token"]:
@@ -213,23 +211,26 @@ def classify(tokens: Sequence[str]) -> Int8[np.ndarray, " token"]:
     Args:
         tokens: The text of consecutive tokens, blanks included: joined they are the text.
     """
-    of_character = _classify_characters("".join(tokens))
+    character_classes = _classify_characters("".join(tokens))
     classes, start = [], 0
     for token in tokens:
-        classes.append(min(of_character[start : start + len(token)], default=_OTHER))
-        start += len(token)
+        end = start + len(token)
+        classes.append(min(character_classes[start:end], default=_OTHER))
+        start = end
     return np.array(classes, dtype=np.int8)
 
 
 def _classify_characters(text: str) -> list[int]:
+    """The class of each character, as an index into CLASSES."""
     lexicon = _read_lexicon()
     classes = [_OTHER] * len(text)
-    for found in _LEXEMES.finditer(text):
-        for kind, entry in found.groupdict().items():
-            if entry is not None:
-                known = lexicon.get((kind, entry.lower() if kind == "words" else entry), _OTHER)
-                classes[slice(*found.span(kind))] = [known] * len(entry)
-    for place, character in enumerate(text):
+    for match in _LEXEMES.finditer(text):
+        for kind, lexeme in match.groupdict().items():
+            if lexeme is not None:
+                entry = lexeme.lower() if kind == "words" else lexeme
+                start, end = match.span(kind)
+                classes[start:end] = [lexicon.get((kind, entry), _OTHER)] * len(lexeme)
+    for index, character in enumerate(text):
         if character.isdecimal():
-            classes[place] = CLASSES.index("digits")
+            classes[index] = CLASSES.index("digits")
     return classes

@@ -1,4 +1,4 @@
-"""What the probe's numbers are: every measure and every array of a trace with its axes, unit and definition."""
+"""The definition of the probe's numbers: every measure and array of a trace, its axes and unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Quantity(NamedTuple):
-    """How a recorded number is to be read. `layer` runs over the header's layers, `head` over all query heads."""
+    """A recorded number. `layer` runs over the header's layers, `head` over all query heads."""
 
     unit: str
     definition: str
@@ -50,13 +50,15 @@ MEASURES: dict[str, Quantity] = {
     ),
     "bias_relative_norm": Quantity("share of |o_gap|", "Mean |b| / |o_gap|."),
 }
-"""Every measure of a head, by name. All are means over the same queries in every condition, the problem's tokens; with
-`--queries completion` over the completion's, which are others in every condition. A filler within or behind the problem
-is not seen by the queries before it: they count as giving it nothing, and have no cosine.
+"""Every measure of a head, by name. All are means over the same queries in every condition: the
+problem's tokens. With `--queries completion` they are means over the completion's tokens, which
+differ between conditions. Queries before a filler within or after the problem do not see it: their
+attention on it counts as 0, and they have no cosine.
 
-The six masses add up to 1; m is the mass on all that was inserted, the filler and its separator. With o for a head's
-output, b for the inserted tokens' part of it, and the gap for the prompt without them whose later positions are shifted
-by their number, o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, exactly so in the first layer.
+The six masses add up to 1; m is the mass on all inserted tokens, the filler and its separator. o is
+a head's output, b the inserted tokens' contribution to it, and the gap is the prompt without the
+inserted tokens, in which later tokens keep their shifted positions. Then
+o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, which is exact in the first layer.
 """
 
 _TOKEN, _CURVE = ("position",), ("layer", "head", "position")
@@ -82,6 +84,8 @@ ARRAYS: dict[str, Quantity] = {
 ONLY_OF_A_FILLER = {"mass_filler", "lambda", "position_shift", "scale", "bias"}
 """Measures that are 0 without a filler (`lambda` 1)."""
 GUARANTEED = {name for name in MEASURES if name.startswith("mass_")} | ONLY_OF_A_FILLER
-"""Measures whose contrast between a prompt with filler and one without is no finding: softmax takes the filler's mass
-from the other tokens whatever is inserted, later positions shift by its length (so that a single region's mass may even
-grow), and a norm that is 0 without filler can only grow. Between two fillers they are findings."""
+"""Measures whose contrast between a prompt with filler and one without is no finding. Softmax takes
+the filler's mass from the other tokens whatever is inserted, later positions shift by its length
+(so that the mass of a single region may even grow), and a norm that is 0 without filler can only
+grow.
+Between two fillers they are findings."""

@@ -1,12 +1,12 @@
-"""Run some problems under all conditions, and compute everything that is kept of them."""
+"""Run problems under all conditions, and compute all measured fields of their traces."""
 
 from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from attention_probe.measure.measure_activations import Reference, measure_activ
 from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.prompts.token_roles import TokenizedPrompt, common_tokens
+from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, common_tokens
 from harness.constants import BASELINE
 
 INSERTED = REGIONS.index("inserted")
@@ -32,12 +32,12 @@ INSERTED = REGIONS.index("inserted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What to keep.
+    """Which measurements to make.
 
     Attributes:
         completion: Average over the recorded completion's queries instead of the prompt's.
-        decompose: Also run the position-gap control and split the change of every head's output.
-        activations: Also measure the first MLP.
+        decompose: Run the position-gap control and decompose the change of every head's output.
+        activations: Measure the first MLP.
     """
 
     completion: bool = False
@@ -46,75 +46,58 @@ class Record:
 
 
 def measure_group(
-    loaded: LoadedModel, group: Sequence[Mapping[str, TokenizedPrompt]], record: Record
+    loaded: LoadedModel, group: Sequence[ConditionPrompts], record: Record
 ) -> list[dict[str, dict[str, Any]]]:
-    """Measure problems of like length: one pass for each condition, and one more for its position-gap control.
+    """Measure problems of similar length: one pass for each condition and position gap.
 
     Args:
         loaded: The model.
         group: The prompts of each problem by condition, the baseline among them.
-        record: What to keep.
+        record: Which measurements to make.
 
     Returns:
-        For each problem, by condition, the fields of a `Trace` that are measured. Its `self_check` has
-        `decomposition_residual`, what the decomposition leaves of the first layer's outputs, as a share, in the worst
-        head; it is empty if nothing was decomposed, or that layer is not asked.
+        For each problem, the measured fields of a `Trace` by condition. Its `self_check` has
+        `decomposition_residual`: the share of the first layer's outputs that the decomposition does
+        not explain, in the worst head. It is empty without a decomposition or without that layer.
     """
     common = [common_tokens(prompts) for prompts in group]
-    found: list[dict[str, dict[str, Any]]] = [{} for _ in group]
-    baselines: list[_Passed] = []
+    measured: list[dict[str, dict[str, Any]]] = [{} for _ in group]
+    baselines: list[_PassResult] = []
     references: list[Reference] = []
-    for name in dict.fromkeys((BASELINE, *group[0])):
-        rows = [
-            _Row.of(prompts[name], shared[name], record)
-            for prompts, shared in zip(group, common, strict=True)
-        ]
-        passed = _run(loaded, rows, record)
-        gaps: Sequence[_Passed | None] = [None] * len(rows)
-        if name == BASELINE:
-            baselines = passed
-            references = (
-                [Reference.of(one.activations) for one in passed] if record.activations else []
-            )
-        elif record.decompose:
-            whole = [
-                (prompts[name], shared[name]) for prompts, shared in zip(group, common, strict=True)
-            ]
-            left = [
-                _Row.of(one.position_gap(), shared[~one.inserted], record) for one, shared in whole
-            ]
-            gaps = _run(loaded, left, replace(record, activations=False))
-        for place, (one, baseline, gap) in enumerate(zip(passed, baselines, gaps, strict=True)):
-            layers = [_head_measures(layer, one, baseline, gap) for layer in loaded.layers]
-            residuals = [layer.pop("residual") for layer in layers if "residual" in layer]
-            exact = residuals and loaded.layers[0] == 0
-            found[place][name] = one.curves(loaded.layers) | {
-                "measures": {key: np.stack([layer[key] for layer in layers]) for key in layers[0]},
-                "self_check": {"decomposition_residual": float(residuals[0].max())}
-                if exact
-                else {},
-            }
+    for condition in dict.fromkeys((BASELINE, *group[0])):
+        prompts = [by_condition[condition] for by_condition in group]
+        is_common = [by_condition[condition] for by_condition in common]
+        results = _run_condition(loaded, prompts, is_common, record)
+        gaps: Sequence[_PassResult | None] = [None] * len(group)
+        if condition == BASELINE:
+            baselines = results
             if record.activations:
-                texts = [one.row.prompt.tokens[i] for i in one.row.problem.tolist()]
-                activations, histogram = measure_activations(
-                    one.activations, references[place], texts
-                )
-                found[place][name] |= {
-                    "activations": activations,
-                    "activation_histogram": histogram,
-                }
-    return found
+                references = [Reference.of(result.activations) for result in results]
+        elif record.decompose:
+            gaps = _run_condition(
+                loaded,
+                [prompt.position_gap() for prompt in prompts],
+                [mask[~prompt.inserted] for prompt, mask in zip(prompts, is_common, strict=True)],
+                replace(record, activations=False),
+            )
+        for index, (result, baseline, gap) in enumerate(zip(results, baselines, gaps, strict=True)):
+            fields = result.curves(loaded.layers) | _measure_heads(loaded, result, baseline, gap)
+            if record.activations:
+                fields |= _measure_first_mlp(result, references[index])
+            measured[index][condition] = fields
+    return measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """One prompt as it enters a pass.
+class _PassInput:
+    """One prompt as input of a pass.
 
     Attributes:
-        prompt: Whose it is.
+        prompt: The prompt.
         query_sets: Queries to average over: all, and the common ones.
-        regions: See REGIONS.
-        queries: Whose masses and outputs are averaged: the problem's common tokens, or the completion's.
+        regions: The tokens of each of REGIONS.
+        queries: Queries whose masses and outputs are averaged: the problem's common tokens, or the
+            completion's.
         problem: The problem's common tokens.
     """
 
@@ -125,87 +108,120 @@ class _Row:
     problem: Int[Tensor, " problem_token"]
 
     @classmethod
-    def of(cls, prompt: TokenizedPrompt, common: NDArray[np.bool_], record: Record) -> _Row:
-        """The whole prompt; `common` are the tokens that every condition has."""
-        shared = torch.from_numpy(common)
-        problem = (shared & torch.from_numpy(prompt.has_role("problem"))).nonzero()[:, 0]
-        completion = torch.from_numpy(prompt.has_role("completion"))
-        everything = torch.ones(len(prompt), dtype=torch.bool)
+    def of(cls, prompt: TokenizedPrompt, is_common: NDArray[np.bool_], record: Record) -> Self:
+        """The input; `is_common` marks the tokens that every condition has."""
+        common = torch.from_numpy(is_common)
+        problem = torch.from_numpy(is_common & prompt.has_role("problem")).nonzero()[:, 0]
+        query_sets, queries = torch.stack([torch.ones_like(common), common]), problem
+        if record.completion:
+            completion = torch.from_numpy(prompt.has_role("completion"))
+            query_sets = torch.stack([completion, completion])
+            queries = completion.nonzero()[:, 0]
         return cls(
             prompt=prompt,
-            query_sets=torch.stack(
-                [completion, completion] if record.completion else [everything, shared]
-            ),
+            query_sets=query_sets,
             regions=key_regions(prompt),
-            queries=completion.nonzero()[:, 0] if record.completion else problem,
+            queries=queries,
             problem=problem,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Passed:
-    """One prompt after a pass, which it shared with others of like length."""
+class _PassResult:
+    """One prompt after a pass: its input, the capture of the pass, and its row in this capture."""
 
-    row: _Row
-    given: Capture
-    place: int
+    input: _PassInput
+    captured: Capture
+    row: int
 
     @property
     def activations(self) -> Float[Tensor, "problem_token width"]:
         """The first MLP's activations over the problem's common tokens."""
-        assert self.given.activations is not None  # asked
-        return self.given.activations[self.place, self.row.problem]
+        assert self.captured.activations is not None
+        return self.captured.activations[self.row, self.input.problem]
 
-    def outputs(self, layer: int) -> Float[Tensor, "head query head_dim"]:
-        """Head outputs of the queries."""
-        output = self.given[layer].output
-        assert output is not None  # asked
-        return output[self.place][:, self.row.queries]
+    def of_queries(
+        self, values: Float[Tensor, "batch head seq width"] | None
+    ) -> Float[Tensor, "head query width"]:
+        """The values of this prompt's queries."""
+        assert values is not None  # the decomposition requests outputs
+        return values[self.row][:, self.input.queries]
 
-    def curves(self, layers: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        """Average attention weights over all queries, and over the common ones."""
-        means = torch.stack([self.given[layer].column_mean[self.place] for layer in layers])
-        means = means[..., : len(self.row.prompt)].cpu().float()
+    def curves(self, layers: Sequence[int]) -> dict[str, Any]:
+        """Average attention weights [layer, head, key] over all and over common queries."""
+        means = torch.stack([self.captured[layer].column_mean[self.row] for layer in layers])
+        means = means[..., : len(self.input.prompt)].cpu().float()
         return {"mean_all": means[:, 0].numpy(), "mean_common": means[:, 1].numpy()}
 
 
-def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Passed]:
-    """One forward pass over rows padded on the right."""
-    length = max(len(row.prompt) for row in rows)
+def _run_condition(
+    loaded: LoadedModel,
+    prompts: Sequence[TokenizedPrompt],
+    is_common: Sequence[NDArray[np.bool_]],
+    record: Record,
+) -> list[_PassResult]:
+    """One forward pass over prompts, padded on the right."""
+    length = max(map(len, prompts))
+    inputs = [
+        _PassInput.of(prompt, mask, record) for prompt, mask in zip(prompts, is_common, strict=True)
+    ]
 
-    def padded(values: Tensor) -> Tensor:
-        return torch.nn.functional.pad(values, (0, length - values.shape[-1]))
+    def stack(tensors: Iterable[Tensor]) -> Tensor:
+        padded = [
+            torch.nn.functional.pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors
+        ]
+        return torch.stack(padded)
 
-    token_ids = [torch.from_numpy(row.prompt.token_ids.astype(np.int64)) for row in rows]
-    positions = [torch.from_numpy(row.prompt.positions.astype(np.int64)) for row in rows]
-    given = capture(
+    captured = capture(
         loaded,
-        torch.stack([padded(ids) for ids in token_ids]),
-        attention_mask=torch.stack([padded(torch.ones_like(ids)) for ids in token_ids]),
-        position_ids=torch.stack([padded(one) for one in positions]),
-        query_sets=torch.stack([padded(row.query_sets) for row in rows]),
-        key_regions=torch.stack([padded(row.regions) for row in rows]),
+        stack(torch.from_numpy(prompt.token_ids.astype(np.int64)) for prompt in prompts),
+        attention_mask=stack(torch.ones(len(prompt), dtype=torch.int64) for prompt in prompts),
+        position_ids=stack(
+            torch.from_numpy(prompt.positions.astype(np.int64)) for prompt in prompts
+        ),
+        query_sets=stack(pass_input.query_sets for pass_input in inputs),
+        key_regions=stack(pass_input.regions for pass_input in inputs),
         output_region=INSERTED if record.decompose else None,
         activations=record.activations,
     )
-    return [_Passed(row, given, place) for place, row in enumerate(rows)]
+    return [_PassResult(pass_input, captured, row) for row, pass_input in enumerate(inputs)]
 
 
-def _head_measures(
-    layer: int, one: _Passed, baseline: _Passed, gap: _Passed | None
+def _measure_heads(
+    loaded: LoadedModel, result: _PassResult, baseline: _PassResult, gap: _PassResult | None
+) -> dict[str, Any]:
+    """The fields `measures` and `self_check` of one prompt."""
+    layers = [_measure_layer(layer, result, baseline, gap) for layer in loaded.layers]
+    residuals = [measures.pop("residual") for measures in layers if "residual" in measures]
+    self_check = {}
+    # the decomposition is exact only in the first layer
+    if residuals and loaded.layers[0] == 0:
+        self_check["decomposition_residual"] = float(residuals[0].max())
+    measures = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
+    return {"measures": measures, "self_check": self_check}
+
+
+def _measure_layer(
+    layer: int, result: _PassResult, baseline: _PassResult, gap: _PassResult | None
 ) -> dict[str, NDArray[np.float32]]:
-    """The measures of one prompt's heads in one layer, and `residual` where the change was decomposed."""
-    found, queries = one.given[layer], one.row.queries
-    mass = found.region_mass[one.place][:, queries]
+    """The measures of one prompt's heads in one layer, and the `residual` of a decomposition."""
+    captured = result.captured[layer]
+    mass = result.of_queries(captured.region_mass)
     measures = mass_measures(mass)
-    if gap is not None and one.row.regions[REGIONS.index("filler")].any():
-        assert found.region_output is not None  # asked
-        parts, residual = decompose(
-            without=baseline.outputs(layer),
-            gap=gap.outputs(layer),
-            with_filler=one.outputs(layer),
-            bias=found.region_output[one.place][:, queries],
+    if gap is not None and result.input.regions[REGIONS.index("filler")].any():
+        components, residual = decompose(
+            without=baseline.of_queries(baseline.captured[layer].output),
+            gap=gap.of_queries(gap.captured[layer].output),
+            with_filler=result.of_queries(captured.output),
+            bias=result.of_queries(captured.region_output),
             mass=mass[..., INSERTED],
         )
-        measures |= parts | {"residual": residual}
+        measures |= components | {"residual": residual}
     return {name: values.float().cpu().numpy() for name, values in measures.items()}
+
+
+def _measure_first_mlp(result: _PassResult, reference: Reference) -> dict[str, Any]:
+    """The fields of one prompt that describe the first MLP's activations."""
+    texts = [result.input.prompt.tokens[index] for index in result.input.problem.tolist()]
+    activations, histogram = measure_activations(result.activations, reference, texts)
+    return {"activations": activations, "activation_histogram": histogram}

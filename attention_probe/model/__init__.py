@@ -1,1 +1,1 @@
-"""The first layers of a model: loaded alone, run once, their attention reduced while it is computed."""
+"""Loads a model's first layers, runs them once, and reduces their attention on the way."""

@@ -1,10 +1,11 @@
-"""The attention function in Hugging Face's registry: a model's normal output, with each asked layer reduced on the way.
+"""The probe's attention function: a model's normal output, with each requested layer reduced.
 
-Hugging Face models ask one registry for their attention function and another for their mask. Ours are in both under one
-name. The function computes the weights of a few queries at a time and reduces them (`attention_statistics`). The mask
-stays a rule that is evaluated for one block at a time. So neither the weights nor the mask of a whole prompt, which are
-squares of its length, are ever in memory. What is asked travels with the call, as a keyword argument that models hand
-through to their attention. The pass ends as soon as the last thing asked is there.
+Hugging Face models look up their attention function and their mask in one registry each. Ours are
+in both under one name. The function computes the weights of a few queries at a time and reduces
+them (`attention_statistics`). The mask is a rule that is evaluated for one block at a time. So
+neither the weights nor the mask of a full prompt, whose size is the square of its length, are ever
+in memory. The `Capture` travels with the call, as a keyword argument that models pass through to
+their attention. The pass ends as soon as the capture is complete.
 
 Source: https://huggingface.co/docs/transformers/en/attention_interface
 """
@@ -33,28 +34,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
-"""How large a block of weights may get before it takes fewer queries."""
+"""Largest size of a block of weights, by type of device."""
 
 ATTENTION = "mless_capture"
-"""Our name in both registries."""
+"""The name in both registries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalMask:
-    """Which keys each query may see, as a rule: a stored mask would be a square.
+    """Which keys each query may see, as a rule, because a stored mask would be quadratic in size.
 
     Attributes:
-        plain: Whether every query sees everything before it, so that there is no rule to evaluate.
-        window: Keys this far back or further are never seen; None if there is no limit.
-        rule: Gives a block of the boolean mask for `q_length`, `q_offset`, `kv_length` and `kv_offset`.
+        is_plain: Whether every query sees all keys before it, so that the rule is not needed.
+        window: Keys at least this far back are never seen; None if there is no limit.
+        rule: Returns a block of the boolean mask.
     """
 
-    plain: bool
+    is_plain: bool
     window: int | None
     rule: Callable[..., Tensor]
 
     def block(self, queries: slice, keys: slice) -> Bool[Tensor, "batch 1 q k"]:
-        """Which query sees which key within a block."""
+        """The mask of a block: true where a query sees a key."""
         return self.rule(
             q_length=queries.stop - queries.start,
             q_offset=queries.start,
@@ -72,26 +73,29 @@ def causal_mask(
     allow_is_causal_skip: bool = True,
     **arguments: Any,
 ) -> CausalMask:
-    """The registered mask function: Hugging Face's own rule, not yet evaluated.
+    """The registered mask function: the rule of Hugging Face, not yet evaluated.
 
     Raises:
         ModelError: queries may see later keys.
     """
-    kept = {
-        name: arguments[name]
-        for name in arguments.keys() & {"batch_size", "mask_function", "use_vmap", "device"}
-    }
-    rule = partial(sdpa_mask, attention_mask=attention_mask, allow_is_causal_skip=False, **kept)
-    # Padding on the right comes after every real query; what padding itself attends to is never looked at.
-    late_padding = attention_mask is None or not bool(
+    names = arguments.keys() & {"batch_size", "mask_function", "use_vmap", "device"}
+    rule = partial(
+        sdpa_mask,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=False,
+        **{name: arguments[name] for name in names},
+    )
+    # Padding on the right comes after every real query. The attention of padding itself is unused.
+    has_early_padding = attention_mask is not None and bool(
         (attention_mask[:, 1:] & ~attention_mask[:, :-1]).any()
     )
-    plain = (
-        allow_is_causal_skip and late_padding and (local_size is None or kv_length <= local_size)
-    )
-    mask = CausalMask(plain=plain, window=local_size, rule=rule)
-    if not plain and bool(mask.block(slice(0, q_length - 1), slice(q_length - 1, q_length)).any()):
-        raise ModelError("This model is not causal: it lets tokens see later ones.")
+    is_windowed = local_size is not None and kv_length > local_size
+    is_plain = allow_is_causal_skip and not has_early_padding and not is_windowed
+    mask = CausalMask(is_plain=is_plain, window=local_size, rule=rule)
+    if not is_plain:
+        last_key = slice(q_length - 1, q_length)
+        if mask.block(slice(0, q_length - 1), last_key).any():
+            raise ModelError("This model is not causal: it lets tokens see later ones.")
     return mask
 
 
@@ -108,20 +112,19 @@ def attend(
     capture: Capture | None = None,
     **_: Any,
 ) -> tuple[Float[Tensor, "batch query head head_dim"], None]:
-    """The registered attention function: the normal output, reduced on the way if its layer is asked."""
+    """The registered attention function: the normal output; a requested layer is also reduced."""
     layer = getattr(module, "layer_idx", None)
     if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
         raise ModelError(
-            f"{type(module).__name__} calls its attention without a layer or a mask: it cannot be probed."
+            f"{type(module).__name__} calls its attention without a layer or a mask: "
+            "it cannot be probed."
         )
     batch, heads, length, head_dim = query.shape
-    reduction = Reduction(capture, heads, value) if layer in capture.asked else None
+    reduction = Reduction(capture, heads, value) if layer in capture.layer_indices else None
     output = None
-    if (
-        layer != capture.asked[-1]
-        or capture.output_region is not None
-        or capture.waits_for_activations
-    ):
+    # The output of the last layer is needed only if it is recorded, or the pass goes on.
+    is_last = layer == capture.layer_indices[-1]
+    if not is_last or capture.output_region is not None or capture.waits_for_activations:
         output = value.new_empty(batch, length, heads, value.shape[-1])
     flat_value = value.reshape(batch * value.shape[1], length, -1)
     for queries, keys, weights in weight_blocks(
@@ -141,8 +144,8 @@ def attend(
             reduction.add(weights, queries, keys)
     if reduction is not None:
         capture.layers[layer] = reduction.finish(None if output is None else output.transpose(1, 2))
-        capture.stop_if_done()
-    assert output is not None  # the last layer asked either stopped the pass or was needed further
+        capture.stop_if_complete()
+    assert output is not None  # otherwise the capture was complete
     return output, None
 
 
@@ -160,18 +163,17 @@ def weight_blocks(
     sinks: Float[Tensor, " head"] | None,
     size: int,
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"]]]:
-    """Attention weights of `size` queries at a time, over the keys up to the last of them.
+    """Attention weights of `size` queries at a time, over the keys up to the last of these queries.
 
-    Each block overwrites the one before it. Queries are grouped by the KV head that they share, so that keys are never
-    repeated.
+    Each block overwrites the previous one. Queries are grouped by the KV head that they share, so
+    that keys are never repeated.
     """
     batch, heads, length, head_dim = query.shape
     kv_heads = key.shape[1]
     flat_key = key.reshape(batch * kv_heads, length, head_dim)
     buffer = query.new_empty(batch * heads * min(size, length) * length)
-    lowest = torch.finfo(
-        torch.float32
-    ).min  # not -inf: a row of padding, which sees nothing, must stay finite
+    # not -inf, because a row of padding, which sees no key, must stay finite
+    lowest = torch.finfo(torch.float32).min
     for start in range(0, length, size):
         queries = slice(start, min(start + size, length))
         count = queries.stop - queries.start
@@ -184,15 +186,11 @@ def weight_blocks(
         scores = scores.view(batch, heads, count, span).float()
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
-        if mask.plain:
-            scores[..., -count:] += torch.full((count, count), lowest, device=scores.device).triu_(
-                1
-            )
+        if mask.is_plain:
+            scores[..., -count:] += scores.new_full((count, count), lowest).triu_(1)
         else:
-            visible = mask.block(queries, keys)
-            scores += torch.zeros(visible.shape, device=scores.device).masked_fill_(
-                ~visible, lowest
-            )
+            is_visible = mask.block(queries, keys)
+            scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, lowest)
         if sinks is not None:
             sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
             weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
@@ -202,18 +200,19 @@ def weight_blocks(
 
 
 def _block_size(row: int, device: torch.device) -> int:
-    """Queries in a block, so that a block of `row` float32 weights for each stays within its bounds."""
-    most = 64 if device.type == "cpu" else 1024
-    return max(16, min(most, BLOCK_BYTES.get(device.type, BLOCK_BYTES["cuda"]) // (4 * row)))
+    """The number of queries in a block, each with `row` float32 weights."""
+    largest = 64 if device.type == "cpu" else 1024
+    block_bytes = BLOCK_BYTES.get(device.type, BLOCK_BYTES["cuda"])
+    return max(16, min(largest, block_bytes // (4 * row)))
 
 
 @contextmanager
 def quiet(*, progress: bool = True) -> Iterator[None]:
-    """Silence transformers' warnings, and its progress bars too unless `progress`.
+    """Silence transformers' warnings, and also its progress bars unless `progress`.
 
-    What matters of the warnings is checked by us, and said in our words.
+    The probe itself checks what these warnings are about.
     """
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if not progress:
         logging.disable_progress_bar()
@@ -221,16 +220,15 @@ def quiet(*, progress: bool = True) -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(level)
-        if bars:
+        if has_progress_bar:
             logging.enable_progress_bar()
 
 
 @contextmanager
 def switched_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Give the model another attention implementation, and put its own back afterwards."""
-    before = (
-        model.config._attn_implementation
-    )  # transformers sets it publicly, and shows it nowhere else
+    """Give the model another attention implementation, and restore the previous one at the end."""
+    # transformers has a public setter, but no public getter
+    before = model.config._attn_implementation
     with quiet():
         model.set_attn_implementation(name)
     try:

@@ -1,11 +1,11 @@
-"""Run the first layers once, and reduce their attention to column means and masses while they run."""
+"""Run the first layers once, and reduce their attention to column means and masses on the way."""
 
 from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +14,23 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from attention_probe.model.attention_function import ATTENTION, switched_attention
-from attention_probe.model.attention_statistics import Capture, Done
+from attention_probe.model.attention_statistics import Capture, CaptureFinished
 from harness.errors import ModelError
 from harness.layers_and_heads import count_from_one
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from attention_probe.model.load_first_layers import LoadedModel
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
-"""What architectures call the non-linearity of their MLP."""
+"""Names that architectures give to the non-linearity of their MLP."""
 
 
 def capture(
     loaded: LoadedModel,
     token_ids: Int[Tensor, "batch seq"],
     *,
-    layers: Iterable[int] | None = None,
     attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"] | None = None,
     position_ids: Int[Tensor, "batch seq"] | None = None,
     query_sets: Bool[Tensor, "batch query_set seq"] | None = None,
@@ -40,124 +39,139 @@ def capture(
     activations: bool = False,
     chunk: int | None = None,
 ) -> Capture:
-    """Run the prompts through the layers asked and keep what is asked of their attention.
+    """Run the prompts through the first layers and reduce their attention.
 
     Args:
         loaded: The model's first layers.
-        token_ids: Vocabulary ids. What stands at padding is not looked at.
-        layers: Indices, of those loaded; None for all that were asked when loading.
-        attention_mask: 1 for a token, 0 for padding, on either side; None if there is no padding.
-        position_ids: None for the usual ones, which count from each prompt's first token. Given ones may leave a gap.
-        query_sets: Sets of queries whose mean is taken; None for one set of all queries.
-        key_regions: Regions of keys whose mass is taken; None for none.
-        output_region: Region whose part of each head's output is kept, with the whole output.
+        token_ids: Vocabulary ids; those at padding are ignored.
+        attention_mask: 1 for a token, 0 for padding, on either side; None without padding.
+        position_ids: None to count from each prompt's first token. They may have a gap.
+        query_sets: Sets of queries to average over; None for one set of all queries.
+        key_regions: Regions of keys whose mass is summed; None for no region.
+        output_region: Region whose contribution to each head's output is kept, with that output.
         activations: Keep the first MLP's activations.
         chunk: Queries in one block; None for as many as fit the caches.
 
     Raises:
-        ModelError: the model does not call the attention function of the registry, takes no positions, gives weights
-            that are not finite, is not causal, or has no activations to give.
+        ModelError: the model does not call the attention function of the registry, takes no
+            positions, is not causal, gives weights that are not finite, or lacks the requested
+            activations.
     """
     model = loaded.model
+    refuse_without_positions(model)
     token_ids = token_ids.to(model.device)
-    batch, length = token_ids.shape
-    real = (
-        torch.ones_like(token_ids) if attention_mask is None else attention_mask.to(model.device)
-    ).bool()
-    usual = (real.long().cumsum(-1) - 1).clamp_min(0)
-    positions = usual if position_ids is None else position_ids.to(model.device)
-    accepted = inspect.signature(model.forward).parameters
-    if "position_ids" not in accepted or not any(
-        one.kind is one.VAR_KEYWORD for one in accepted.values()
-    ):
-        raise ModelError(
-            f"{type(model).__name__} takes no positions, or no further arguments: it cannot be probed."
-        )
-    everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
-    # Padding becomes a copy of a token that is there: nothing looks at it, and it may be no id of the vocabulary.
-    token_ids = token_ids.where(real, token_ids.gather(1, real.long().argmax(-1, keepdim=True)))
-    found = Capture(
+    if attention_mask is None:
+        attention_mask = torch.ones_like(token_ids)
+    real = attention_mask.to(model.device).bool()
+    if position_ids is None:
+        position_ids = (real.long().cumsum(-1) - 1).clamp_min(0)
+    all_keys = torch.ones_like(real)[:, None]
+    captured = Capture(
         real=real,
-        asked=tuple(sorted(loaded.layers if layers is None else layers)),
-        query_sets=everything if query_sets is None else query_sets.to(model.device),
-        key_regions=everything[:, :0] if key_regions is None else key_regions.to(model.device),
+        layer_indices=loaded.layers,
+        query_sets=all_keys if query_sets is None else query_sets.to(model.device),
+        key_regions=all_keys[:, :0] if key_regions is None else key_regions.to(model.device),
         output_region=output_region,
         chunk=chunk,
         waits_for_activations=activations,
     )
+    # An id at padding may not be in the vocabulary, so it becomes a copy of the first real token.
+    first_ids = token_ids.gather(1, real.long().argmax(-1, keepdim=True))
     with (
         torch.inference_mode(),
-        _recorded_activations(loaded, found),
+        _recorded_activations(loaded, captured),
         switched_attention(model, ATTENTION),
+        suppress(CaptureFinished),
     ):
-        with suppress(Done):
-            # without a mask Hugging Face takes a gap in the positions for a border between documents
-            model(
-                token_ids,
-                attention_mask=real.long(),
-                position_ids=positions,
-                use_cache=False,
-                capture=found,
-            )
-    if missing := [layer for layer in found.asked if layer not in found.layers]:
-        known = count_from_one(softmax_layers(loaded.config)) or "none known"
-        raise ModelError(
-            f"{type(model).__name__} gave no attention weights for Layer {count_from_one(missing)}; layers that have, "
-            f"counted from 1: {known}."
+        # Without a mask Hugging Face takes a gap in the positions for a border between documents.
+        model(
+            token_ids.where(real, first_ids),
+            attention_mask=real.long(),
+            position_ids=position_ids.to(model.device),
+            use_cache=False,
+            capture=captured,
         )
-    for layer in found.asked:
-        if heads := found[layer].not_finite(
-            real
-        ):  # a mean over some heads or prompts would hide it, or spread it
+    refuse_incomplete(captured, loaded)
+    return captured
+
+
+def refuse_without_positions(model: PreTrainedModel) -> None:
+    """Raise ModelError if the model cannot receive positions and the capture."""
+    parameters = inspect.signature(model.forward).parameters
+    has_further_arguments = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+    if "position_ids" not in parameters or not has_further_arguments:
+        raise ModelError(
+            f"{type(model).__name__} takes no positions, or no further arguments: "
+            "it cannot be probed."
+        )
+
+
+def refuse_incomplete(captured: Capture, loaded: LoadedModel) -> None:
+    """Raise ModelError if a layer gave no attention weights, or weights that are not finite."""
+    missing = [layer for layer in captured.layer_indices if layer not in captured.layers]
+    if missing:
+        available = count_from_one(softmax_layers(loaded.config)) or "none known"
+        raise ModelError(
+            f"{type(loaded.model).__name__} gave no attention weights for Layer "
+            f"{count_from_one(missing)}; layers that have, counted from 1: {available}."
+        )
+    for layer in captured.layer_indices:
+        # A mean over heads or prompts would hide such numbers, or spread them.
+        heads = captured[layer].heads_not_finite(captured.real)
+        if heads:
+            dtype = str(loaded.model.dtype).removeprefix("torch.")
             raise ModelError(
-                f"{loaded.name}: attention is NaN or infinite in Layer {layer + 1}, Head {count_from_one(heads)}, "
-                f"counted from 1, in {str(model.dtype).removeprefix('torch.')}: broken weights, or an overflow."
+                f"{loaded.name}: attention is NaN or infinite in Layer {layer + 1}, Head "
+                f"{count_from_one(heads)}, counted from 1, in {dtype}: broken weights, or an "
+                "overflow."
             )
-    return found
 
 
 def softmax_layers(config: PretrainedConfig) -> list[int]:
-    """Indices of the layers with softmax attention; empty where the config does not tell kinds of layers apart."""
+    """Indices of the layers with softmax attention; empty if the config has no kinds of layers."""
     kinds = getattr(config, "layer_types", None) or ()
     return [
-        i
-        for i, kind in enumerate(kinds)
+        index
+        for index, kind in enumerate(kinds)
         if kind.endswith("attention") and kind != "linear_attention"
     ]
 
 
 @contextmanager
-def _recorded_activations(loaded: LoadedModel, found: Capture) -> Iterator[None]:
-    """Record the first MLP's activations, if they are asked."""
-    if not found.waits_for_activations:
+def _recorded_activations(loaded: LoadedModel, captured: Capture) -> Iterator[None]:
+    """Record the first MLP's activations, if they are requested."""
+    if not captured.waits_for_activations:
         yield
         return
 
-    def record(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
-        # some architectures lay all tokens in one row, or add an axis of one
-        found.activations = result.reshape(*found.real.shape, -1)
-        found.waits_for_activations = False
-        found.stop_if_done()
+    def record(_module: nn.Module, _inputs: Any, activations: Tensor) -> None:
+        # some architectures join all tokens in one row, or add an axis of size 1
+        captured.activations = activations.reshape(*captured.real.shape, -1)
+        captured.waits_for_activations = False
+        captured.stop_if_complete()
 
-    handle = _activation(loaded).register_forward_hook(record)
+    handle = _find_activation(loaded).register_forward_hook(record)
     try:
         yield
     finally:
         handle.remove()
 
 
-def _activation(loaded: LoadedModel) -> nn.Module:
-    """The non-linearity of the first layer's MLP: a module of its own in every dense Hugging Face decoder.
+def _find_activation(loaded: LoadedModel) -> nn.Module:
+    """The non-linearity of the first layer's MLP: a separate module in dense Hugging Face decoders.
 
     Raises:
         ModelError: there is none, or there are several, as in mixtures of experts.
     """
-    named: dict[str, nn.Module] = dict(loaded.decoder_layers[0].named_modules())
-    found = [module for name, module in named.items() if name.split(".")[-1] in ACTIVATIONS]
-    experts = any("expert" in name for name in named)
-    if experts or len(found) != 1:
-        what = "a mixture of experts" if experts else f"{len(found)} activations"
+    modules: dict[str, nn.Module] = dict(loaded.decoder_layers[0].named_modules())
+    matches = [module for name, module in modules.items() if name.split(".")[-1] in ACTIVATIONS]
+    has_experts = any("expert" in name for name in modules)
+    if has_experts or len(matches) != 1:
+        structure = "a mixture of experts" if has_experts else f"{len(matches)} activations"
         raise ModelError(
-            f"The first MLP of {loaded.name} has no single activation but {what}: leave out --activations."
+            f"The first MLP of {loaded.name} has no single activation but {structure}: "
+            "leave out --activations."
         )
-    return found[0]
+    return matches[0]

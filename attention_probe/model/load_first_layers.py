@@ -1,7 +1,7 @@
-"""A model's first layers and nothing else, read from a checkpoint.
+"""Load only a model's first layers from a checkpoint.
 
-transformers' own `from_pretrained` reads them, with a config cut to that many layers. Tensors of later layers are then
-never read.
+`from_pretrained` of transformers reads them, with a config that is cut to that many layers. Tensors
+of later layers are then never read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 MULTIMODAL_PREFIX = r"^(model\.)?language_model\.(model\.)?"
-"""What older and newer multimodal checkpoints put before the names of their text model's tensors."""
+"""Prefix of the names of the text model's tensors in older and newer multimodal checkpoints."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class LoadedModel:
     Attributes:
         name: A folder or a hub name.
         revision: The commit of a hub name.
-        model: The base model cut after the deepest asked layer; eval mode, no gradients.
-        config: The text config as in the checkpoint, with its full number of layers.
-        layers: The asked layers' indices, ascending.
-        layers_path: Where in `model` the list of decoder layers is.
+        model: The base model, cut after the deepest requested layer; eval mode, no gradients.
+        config: The text config of the checkpoint, with its full number of layers.
+        layers: The requested layers' indices, ascending.
+        layers_path: The path in `model` of the list of decoder layers.
     """
 
     name: str
@@ -53,29 +53,24 @@ class LoadedModel:
     layers_path: str
 
     @property
-    def head_count(self) -> int:
-        """Query heads of each layer."""
-        return int(self.config.num_attention_heads)
-
-    @property
     def decoder_layers(self) -> nn.ModuleList:
-        """The kept layers, from the first to the deepest asked."""
-        found = self.model.get_submodule(self.layers_path)
-        assert isinstance(found, nn.ModuleList)
-        return found
+        """The loaded layers, from the first to the deepest requested layer."""
+        layers = self.model.get_submodule(self.layers_path)
+        assert isinstance(layers, nn.ModuleList)
+        return layers
 
     def keep_embeddings(self, token_ids: Tensor) -> None:
-        """Forget the embeddings of all other tokens: in float32 they are most of what a large model's layer needs.
+        """Drop the embeddings of all other tokens: most of the memory of a large model's layer.
 
         Args:
-            token_ids: The vocabulary ids that will be run, each once. The model then fails on any other.
+            token_ids: The distinct vocabulary ids that will be run. The model fails on any other.
         """
         embedding = self.model.get_input_embeddings()
         rows = torch.full((len(embedding.weight),), -1, device=embedding.weight.device)
         rows[token_ids] = torch.arange(len(token_ids), device=rows.device)
         embedding.weight = nn.Parameter(embedding.weight[token_ids].clone(), requires_grad=False)
         embedding.padding_idx = None  # its row may be gone
-        embedding.register_forward_pre_hook(lambda _, given: (rows[given[0]],))
+        embedding.register_forward_pre_hook(lambda _, inputs: (rows[inputs[0]],))
 
 
 def load_model(
@@ -85,147 +80,162 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """Read the embeddings and layers 0 to the deepest asked one.
+    """Read the embeddings and the layers from the first to the deepest requested one.
 
-    All files of a sharded model on the hub are fetched, but only the tensors of these layers are read.
+    All files of a sharded hub model are downloaded, but only the tensors of these layers are read.
 
     Args:
         name: A model folder, a hub name or `smollm2`.
         layers: Indices from 0.
-        dtype: To compute in, whatever the checkpoint's type is.
-        device: Where the model goes.
+        dtype: Type to compute in, whatever the checkpoint's type is.
+        device: Where the model runs.
 
     Raises:
-        ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor or has one too many, or a layer
-            lies outside of it.
+        ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor, has unexpected
+            tensors, or lacks a layer.
         ConfigError: there is no such device.
     """
-    try:
-        torch.empty(1, device=device).cpu()
-    except (
-        RuntimeError,
-        AssertionError,
-        NotImplementedError,
-    ) as error:  # torch has no class for it
-        raise ConfigError(
-            f"--device {device} cannot be used: {str(error).strip().splitlines()[0][:200]}"
-        ) from None
+    refuse_missing_device(device)
     name = smollm2_model.resolve_model(name)
     refuse_missing_folder(name)
-    is_folder = Path(name).expanduser().is_dir()
-    name = str(Path(name).expanduser()) if is_folder else name
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        name = str(folder)
     try:
-        config_path = Path(str(cached_file(name, "config.json")))
-        commit = (
-            None if is_folder else config_path.parent.name
-        )  # the hub's cache names its folders so
-        whole = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=False)
-        config = whole.get_text_config(decoder=True)  # the language model's alone
-        chosen, count = tuple(sorted(set(layers))), config.num_hidden_layers
-        if any(getattr(one, "quantization_config", None) for one in (whole, config)):
-            raise ModelError(
-                f"{name} is quantised: its attention is not that of the model it was made from."
-            )
-        if config.is_encoder_decoder:
-            kind = f"({config.model_type}) is an encoder-decoder"
-            raise ModelError(f"{name} {kind}: expected a causal language model.")
-        if not chosen or chosen[0] < 0 or chosen[-1] >= count:
-            told = count_from_one(chosen) or "none"
-            raise ModelError(f"{name} has Layers 1 to {count}, counted from 1; got {told}.")
-        layers_path = _find_layers(config, name)
-        cut = copy.deepcopy(config)
-        cut.num_hidden_layers = max(chosen) + 1
-        if getattr(cut, "layer_types", None):
-            cut.layer_types = cut.layer_types[: max(chosen) + 1]
-        with quiet(progress=not is_folder):
-            model, found = AutoModel.from_pretrained(
-                name,
-                revision=commit,
-                config=cut,
-                dtype=dtype,
-                # some architectures choose their attention here and never again; the probe brings its own, or uses this
-                attn_implementation="eager",
-                key_mapping={MULTIMODAL_PREFIX: ""},
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # they are refused below, all at once
-                output_loading_info=True,
-            )
+        loaded = _load_checkpoint(name, sorted(set(layers)), dtype)
     except HarnessError:
         raise
-    except (
-        Exception
-    ) as error:  # the hub, safetensors, JSON, transformers and each kind of config have their own
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        told = f"{name} cannot be read: {said}" if is_folder else explain_hub_error(name, error)
-        raise ModelError(told) from error
-    _refuse_mismatch(name, model, layers_path, found)
+    # The hub, safetensors, JSON, transformers and each kind of config have their own errors.
+    except Exception as error:
+        message = explain_hub_error(name, error)
+        if folder.is_dir():
+            cause = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            message = f"{name} cannot be read: {cause}"
+        raise ModelError(message) from error
+    loaded.model.to(device)
+    return loaded
+
+
+def refuse_missing_device(device: str | torch.device) -> None:
+    """Raise ConfigError if torch cannot use the device."""
+    try:
+        torch.empty(1, device=device).cpu()
+    # torch has no common class for these
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        cause = str(error).strip().splitlines()[0][:200]
+        raise ConfigError(f"--device {device} cannot be used: {cause}") from None
+
+
+def _load_checkpoint(name: str, layers: list[int], dtype: torch.dtype) -> LoadedModel:
+    """Read the layers of a folder or a hub model; errors of the libraries are not translated."""
+    is_folder = Path(name).is_dir()
+    config_path = Path(str(cached_file(name, "config.json")))
+    # the hub's cache names a folder after the commit
+    commit = None if is_folder else config_path.parent.name
+    full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=False)
+    config = full_config.get_text_config(decoder=True)
+    if any(getattr(level, "quantization_config", None) for level in (full_config, config)):
+        raise ModelError(
+            f"{name} is quantised: its attention is not that of the model it was made from."
+        )
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"{name} ({config.model_type}) is an encoder-decoder: expected a causal language model."
+        )
+    count = config.num_hidden_layers
+    if not layers or layers[0] < 0 or layers[-1] >= count:
+        requested = count_from_one(layers) or "none"
+        raise ModelError(f"{name} has Layers 1 to {count}, counted from 1; got {requested}.")
+    layers_path = _find_layers(config, name)
+    cut_config = copy.deepcopy(config)
+    cut_config.num_hidden_layers = layers[-1] + 1
+    if getattr(cut_config, "layer_types", None):
+        cut_config.layer_types = cut_config.layer_types[: layers[-1] + 1]
+    with quiet(progress=not is_folder):
+        model, loading_info = AutoModel.from_pretrained(
+            name,
+            revision=commit,
+            config=cut_config,
+            dtype=dtype,
+            # Some architectures choose their attention here and cannot change it later. The probe
+            # replaces it, or uses this one.
+            attn_implementation="eager",
+            key_mapping={MULTIMODAL_PREFIX: ""},
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are refused below, together with other mismatches
+            output_loading_info=True,
+        )
+    _refuse_mismatch(name, model, layers_path, loading_info)
     return LoadedModel(
         name=name,
         revision=commit,
-        model=model.eval().requires_grad_(False).to(device),
+        model=model.eval().requires_grad_(False),
         config=config,
-        layers=chosen,
+        layers=tuple(layers),
         layers_path=layers_path,
     )
 
 
 def _find_layers(config: PretrainedConfig, name: str) -> str:
-    """The path of the list of decoder layers, in the whole model on the meta device, which costs no memory.
+    """The path of the list of decoder layers in the full model.
 
     Raises:
         ModelError: the architecture cannot be cut.
     """
-    with torch.device("meta"):
+    with torch.device("meta"):  # costs no memory
         model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
     count = config.num_hidden_layers
     lists = {
-        path: part
-        for path, part in model.named_modules()
-        if isinstance(part, nn.ModuleList) and len(part) == count
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
     }
     depth = min((path.count(".") for path in lists), default=0)
     outermost = [path for path in lists if path.count(".") == depth]
-    kinds = {type(part) for path in outermost for part in lists[path].modules()}
-    counting = [
-        kind.__name__ for kind in kinds if "config.num_hidden_layers" in inspect.getsource(kind)
-    ]
     if len(outermost) != 1:
-        got = ", ".join(outermost) or "none"
+        names = ", ".join(outermost) or "none"
         raise ModelError(
-            f"{name} cannot be cut: expected one list of its {count} layers, got {got}."
+            f"{name} cannot be cut: expected one list of its {count} layers, got {names}."
         )
-    if counting:
+    module_types = {type(module) for module in lists[outermost[0]].modules()}
+    # such a module computes something else in a model with fewer layers
+    dependent = [
+        module_type.__name__
+        for module_type in module_types
+        if "config.num_hidden_layers" in inspect.getsource(module_type)
+    ]
+    if dependent:
         raise ModelError(
-            f"{name} cannot be cut: its {', '.join(counting)} depends on how many layers there are."
+            f"{name} cannot be cut: its {', '.join(dependent)} depends on the number of layers."
         )
     return str(outermost[0])
 
 
 def _refuse_mismatch(
-    name: str, model: PreTrainedModel, layers_path: str, found: dict[str, Any]
+    name: str, model: PreTrainedModel, layers_path: str, loading_info: dict[str, Any]
 ) -> None:
-    """Raise ModelError for tensors that the model lacks, has too many in its kept layers, or has in another shape."""
-    in_layer = re.compile(
-        rf"^({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\.(\d+)\."
-    )
-    kept = len(model.get_submodule(layers_path))
-    unexpected = [
-        key
-        for key in found["unexpected_keys"]
-        # a buffer that old GPT-2 checkpoints store, and that models now compute
-        if (at := in_layer.match(key))
-        and int(at[2]) < kept
-        and not key.endswith(".attn.masked_bias")
-    ]
-    for names, what in (
-        (found["missing_keys"], "lacks tensors that the model needs"),
-        (unexpected, "has tensors in the asked layers that the model does not"),
-        (
-            [key for key, *_ in found["mismatched_keys"]],
-            "has tensors of another shape than config.json says",
-        ),
+    """Raise ModelError for missing tensors, tensors of another shape, and unexpected tensors."""
+    unexpected = [*_unexpected_tensors(model, layers_path, loading_info["unexpected_keys"])]
+    mismatched = [key for key, *_ in loading_info["mismatched_keys"]]
+    for keys, fault in (
+        (loading_info["missing_keys"], "lacks tensors that the model needs"),
+        (unexpected, "has tensors in the loaded layers that the model does not"),
+        (mismatched, "has tensors of another shape than config.json says"),
     ):
-        if names:
-            raise ModelError(
-                f"{name} {what}: {list_first(sorted(names), 4)}. Fetch the checkpoint again."
-            )
+        if keys:
+            names = list_first(sorted(keys), 4)
+            raise ModelError(f"{name} {fault}: {names}. Fetch the checkpoint again.")
+
+
+def _unexpected_tensors(
+    model: PreTrainedModel, layers_path: str, keys: Iterable[str]
+) -> Iterator[str]:
+    """The keys that belong to a loaded layer."""
+    prefix = rf"({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\."
+    layer_count = len(model.get_submodule(layers_path))
+    for key in keys:
+        match = re.match(rf"{prefix}(\d+)\.", key)
+        # old GPT-2 checkpoints store this buffer, which models now compute
+        is_old_buffer = key.endswith(".attn.masked_bias")
+        if match and int(match[2]) < layer_count and not is_old_buffer:
+            yield key

@@ -41,29 +41,26 @@ class PromptsConfig(Criterion):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in ("run", "logs", "dataset") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"expected exactly one of `run`, `logs` and `dataset`, got {' and '.join(given) or 'none'}"
-            )
+        sources = [name for name in ("run", "logs", "dataset") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            names = " and ".join(sources or ["none"])
+            raise ValueError(f"expected exactly one of `run`, `logs` and `dataset`, got {names}")
         return self
 
     @property
     def criterion(self) -> Criterion:
-        """Which of the source's problems."""
+        """Which problems of the source to select."""
         return Criterion(**{name: getattr(self, name) for name in Criterion.model_fields})
 
 
 def prompts_config(**values: Any) -> PromptsConfig:
-    """The prompts that a command's options describe.
+    """The prompts that a command's options describe; None is an option that is not set.
 
     Raises:
         ConfigError: the options contradict each other.
     """
     try:
-        return PromptsConfig.model_validate(
-            {name: value for name, value in values.items() if value is not None}
-        )
+        return PromptsConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, "prompts")) from None
 
@@ -73,24 +70,28 @@ def open_source(
     conditions: Sequence[str],
     load_tokenizer: Callable[[], PreTrainedTokenizerBase],
 ) -> Source:
-    """The prompts of a run as they were run, or those of a dataset, built for the model's tokenizer.
+    """The prompts of a run, or prompts built from a dataset for the model's tokenizer.
 
-    `conditions` are those to build from a dataset; all named ones if it is empty. The baseline is always built.
+    Args:
+        prompts: Where the prompts are from.
+        conditions: The conditions to build from a dataset; all named conditions if it is empty. The
+            baseline is always built.
+        load_tokenizer: Loads the model's tokenizer, which only a dataset needs.
 
     Raises:
-        HarnessError: the run, the dataset or the tokenizer cannot be had, or a prompt breaks a guarantee.
+        HarnessError: the run, the dataset or the tokenizer is not available, or a prompt breaks a
+            guarantee.
     """
-    answered = prompts.run or prompts.logs
-    if answered is not None:
-        return read_source(
-            answered, layout=prompts.layout and str(prompts.layout), metric=prompts.metric
-        )
-    assert prompts.dataset is not None  # the config has one of the two
-    wanted = [name.removesuffix(GAP) for name in conditions]
+    run = prompts.run or prompts.logs
+    if run is not None:
+        layout = prompts.layout and str(prompts.layout)
+        return read_source(run, layout=layout, metric=prompts.metric)
+    assert prompts.dataset is not None  # the config has exactly one source
+    names = [name.removesuffix(GAP) for name in conditions] or named_conditions()
     return build_source(
         open_dataset(prompts.dataset),
-        [as_condition(name) for name in dict.fromkeys((BASELINE, *(wanted or named_conditions())))],
+        [as_condition(name) for name in dict.fromkeys((BASELINE, *names))],
         load_tokenizer(),
-        str(prompts.layout or "raw"),
+        str(prompts.layout or Layout.RAW),
         instruction=prompts.instruction,
     )

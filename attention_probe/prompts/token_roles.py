@@ -1,9 +1,10 @@
 """Prompts as tokens with roles, and which token is which across conditions.
 
-A condition's prompt is the baseline's with a filler inserted. Every token outside the filler is paired with the same
-token in the baseline, by token id and role: first from the front up to the filler, then from the back down to it.
-Tokens may be left between, if the tokenizer merged across the filler's edge, or the filler stands at several places.
-They are paired by longest matching blocks. So the first of the two separators around a filler is the baseline's, and
+A condition's prompt is the baseline's with a filler inserted. Every token outside the filler is
+paired with the same token in the baseline, by token id and role: first from the front up to the
+filler, then from the back down to it. Tokens may remain in the middle if the tokenizer merged
+tokens across the filler's edge, or if the filler stands at several positions. They are paired by
+longest matching blocks. So the first of the two separators around a filler is the baseline's, and
 the second is inserted.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 ABSENT = -1
 """In `original_pos` of a token: the baseline has no such token."""
 GAP = "+gap"
-"""How a position gap is written: the prompt without its filler, and with the filler's room left open. A config cannot
-name a condition so, as names have no plus sign."""
+"""Suffix of a position gap's name: the prompt without its filler, whose other tokens keep their
+positions. A config cannot name a condition like this, because names have no plus sign."""
 
 ROLES = token_checks.TOKEN_ROLES
 FILLER, COMPLETION = map(ROLES.index, ("filler", "completion"))
@@ -43,14 +44,14 @@ class TokenizedPrompt:
 
     Attributes:
         condition, problem_id, sha256: Which prompt; the hash is of its text.
-        token_ids: int32; the prompt's, then the completion's if it was asked for.
+        token_ids: int32; the prompt's tokens, then the completion's if it was requested.
         roles: int8; index into `ROLES`, as of `BuiltPrompt.token_roles`.
-        tokens: Each token's piece of the text, for people.
-        original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for inserted tokens (filler
-            and its separator), for those that the tokenizer merged differently, and for the completion's. The
-            baseline's own are 0, 1, 2, ...
-        positions: int32; where the model takes the token to stand: 0, 1, 2, ... but in a position gap.
-        filler_span: First filler token and the one after the last; what lies between may be examples.
+        tokens: The text of each token, for people.
+        original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for
+            inserted tokens (filler and its separator), for those that the tokenizer merged
+            differently, and for the completion's. In the baseline it is 0, 1, 2, ...
+        positions: int32; the token's position in the model: 0, 1, 2, ... except in a position gap.
+        filler_span: First filler token and the one after the last; examples may lie in between.
     """
 
     condition: str
@@ -72,18 +73,26 @@ class TokenizedPrompt:
 
     @property
     def inserted(self) -> NDArray[np.bool_]:
-        """Which tokens the prompt without filler does not have; a completion is not part of a prompt."""
+        """Tokens that the prompt without filler lacks; a completion is not part of a prompt."""
         return np.equal(self.original_pos, ABSENT) & ~self.has_role("completion")
 
     def position_gap(self) -> TokenizedPrompt:
-        """The prompt without what was inserted; every other token keeps its position."""
-        kept = np.flatnonzero(~self.inserted)
-        names = ("token_ids", "roles", "original_pos", "positions")
-        arrays: dict[str, Any] = {name: getattr(self, name)[kept] for name in names}
-        tokens = tuple(self.tokens[place] for place in kept.tolist())
+        """The prompt without the inserted tokens; every other token keeps its position."""
+        remaining = ~self.inserted
         return replace(
-            self, condition=f"{self.condition}{GAP}", tokens=tokens, filler_span=None, **arrays
+            self,
+            condition=f"{self.condition}{GAP}",
+            token_ids=self.token_ids[remaining],
+            roles=self.roles[remaining],
+            tokens=tuple(np.array(self.tokens, dtype=object)[remaining]),
+            original_pos=self.original_pos[remaining],
+            positions=self.positions[remaining],
+            filler_span=None,
         )
+
+
+ConditionPrompts = Mapping[str, TokenizedPrompt]
+"""One problem's prompts by condition."""
 
 
 def tokenize(
@@ -96,21 +105,23 @@ def tokenize(
     """The problem's prompts as tokens, aligned to the baseline's.
 
     Args:
-        problem: With a prompt under the baseline and every condition.
-        tokenizer: The model's.
-        conditions: Which to return; the baseline may be among them. `mless+gap` is the position gap of `mless`.
-        completion: Append the tokens of what the model wrote.
+        problem: A problem with a prompt under the baseline and every condition.
+        tokenizer: The model's tokenizer.
+        conditions: Which to return; the baseline may be among them. `mless+gap` is the position gap
+            of `mless`.
+        completion: Append the tokens of the completion.
 
     Raises:
-        RunError: a prompt is missing, or a completion was asked for and none is recorded.
-        PromptMismatchError: the token ids are not those that the run recorded, or a segment is not in the text.
+        RunError: a prompt is missing, or a completion was requested and none is recorded.
+        PromptMismatchError: the token ids differ from those that the run recorded, or a segment is
+            not in the text.
     """
     sources = {name: without_gap(name, problem.prompts) for name in conditions}
-    built = {
-        name: _build(_prompt(problem, name), tokenizer)
+    built_prompts = {
+        name: _build_prompt(problem, name, tokenizer)
         for name in dict.fromkeys((BASELINE, *sources.values()))
     }
-    aligned = align_prompts(problem.id, built, tokenizer)
+    aligned = align_prompts(problem.id, built_prompts, tokenizer)
     tokenized = {}
     for name, source in sources.items():
         prompt = aligned[source]
@@ -123,7 +134,7 @@ def tokenize(
 def align_prompts(
     problem_id: str, prompts: Mapping[str, BuiltPrompt], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, TokenizedPrompt]:
-    """The built prompts of a problem by condition, aligned to the baseline's, which is among them."""
+    """The built prompts of a problem by condition, aligned to the baseline's, which is included."""
     unaligned = {
         condition: _with_roles(problem_id, condition, prompt, tokenizer)
         for condition, prompt in prompts.items()
@@ -135,36 +146,37 @@ def align_prompts(
     }
 
 
-def without_gap(name: str, there: Collection[str]) -> str:
-    """The condition that a position gap is made of: `mless` for `mless+gap`; any other name as it is."""
-    return name if name in there or name.removesuffix(GAP) not in there else name.removesuffix(GAP)
+def without_gap(name: str, conditions: Collection[str]) -> str:
+    """The condition of a position gap: `mless` for `mless+gap`; any other name as it is."""
+    base = name.removesuffix(GAP)
+    return base if name not in conditions and base in conditions else name
 
 
-def common_tokens(prompts: Mapping[str, TokenizedPrompt]) -> dict[str, NDArray[np.bool_]]:
-    """Which tokens of each prompt every one of the prompts has; in order they are the same tokens."""
-    shared = set.intersection(
-        *(set(prompt.original_pos.tolist()) for prompt in prompts.values())
-    ) - {ABSENT}
-    return {name: np.isin(prompt.original_pos, list(shared)) for name, prompt in prompts.items()}
+def common_tokens(prompts: ConditionPrompts) -> dict[str, NDArray[np.bool_]]:
+    """Which tokens of each prompt all prompts have; in order they are the same tokens."""
+    original_positions = [set(prompt.original_pos.tolist()) for prompt in prompts.values()]
+    shared = list(set.intersection(*original_positions) - {ABSENT})
+    return {name: np.isin(prompt.original_pos, shared) for name, prompt in prompts.items()}
 
 
-def _prompt(problem: Problem, condition: str) -> AnsweredPrompt:
+def _build_prompt(
+    problem: Problem, condition: str, tokenizer: PreTrainedTokenizerBase
+) -> BuiltPrompt:
+    """The problem's stored prompt under the condition, with its tokens."""
     if condition not in problem.prompts:
         raise RunError(
-            f"Problem {problem.id} was not asked under {condition!r}, but {', '.join(problem.prompts)}."
+            f"Problem {problem.id} has no prompt under {condition!r}, but under "
+            f"{', '.join(problem.prompts)}."
         )
-    return problem.prompts[condition]
-
-
-def _build(stored: AnsweredPrompt, tokenizer: PreTrainedTokenizerBase) -> BuiltPrompt:
-    """The stored prompt with its tokens."""
+    stored = problem.prompts[condition]
     requested = stored.requested
     untokenized = BuiltPrompt(prompt=requested, text=stored.prompt)
     built = token_checks.tokenize(untokenized, find_segments(requested, stored.prompt), tokenizer)
     if stored.prompt_token_sha256 not in (None, built.prompt_token_sha256):
         raise PromptMismatchError(
-            f"Problem {stored.problem_id}, condition {stored.condition!r}: this tokenizer makes other token ids of the "
-            "prompt than the run's. Name the model that was run, in the same revision."
+            f"Problem {stored.problem_id}, condition {stored.condition!r}: this tokenizer makes "
+            "other token ids of the prompt than the run's. Name the model that was run, in the "
+            "same revision."
         )
     return built
 
@@ -172,10 +184,9 @@ def _build(stored: AnsweredPrompt, tokenizer: PreTrainedTokenizerBase) -> BuiltP
 def _with_roles(
     problem_id: str, condition: str, prompt: BuiltPrompt, tokenizer: PreTrainedTokenizerBase
 ) -> TokenizedPrompt:
-    """The prompt's tokens, each at its own position."""
-    assert (
-        prompt.token_ids is not None and prompt.offsets is not None
-    )  # the model's tokenizer is known
+    """The prompt's tokens with their roles, not yet aligned."""
+    # the model's tokenizer is known, so both are set
+    assert prompt.token_ids is not None and prompt.offsets is not None
     roles = prompt.token_roles
     in_filler = np.flatnonzero(roles == FILLER)
     positions = np.arange(len(roles), dtype=np.int32)
@@ -185,57 +196,61 @@ def _with_roles(
         sha256=prompt.prompt_sha256,
         token_ids=np.array(prompt.token_ids, np.int32),
         roles=roles,
-        tokens=_pieces(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),
+        tokens=_token_texts(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),
         original_pos=positions,
         positions=positions,
         filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
     )
 
 
-def _pieces(
-    ids: Iterable[int],
+def _token_texts(
+    token_ids: Iterable[int],
     offsets: Iterable[tuple[int, int]],
     text: str,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[str, ...]:
-    pairs = zip(ids, offsets, strict=True)
-    return tuple(
-        text[a:b] if a < b else str(tokenizer.convert_ids_to_tokens(token))
-        for token, (a, b) in pairs
-    )
+    """The text of each token; the vocabulary's name for tokens without text."""
+    texts = []
+    for token_id, (start, end) in zip(token_ids, offsets, strict=True):
+        name = text[start:end] or tokenizer.convert_ids_to_tokens(token_id)
+        texts.append(str(name))
+    return tuple(texts)
 
 
-def _align(base: TokenizedPrompt, other: TokenizedPrompt) -> NDArray[np.int32]:
-    """Original position of each token of `other`."""
-    if other is base:
+def _align(base: TokenizedPrompt, prompt: TokenizedPrompt) -> NDArray[np.int32]:
+    """Original position of each token of `prompt`."""
+    if prompt is base:
         return base.original_pos
-    original = np.full(len(other), ABSENT, np.int32)
-    ours, theirs = _keys(base), _keys(other)
-    kept = np.flatnonzero(base.roles != FILLER)
-    low, high = other.filler_span or (len(other),) * 2
-    outside = np.flatnonzero(other.roles != FILLER)
-    before, after = outside[outside < low], outside[outside >= high]
+    original = np.full(len(prompt), ABSENT, np.int32)
+    base_keys, keys = _match_keys(base), _match_keys(prompt)
+    unpaired = np.flatnonzero(base.roles != FILLER)  # positions in `base`
+    filler_start, filler_end = prompt.filler_span or (len(prompt), len(prompt))
+    outside = np.flatnonzero(prompt.roles != FILLER)  # positions in `prompt`
+    before, after = outside[outside < filler_start], outside[outside >= filler_end]
 
-    prefix = _agreeing(ours[kept], theirs[before])
-    original[before[:prefix]] = kept[:prefix]
-    kept = kept[prefix:]
-    suffix = _agreeing(ours[kept][::-1], theirs[after][::-1])
-    original[after[len(after) - suffix :]] = kept[len(kept) - suffix :]
+    prefix = _count_equal(base_keys[unpaired], keys[before])
+    original[before[:prefix]] = unpaired[:prefix]
+    unpaired = unpaired[prefix:]
+    suffix = _count_equal(base_keys[unpaired][::-1], keys[after][::-1])
+    original[after[len(after) - suffix :]] = unpaired[len(unpaired) - suffix :]
 
-    middle, left = kept[: len(kept) - suffix], outside[prefix : len(outside) - suffix]
-    matcher = SequenceMatcher(None, ours[middle].tolist(), theirs[left].tolist(), autojunk=False)
-    for ours_at, theirs_at, size in matcher.get_matching_blocks():
-        original[left[theirs_at : theirs_at + size]] = middle[ours_at : ours_at + size]
+    unpaired = unpaired[: len(unpaired) - suffix]
+    middle = outside[prefix : len(outside) - suffix]
+    matcher = SequenceMatcher(
+        None, base_keys[unpaired].tolist(), keys[middle].tolist(), autojunk=False
+    )
+    for base_start, start, size in matcher.get_matching_blocks():
+        original[middle[start : start + size]] = unpaired[base_start : base_start + size]
     return original
 
 
-def _keys(prompt: TokenizedPrompt) -> NDArray[np.int64]:
-    """What must agree for two tokens to be one: a separator's blank is not the blank before the next word."""
+def _match_keys(prompt: TokenizedPrompt) -> NDArray[np.int64]:
+    """Token id and role in one number: a separator's blank is not the blank before a word."""
     return prompt.token_ids * np.int64(len(ROLES)) + prompt.roles
 
 
-def _agreeing(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
-    """How many leading entries are the same."""
+def _count_equal(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
+    """The number of leading entries that are equal."""
     size = min(len(first), len(second))
     differing = np.flatnonzero(first[:size] != second[:size])
     return int(differing[0]) if len(differing) else size
@@ -244,29 +259,32 @@ def _agreeing(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
 def _append_completion(
     tokenized: TokenizedPrompt, prompt: AnsweredPrompt, tokenizer: PreTrainedTokenizerBase
 ) -> TokenizedPrompt:
-    """The prompt with the completion's tokens as they follow it.
+    """The prompt with the completion's tokens after it.
 
-    Read together with the prompt they begin as the model wrote them, unless the tokenizer glues the two; then the
-    completion is read by itself. A model may have written the same text in other tokens.
+    Prompt and completion are tokenized together, so that the completion begins as the model wrote
+    it. If the tokenizer merges tokens across their border, the completion is tokenized alone. The
+    model may have written the same text in other tokens.
     """
     if not prompt.completions:
         raise RunError(
-            f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is recorded."
+            f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is "
+            "recorded."
         )
     completion = prompt.completions[0]
     size, text = len(tokenized), prompt.prompt + completion
-    ids, offsets = encode(text, tokenizer)
-    if ids[:size] == tuple(tokenized.token_ids.tolist()):
-        ids, offsets = ids[size:], offsets[size:]
+    token_ids, offsets = encode(text, tokenizer)
+    if token_ids[:size] == tuple(tokenized.token_ids.tolist()):
+        token_ids, offsets = token_ids[size:], offsets[size:]
     else:
         text = completion
-        encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
-        ids, offsets = tuple(encoded["input_ids"]), encoded["offset_mapping"]
+        encoding = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
+        token_ids, offsets = tuple(encoding["input_ids"]), encoding["offset_mapping"]
+    count = len(token_ids)
     return replace(
         tokenized,
-        token_ids=np.concatenate([tokenized.token_ids, np.array(ids, np.int32)]),
-        roles=np.concatenate([tokenized.roles, np.full(len(ids), COMPLETION, np.int8)]),
-        tokens=tokenized.tokens + _pieces(ids, offsets, text, tokenizer),
-        original_pos=np.concatenate([tokenized.original_pos, np.full(len(ids), ABSENT, np.int32)]),
-        positions=np.arange(size + len(ids), dtype=np.int32),
+        token_ids=np.append(tokenized.token_ids, np.array(token_ids, np.int32)),
+        roles=np.append(tokenized.roles, np.full(count, COMPLETION, np.int8)),
+        tokens=tokenized.tokens + _token_texts(token_ids, offsets, text, tokenizer),
+        original_pos=np.append(tokenized.original_pos, np.full(count, ABSENT, np.int32)),
+        positions=np.arange(size + count, dtype=np.int32),
     )

@@ -131,7 +131,7 @@ class _Session:
                 recorder = opened.enter_context(
                     closing(_open_recorder(self._plan, self._folder.path, facts))
                 )
-                requests = [recorder.ask(request) for request in self.missing]
+                requests = [recorder.add_query_sets(request) for request in self.missing]
             if agreement := facts.get("interventions"):
                 _say(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
@@ -185,7 +185,7 @@ class _Session:
         for finished in stream:
             for request, completion in finished:
                 if recorder and completion.attention is not None:
-                    recorder.keep(request, completion.attention)
+                    recorder.store_sums(request, completion.attention)
                 self._take(request, completion, scorer)
             self.show(scorer.poll())
             self._folder.sync_if_due()

@@ -67,8 +67,9 @@ def test_other_architectures_give_the_means_of_the_whole_model(tmp_path, model_t
 def test_layers_without_softmax_attention_are_refused_naming_one_that_has_it(layers):
     loaded = build("qwen3_next", num_hidden_layers=5)
     loaded.model = build_whole("qwen3_next", num_hidden_layers=5)
+    loaded.layers = layers
     with pytest.raises(ModelError, match=r"gave no attention weights for Layer [15]; .*: 4"):
-        capture(loaded, prompts("none")[0], layers=layers)
+        capture(loaded, prompts("none")[0])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,8 @@ def test_the_pass_stops_after_the_last_layer_asked():
         )
         layer.mlp.register_forward_hook(lambda *_, index=index: ran.append(f"mlp {index}"))
     ids, _ = prompts("none")
-    capture(qwen2, ids, layers=[1])
+    qwen2.layers = (1,)
+    capture(qwen2, ids)
     assert ran == ["attention 0", "mlp 0", "attention 1"]
 
 
@@ -204,7 +206,8 @@ def test_activations_are_those_before_the_product(model_type):
     elif model_type != "gpt2":
         mlp.up_proj.register_forward_hook(lambda *a: seen.update(up=a[2]))
     for layers in ([0], [0, 1]):
-        found = capture(loaded, prompts("none")[0], layers=layers, activations=True)
+        loaded.layers = layers
+        found = capture(loaded, prompts("none")[0], activations=True)
         assert found.activations.shape == (2, LENGTH, 80)
         assert list(found.layers) == layers
     assert (
@@ -219,21 +222,22 @@ def test_activations_of_other_architectures_are_those_of_each_token():
     seen = {}
     product = loaded.decoder_layers[0].fc2
     product.register_forward_pre_hook(lambda _, inputs: seen.update(product=inputs[0]))
-    found = capture(loaded, prompts("none")[0], layers=[0, 1], activations=True).activations
+    loaded.layers = (0, 1)
+    found = capture(loaded, prompts("none")[0], activations=True).activations
     assert found.shape[:2] == (2, LENGTH)
     assert largest_error(found.flatten(0, 1), seen["product"].reshape(2 * LENGTH, -1)) < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "told"),
+    ("model_type", "changes", "message"),
     [
         ("gptj", {"rotary_dim": 8}, "GPTJModel gave no attention weights for Layer 1"),
         ("bloom", {}, "BloomModel takes no positions"),
         ("mamba", {"state_size": 4, "num_heads": None}, "MambaModel takes no positions"),
     ],
 )
-def test_an_architecture_that_never_calls_ours_is_refused(model_type, changes, told):
-    with pytest.raises(ModelError, match=told):
+def test_an_architecture_that_never_calls_ours_is_refused(model_type, changes, message):
+    with pytest.raises(ModelError, match=message):
         ask(build(model_type, **changes), "none")
 
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from attention_probe.analysis.average_curves import (
+    CurveSettings,
     average_curves,
     bootstrap_band,
     chosen_problems,
@@ -217,8 +218,8 @@ def test_the_band_covers_the_true_mean_about_as_often_as_it_says():
 
 
 def test_every_point_says_what_it_is_of(traces):
-    ask = {"conditions": ["mless", "wo"], "layer": 3, "heads": [2, 1], "problem_ids": ["p2"]}
-    frame = average_curves(traces, **ask, definition="published")
+    of_two_heads = CurveSettings(layer=3, heads=[2, 1], definition="published")
+    frame = average_curves(traces, of_two_heads, conditions=["mless", "wo"], problem_ids=["p2"])
     assert frame.groupby(["head", "condition"], sort=False).size().to_dict() == {
         (head, condition): 6 for condition in ("mless", "wo") for head in (2, 1)
     }

@@ -180,14 +180,14 @@ def test_every_seed_figure_is_drawn_from_a_model_with_as_many_heads(
     monkeypatch.chdir(ROOT)  # the reference numbers' path is of the repository
     config = load_figure_config(path)
     chosen = [
-        f"heads.{place}.model={tiny_model(panel.head.model)}"
-        for place, panel in enumerate(config.panels[: len(config.heads)])
+        f"heads.{index}.model={tiny_model(panel.head.model)}"
+        for index, panel in enumerate(config.panels[: len(config.heads)])
     ]
     config = load_figure_config(path, [*chosen, "prompts.n=2"])
     files = make_figure(config, folder=tmp_path)
     assert {file.name for file in files} == {
         f"{path.stem}.{kind}" for kind in ("png", "svg", "pdf", "csv")
     }
-    drawn = pandas.read_csv(tmp_path / f"{path.stem}.csv")
-    places = drawn.loc[drawn["kind"] == "curve", ["layer", "head"]].drop_duplicates()
-    assert places.to_numpy().tolist() == [[head.layer, head.head] for head in config.heads]
+    points = pandas.read_csv(tmp_path / f"{path.stem}.csv")
+    layer_heads = points.loc[points["kind"] == "curve", ["layer", "head"]].drop_duplicates()
+    assert layer_heads.to_numpy().tolist() == [[head.layer, head.head] for head in config.heads]

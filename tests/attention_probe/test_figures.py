@@ -58,9 +58,11 @@ def draw_of(config, traces):
     return read_curves(config.panels, config, traces)
 
 
-def write_files(config, drawn, folder, *, bars=None):
-    figure = draw_figure(config, drawn, bars)
-    return write_figure(figure, figure_table(config, drawn, bars), folder, config.name, {"seed": 7})
+def write_files(config, curves, folder, *, bars=None):
+    figure = draw_figure(config, curves, bars)
+    return write_figure(
+        figure, figure_table(config, curves, bars), folder, config.name, {"seed": 7}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -248,10 +250,10 @@ def test_what_the_config_leaves_open_is_our_name_colour_marker_and_one_scale_a_r
 
 def test_a_difference_is_paired_has_a_band_and_says_from_what(traces):
     config = load("flipped-demo", "prompts={dataset: math500}")
-    drawn = draw_of(config, traces)
-    axes = draw_figure(config, drawn, None).axes[3]
+    curves = draw_of(config, traces)
+    axes = draw_figure(config, curves, None).axes[3]
     assert axes.get_ylabel() == "Difference from w/o\n(common queries)"
-    points = drawn[(drawn["row"] == 1) & (drawn["column"] == 0)]
+    points = curves[(curves["row"] == 1) & (curves["column"] == 0)]
     assert set(points["condition"]) == {"mless - wo"}
     line = named(axes)["w/ Mless"]
     assert (
@@ -263,8 +265,8 @@ def test_a_difference_is_paired_has_a_band_and_says_from_what(traces):
 
 def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have_no_band(traces):
     config = load("qwen-layers-1-2-3-head-22", "rows=[{view: full, series: {mless: {}}}]")
-    drawn = draw_of(config, traces)
-    figure = draw_figure(config, drawn, None)
+    curves = draw_of(config, traces)
+    figure = draw_figure(config, curves, None)
     for axes in figure.axes:
         (solid, *_), (dotted, *_) = named(axes).values(), named(axes, "_").values()
         x, shown = dotted.get_xdata(), np.isfinite(solid.get_ydata())
@@ -282,11 +284,11 @@ def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have
 
 def test_the_csv_holds_what_is_drawn(traces, tmp_path):
     config = load("accuracy-bars-and-head-14")
-    drawn, bars = draw_of(config, traces), read_bars(config.bars)
-    files = write_files(config, drawn, tmp_path, bars=bars)
+    curves, bars = draw_of(config, traces), read_bars(config.bars)
+    files = write_files(config, curves, tmp_path, bars=bars)
     assert [file.suffix for file in files] == [".png", ".svg", ".pdf", ".csv"]
     table = pandas.read_csv(files[-1], keep_default_na=False, na_values=[""])
-    figure = draw_figure(config, drawn, bars)
+    figure = draw_figure(config, curves, bars)
     for row, axes in enumerate(figure.axes[:2]):
         for name, line in named(axes, "_").items():
             mine = table[
@@ -306,8 +308,8 @@ def test_the_csv_holds_what_is_drawn(traces, tmp_path):
 
 def test_selection_on_outcome_is_stamped_on_every_panel(flipped, traces):
     config = load("flipped-demo")
-    drawn = draw_of(config, flipped)
-    figure = draw_figure(config, drawn, None)
+    curves = draw_of(config, flipped)
+    figure = draw_figure(config, curves, None)
     for axes in figure.axes:
         assert "selected on outcome" in texts(axes)
         dashed = [
@@ -319,7 +321,7 @@ def test_selection_on_outcome_is_stamped_on_every_panel(flipped, traces):
     assert "Selected on outcome: changed. Dashed: matched, not flipped" in " ".join(
         figure.get_supxlabel().split()
     )
-    table = figure_table(config, drawn, None)
+    table = figure_table(config, curves, None)
     assert set(table["kind"]) == {"curve", "control"} and table["on_outcome"].all()
     assert not any(
         texts(axes) for axes in draw_figure(config, draw_of(config, traces), None).axes[:3]
@@ -347,8 +349,8 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     axes = figure.axes[2]
     assert "reference numbers" not in texts(axes) and "95 % score interval" in axes.get_ylabel()
     compared = compare(load_run(GREEDY_RUN)).set_index("condition")
-    drawn = [c for c in axes.containers if hasattr(c, "errorbar")]
-    for condition, container in zip(bars["condition"], drawn, strict=True):
+    bar_containers = [c for c in axes.containers if hasattr(c, "errorbar")]
+    for condition, container in zip(bars["condition"], bar_containers, strict=True):
         (whiskers,) = container.errorbar.lines[2]
         ends = whiskers.get_segments()[0][:, 1]
         assert np.allclose(

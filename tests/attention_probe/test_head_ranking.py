@@ -112,7 +112,7 @@ def test_equal_differences_are_infinitely_far_and_zeros_not_at_all(tmp_path):
 
 
 def test_what_cannot_be_ranked_is_told(traces, tmp_path):
-    for arguments, told in [
+    for arguments, message in [
         (("size", "wo", "mless"), "has no size under wo: it has .*mass_f"),
         (("bias_cosine", "mless", "mless"), "different conditions, got mless against mless"),
         (("bias_cosine", "mless", ()), "different conditions, got none against mless"),
@@ -120,7 +120,7 @@ def test_what_cannot_be_ranked_is_told(traces, tmp_path):
         (("bias", "random", "mless"), "has no bias under random: .*--decompose"),
         (("bias_cosine", "mful", "mless"), "has no problem under all of mful, mless"),
     ]:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             rank_heads(traces, *arguments)
     with (
         AttentionTraces.open(write(tmp_path / "x.traces", 1)) as lone,

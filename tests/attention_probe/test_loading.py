@@ -291,7 +291,7 @@ def test_stored_mask_buffers_of_old_gpt2_checkpoints_are_no_surprise(checkpoint,
 
 
 @pytest.mark.parametrize(
-    ("damage", "deepest", "told"),
+    ("damage", "deepest", "message"),
     [
         (
             lambda t: t.pop("model.layers.2.mlp.down_proj.weight"),
@@ -317,17 +317,17 @@ def test_stored_mask_buffers_of_old_gpt2_checkpoints_are_no_surprise(checkpoint,
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_fatal_in_kept_layers_only(qwen2, damage, deepest, told):
+def test_tensors_that_do_not_fit_are_fatal_in_kept_layers_only(qwen2, damage, deepest, message):
     rewrite(qwen2, damage)
-    if told is None:
+    if message is None:
         assert load_model(str(qwen2), layers=[deepest])
         return
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         load_model(str(qwen2), layers=[deepest])
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "message"),
     [
         ("model.safetensors", None, r"cannot be read: .* no file named model\.safetensors"),
         ("config.json", None, r"cannot be read: .* config\.json"),
@@ -339,12 +339,12 @@ def test_tensors_that_do_not_fit_are_fatal_in_kept_layers_only(qwen2, damage, de
         (
             "config.json",
             hf.MiniMaxConfig(**SHAPE, num_local_experts=4),
-            "depends on how many layers there are",
+            "depends on the number of layers",
         ),
     ],
     ids=str,
 )
-def test_a_folder_that_cannot_be_loaded_says_why(qwen2, file, content, told):
+def test_a_folder_that_cannot_be_loaded_says_why(qwen2, file, content, message):
     (qwen2 / file).unlink() if content is None else None
     if isinstance(content, str):
         (qwen2 / file).write_text(content)
@@ -352,7 +352,7 @@ def test_a_folder_that_cannot_be_loaded_says_why(qwen2, file, content, told):
         edit_config(qwen2, **content)
     elif content is not None:
         content.save_pretrained(qwen2)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         load_model(str(qwen2), layers=[0])
 
 
@@ -363,7 +363,7 @@ def test_a_model_that_is_nowhere_says_so(tmp_path):
         load_model("some-one/some-model", layers=[0])
 
 
-@pytest.mark.parametrize(("chosen", "told"), [([5], "6"), ([0, -1], "0, 1"), ([], "none")])
-def test_layers_out_of_range_name_the_range(checkpoint, chosen, told):
-    with pytest.raises(ModelError, match=rf"has Layers 1 to 5, counted from 1; got {told}"):
+@pytest.mark.parametrize(("chosen", "message"), [([5], "6"), ([0, -1], "0, 1"), ([], "none")])
+def test_layers_out_of_range_name_the_range(checkpoint, chosen, message):
+    with pytest.raises(ModelError, match=rf"has Layers 1 to 5, counted from 1; got {message}"):
         load_model(str(checkpoint("qwen2")), layers=chosen)

@@ -423,7 +423,7 @@ def norm(vector):
     return math.sqrt(sum(float(x) ** 2 for x in vector))
 
 
-def drawn(*shape):
+def random_tensor(*shape):
     return torch.from_numpy(np.random.default_rng(len(shape)).normal(size=shape))
 
 
@@ -456,7 +456,7 @@ def test_parts_are_means_over_queries_of_shares_of_the_output_without_filler():
 
 
 def test_queries_that_do_not_see_the_filler_have_no_cosine():
-    gap, bias = drawn(2, 2, WIDTH)[:, None]
+    gap, bias = random_tensor(2, 2, WIDTH)[:, None]
     mass = torch.tensor([[0.0, 0.4]], dtype=torch.float64)
     bias[:, 0] = 0
     parts, _ = decompose(without=gap, gap=gap, with_filler=gap, bias=bias, mass=mass)
@@ -472,7 +472,7 @@ def test_queries_that_do_not_see_the_filler_have_no_cosine():
 
 
 def test_a_short_bias_has_the_cosine_of_a_long_one():
-    gap, bias = drawn(2, 1, 3, WIDTH).float()
+    gap, bias = random_tensor(2, 1, 3, WIDTH).float()
     mass = torch.ones(1, 3)
     expected = torch.nn.functional.cosine_similarity(bias.double(), gap.double(), dim=-1).mean()
     for length in (1.0, 1e-12, 1e-25):

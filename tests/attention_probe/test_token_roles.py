@@ -20,13 +20,13 @@ from harness.runs.read_runs import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt
 
-PLACES = [place for place in Placement if place is not Placement.ANSWER]
+PLACEMENTS = [placement for placement in Placement if placement is not Placement.ANSWER]
 """A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
 
 WO = Condition(name="wo")
 PLACED = {
-    f"at_{place}": Condition(name=f"at_{place}", unit="/", count=20, placement=place)
-    for place in PLACES
+    f"at_{placement}": Condition(name=f"at_{placement}", unit="/", count=20, placement=placement)
+    for placement in PLACEMENTS
 }
 
 
@@ -82,16 +82,16 @@ def test_any_problem_at_any_placement_is_aligned_exactly(
     toy_tokenizer, text, count, unit, layout, seed
 ):
     conditions = [
-        Condition(name=str(place), unit=unit, count=count, placement=place, seed=seed)
-        for place in PLACES
+        Condition(name=str(placement), unit=unit, count=count, placement=placement, seed=seed)
+        for placement in PLACEMENTS
     ]
     tokenized = tokenize(
         problem_of(text, toy_tokenizer, layout, conditions),
         toy_tokenizer,
-        conditions=["wo", *map(str, PLACES)],
+        conditions=["wo", *map(str, PLACEMENTS)],
     )
     assert_exact(tokenized)
-    for name in map(str, PLACES):
+    for name in map(str, PLACEMENTS):
         low, high = tokenized[name].filler_span
         assert high - low == count and not set(tokenized[name].tokens[low:high]) - {
             unit,
@@ -140,8 +140,8 @@ def test_roles_and_pieces_cover_the_text_in_order(toy_tokenizer):
     assert "".join(prompt.tokens) == problem.prompts["mless"].prompt
     order = [
         ROLES[role]
-        for place, role in enumerate(prompt.roles)
-        if place == 0 or role != prompt.roles[place - 1]
+        for index, role in enumerate(prompt.roles)
+        if index == 0 or role != prompt.roles[index - 1]
     ]
     assert (
         order == "template instruction separator template filler separator problem template".split()
@@ -187,7 +187,7 @@ def test_what_the_published_layout_merges_has_no_partner(kind):
         assert (mless.token_ids[kept] == base.token_ids[mless.original_pos[kept]]).all()
         assert (np.diff(mless.original_pos[kept]) > 0).all()
         fillers = [
-            mless.tokens[place].strip() for place in np.flatnonzero(mless.has_role("filler"))
+            mless.tokens[index].strip() for index in np.flatnonzero(mless.has_role("filler"))
         ]
         glued = [token for token in fillers if token != "/" and "/" in token]
         merged += bool(glued)
@@ -293,7 +293,7 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
     ("changes", "options", "error", "message"),
     [
         ({}, {"completion": True}, RunError, "Problem p, condition 'wo': no completion"),
-        ({}, {"conditions": ["mless"]}, RunError, "Problem p was not asked under 'mless'"),
+        ({}, {"conditions": ["mless"]}, RunError, "Problem p has no prompt under 'mless'"),
         (
             {"prompt_token_sha256": "0" * 64},
             {},
@@ -345,9 +345,9 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     assert built.filled_answers == source_of(run).filled_answers == ("dots", "bare")
     for chosen in ((), ("last", "dots")):
         with pytest.raises(ConfigError) as caught:
-            ProbeSettings(conditions=chosen).fitted(source_of(run))
+            ProbeSettings(conditions=chosen).complete_from(source_of(run))
         assert "does not record where in the answer the filler of dots" in str(caught.value)
-    kept = ProbeSettings(conditions=("at-once", "last")).fitted(source_of(run)).conditions
+    kept = ProbeSettings(conditions=("at-once", "last")).complete_from(source_of(run)).conditions
     tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=kept)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]
 
@@ -359,7 +359,7 @@ def test_a_condition_that_is_called_like_a_gap_is_none(toy_tokenizer):
         for name in ("mless-gap", "x-gap", "x")
     ]
     built = build_source(few, [*map(as_condition, ("wo", "mless")), *own], toy_tokenizer, "raw")
-    recorded = ProbeSettings().fitted(built).conditions
+    recorded = ProbeSettings().complete_from(built).conditions
     assert recorded == ("wo", "mless", "mless-gap", "x-gap", "x", "mless+gap")
     tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
     sizes = {name: int(prompt.has_role("filler").sum()) for name, prompt in tokenized.items()}

@@ -25,7 +25,7 @@ def pairs(count, **changes):
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def folder(tmp_path_factory):
     return write_traces(tmp_path_factory.mktemp("traces") / "x.traces", pairs(4))
 
 
@@ -34,8 +34,8 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
-def copied(written, tmp_path):
-    return Path(shutil.copytree(written, tmp_path / "copy.traces", dirs_exist_ok=True))
+def copied(folder, tmp_path):
+    return Path(shutil.copytree(folder, tmp_path / "copy.traces", dirs_exist_ok=True))
 
 
 def begin(path):
@@ -59,8 +59,8 @@ def script(tmp_path, body):
     )
 
 
-def test_everything_comes_back_in_the_order_of_adding(written):
-    with AttentionTraces.open(written) as traces:
+def test_everything_comes_back_in_the_order_of_adding(folder):
+    with AttentionTraces.open(folder) as traces:
         found = list(traces)
         assert len(traces) == len(found) == 8 and all(map(same, found, pairs(4)))
         assert traces.conditions == ("wo", "mless") and traces.problem_ids == (
@@ -99,13 +99,13 @@ def test_continuing_knows_what_is_there_and_keeps_the_first_receipt(tmp_path):
         assert traces.receipt == {"seed": 1}
 
 
-def test_a_trace_of_another_kind_is_refused_naming_what_differs(tmp_path, written):
-    path = copied(written, tmp_path)
+def test_a_trace_of_another_kind_is_refused_naming_what_differs(tmp_path, folder):
+    path = copied(folder, tmp_path)
     change = {"layers": (0, 1), "fingerprint": {"name": "tiny", "revision": "b"}, "flip": "changed"}
-    told = 'Changed: fingerprint.revision: null -> "b"; flip: null -> "changed"; layers: [0, 2] -> [0, 1].'
+    message = 'Changed: fingerprint.revision: null -> "b"; flip: null -> "changed"; layers: [0, 2] -> [0, 1].'
     with pytest.raises(JournalError) as error:
         AttentionTraces.create(path, make_header(**change), receipt={})
-    assert told in str(error.value) and contents(path) == contents(written)
+    assert message in str(error.value) and contents(path) == contents(folder)
 
 
 def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
@@ -166,9 +166,9 @@ def test_a_full_disk_is_one_clear_line_and_what_was_written_stays(tmp_path):
     assert len(contents(tmp_path / "x.traces")) == 1 + len(reported)
 
 
-def test_cut_anywhere_it_is_one_clear_line(tmp_path, written):
-    path = copied(written, tmp_path)
-    for name, whole in contents(written).items():
+def test_cut_anywhere_it_is_one_clear_line(tmp_path, folder):
+    path = copied(folder, tmp_path)
+    for name, whole in contents(folder).items():
         for cut in (
             0,
             1,
@@ -215,7 +215,7 @@ def test_cut_anywhere_it_is_one_clear_line(tmp_path, written):
     ],
 )
 def test_what_is_something_else_is_named_and_not_touched(
-    tmp_path, written, name, content, reading, beginning
+    tmp_path, folder, name, content, reading, beginning
 ):
     path = tmp_path / "x"
     if content is None:
@@ -223,27 +223,27 @@ def test_what_is_something_else_is_named_and_not_touched(
     else:
         path.mkdir()
         known = (
-            json.loads((written / "header.json").read_text()) if "mless_traces" in content else {}
+            json.loads((folder / "header.json").read_text()) if "mless_traces" in content else {}
         )
         (path / name).write_text(json.dumps(known | content))
-    for attempt, told in ((AttentionTraces.open, reading), (begin, beginning)):
-        with pytest.raises(RunError, match=told) if told else nullcontext():
+    for attempt, message in ((AttentionTraces.open, reading), (begin, beginning)):
+        with pytest.raises(RunError, match=message) if message else nullcontext():
             attempt(path)
 
 
-def test_what_is_there_is_given_and_what_is_not_is_named(written):
-    with AttentionTraces.open(written) as traces:
+def test_what_is_there_is_given_and_what_is_not_is_named(folder):
+    with AttentionTraces.open(folder) as traces:
         (values,) = traces.measures(["mass_filler"], "mless", ["p3", "p0"])
         np.testing.assert_array_equal(
             values[1], make_trace("p0", "mless", seed=0).measures["mass_filler"]
         )
-        for attempt, told in [
+        for attempt, message in [
             (
-                lambda: traces.header.place("layer", 2),
+                lambda: traces.header.axis_index("layer", 2),
                 "Layer 2 is not in these traces: counted from 1, they hold 1, 3",
             ),
             (
-                lambda: traces.header.place("head", 0),
+                lambda: traces.header.axis_index("head", 0),
                 "Head 0 is not in these traces: counted from 1, they hold 1, 2, 3",
             ),
             (
@@ -251,19 +251,19 @@ def test_what_is_there_is_given_and_what_is_not_is_named(written):
                 "has no bias under mless.*--decompose",
             ),
         ]:
-            with pytest.raises(ConfigError, match=told):
+            with pytest.raises(ConfigError, match=message):
                 attempt()
 
 
-def test_the_header_gives_every_array_axes_a_unit_and_a_definition(written):
-    told = json.loads((written / "header.json").read_text())["arrays"]
-    assert told.keys() == ARRAYS.keys() | MEASURES.keys()
+def test_the_header_gives_every_array_axes_a_unit_and_a_definition(folder):
+    arrays = json.loads((folder / "header.json").read_text())["arrays"]
+    assert arrays.keys() == ARRAYS.keys() | MEASURES.keys()
     trace = make_trace("p0", "mless")
-    for name, one in told.items():
+    for name, quantity in arrays.items():
         if name in ARRAYS:
-            assert len(one["axes"]) == getattr(trace, name).ndim, name
-        assert one["unit"] and one["definition"].endswith("."), name
-    assert told["mass_filler"]["axes"] == ["layer", "head"]
+            assert len(quantity["axes"]) == getattr(trace, name).ndim, name
+        assert quantity["unit"] and quantity["definition"].endswith("."), name
+    assert arrays["mass_filler"]["axes"] == ["layer", "head"]
 
 
 def test_reading_and_adding_hold_one_record_in_memory(tmp_path):

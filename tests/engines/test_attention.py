@@ -263,14 +263,16 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
     plan = make_plan(settings, limit=2)
     requests = [*make_requests(plan, settings.resolve_sampling(None))]
     with closing(RunRecorder(plan, tmp_path / "attention", "float32")) as recorder:
-        asked = [one for one in map(recorder.ask, requests) if one.record]
+        asked = [one for one in map(recorder.add_query_sets, requests) if one.record]
         assert Counter(plan.arms[one.task].condition.name for one in asked) == {"wo": 2, "mless": 2}
         assert len({(one.task, one.problem_id) for one in asked}) == 4
         assert {(one.sample_index, one.replicate, plan.arms[one.task].layout) for one in asked} == {
             (0, 0, "raw")
         }
-        recorder.keep(asked[0], np.ones((2, 3, 4, len(asked[0].prompt_token_ids)), np.float32))
-        again = [one for one in map(recorder.ask, requests) if one.record]
+        recorder.store_sums(
+            asked[0], np.ones((2, 3, 4, len(asked[0].prompt_token_ids)), np.float32)
+        )
+        again = [one for one in map(recorder.add_query_sets, requests) if one.record]
         assert again == asked[1:], "what is there is not recorded again"
     with AttentionTraces.open(tmp_path / "attention") as traces:
         assert len(traces) == 1 and traces.header.conditions == ("wo", "mless")
