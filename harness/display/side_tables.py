@@ -19,7 +19,7 @@ from harness.analysis import (
     sweeps,
 )
 from harness.analysis.result_tables import Leaderboard, records
-from harness.display.comparison_columns import MEDIATORS, word
+from harness.display.comparison_columns import UNGRADED_ENDINGS, word
 from harness.display.comparison_tables import describe_shared_values, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
@@ -166,7 +166,11 @@ SIDE_TABLES = (
         key="mediators",
         heading="What else changed: percent of the samples",
         meanings=mediators_and_audit.MEDIATOR_COLUMNS,
-        columns=MEDIATORS,
+        columns=(
+            *UNGRADED_ENDINGS,
+            Column("completion_tokens", "tokens", partial(number, digits=0)),
+            Column("looping", "loops", number),
+        ),
         on_request=True,
     ),
     SideTable(
