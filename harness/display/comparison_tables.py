@@ -65,9 +65,12 @@ def show_comparison(board: Leaderboard) -> Table:
 
 
 def _depends_on_format(row: Row) -> bool:
-    """Whether the difference among answered samples is another one than among all samples."""
-    change = (row["answered_difference"] or 0) - (row["difference"] or 0)
-    return abs(change) >= ROUNDS_TO_ZERO
+    """Whether the difference among answered samples differs from that among all samples."""
+    if row["difference"] is None:
+        return False
+    # Without any pair of answered samples there is no difference among them.
+    answered = 0.0 if row["answered_difference"] is None else row["answered_difference"]
+    return bool(abs(answered - row["difference"]) >= ROUNDS_TO_ZERO)
 
 
 def show_leaderboard(board: Leaderboard) -> Table:
@@ -226,14 +229,15 @@ def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) ->
 
 def _remark_draws(board: Leaderboard) -> Iterator[str]:
     """The differences of each contrast, draw by draw."""
-    has_settings = _has_several_settings(board.draws)
+    has_settings = has_several_settings(board.draws)
     for contrast in board.draws:
         setting = f", {contrast['model']}, {contrast['layout']}" if has_settings else ""
         differences = ", ".join(map(signed, contrast["differences"]))
         yield f"{contrast['contrast']} by draw{setting}: {differences}"
 
 
-def _has_several_settings(rows: Sequence[Row]) -> bool:
+def has_several_settings(rows: Sequence[Row]) -> bool:
+    """Whether rows have several pairs of model and layout."""
     return len({(row["model"], row["layout"]) for row in rows}) > 1
 
 
@@ -242,7 +246,7 @@ def _remark_tests(
 ) -> Iterator[str]:
     if board.primary:
         share = ""
-        if _has_several_settings(compared):
+        if has_several_settings(compared):
             share = ", with an equal share of alpha for each model and layout"
         yield (
             f"*: the primary contrast, tested first{share}. "
@@ -250,7 +254,8 @@ def _remark_tests(
         )
     if not judged:
         yield (
-            "No test was registered beforehand, so all are exploratory: neither adjusted nor judged."
+            "No test was registered beforehand, so all are exploratory: "
+            "neither adjusted nor judged."
         )
     elif len(judged) < len(compared):
         yield "exploratory: not registered beforehand, so neither adjusted nor judged."

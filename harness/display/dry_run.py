@@ -7,6 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,9 @@ def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
 
     The separators are counted only if nothing else differs from the prompt without filler.
     """
-    counts = {prompt.filler_tokens for arm in arms for prompt in arm.prompts}
+    counts: set[int] = set()
+    for arm in arms:
+        counts.update(prompt.filler_tokens for prompt in arm.prompts)
     limits = dict.fromkeys((min(counts), max(counts)))
     text = "-".join(map(str, limits))
     arm = arms[0]
@@ -202,7 +205,7 @@ def _make_prompt_table(plan: Plan) -> Table:
     rows = []
     for (name, layout), arms in _group_arms(plan).items():
         row = unknown | {"condition": name, "layout": layout}
-        lengths = [length for arm in arms for length in arm.lengths]
+        lengths = [*chain.from_iterable(arm.lengths for arm in arms)]
         if lengths:
             prompt = arms[0].prompts[0]
             position = "-"
@@ -231,15 +234,6 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         config: The config of the run.
         problems: The number of problems; those of one cluster count as one.
     """
-
-    def smallest(**settings: Any) -> str:
-        effect = minimal_detectable_effect(
-            n=problems, k=config.repeats, discordance=PLANNED_DISCORDANCE, **settings
-        )
-        if math.isnan(effect):
-            return f"more than {100 * PLANNED_DISCORDANCE:.0f} points"
-        return f"{100 * effect:.1f} points"
-
     power = f"{100 * POWER:.0f} % power"
     spread = f"{100 * PLANNED_SPREAD:g} points"
     names = {condition.name for condition in config.conditions}
@@ -248,37 +242,55 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         contrasts = [config.primary_contrast]
     if contrasts:
         tests = len(contrasts) * max(1, len(config.layouts))
-        draws: dict[str, Any] = {}
+        alpha = f"alpha {ALPHA:g}"
+        if tests > 1:
+            alpha += f" / {tests}"
+        draws = 1
         assumption = (
             "samples with and without a filler disagree on "
             f"{100 * PLANNED_DISCORDANCE:.0f} % of the problems"
         )
         # From this number of draws on the test is for new draws too.
         if config.draws >= FEWEST_DRAWS:
-            draws = {"prompts": config.draws, "spread": PLANNED_SPREAD}
+            draws = config.draws
             assumption += f" and the effect scatters between draws by {spread}"
-        alpha = f"alpha {ALPHA:g}"
-        if tests > 1:
-            alpha += f" / {tests}"
+        effect = _find_smallest_effect(config, problems, draws, alpha=ALPHA / tests)
         tested = ", ".join(contrast_name(*pair) for pair in contrasts)
         yield (
-            f"detects   differences from {smallest(**draws, alpha=ALPHA / tests)} on "
-            f"({tested}; {power}, {alpha}, if {assumption})"
+            f"detects   differences from {effect} on ({tested}; {power}, {alpha}, if {assumption})"
         )
     sentences = [condition for condition in config.conditions if condition.sentence]
     random_ids = [condition for condition in config.conditions if condition.random_ids]
+    counts = {}
     texts = max(len(sentences), len(random_ids))
-    instructions = 1 + len(config.across.instructions) if config.across else 0
-    for noun, count, fewest in (
-        ("texts", texts, FEWEST_TEXTS),
-        ("instructions", instructions, FEWEST_INSTRUCTIONS),
-    ):
-        if count >= fewest:
-            effect = smallest(prompts=count, spread=PLANNED_SPREAD)
-            yield (
-                f"new       mean effects over new {noun} from {effect} on ({count} {noun}; "
-                f"{power}, if the effect scatters between {noun} by {spread})"
-            )
+    if texts >= FEWEST_TEXTS:
+        counts["texts"] = texts
+    # The run's own instruction is one more.
+    if config.across and len(config.across.instructions) + 1 >= FEWEST_INSTRUCTIONS:
+        counts["instructions"] = len(config.across.instructions) + 1
+    for noun, count in counts.items():
+        effect = _find_smallest_effect(config, problems, count)
+        yield (
+            f"new       mean effects over new {noun} from {effect} on ({count} {noun}; "
+            f"{power}, if the effect scatters between {noun} by {spread})"
+        )
+
+
+def _find_smallest_effect(
+    config: RunConfig, problems: int, prompts: int, alpha: float = ALPHA
+) -> str:
+    """The smallest effect that a test detects over a number of draws, texts or instructions."""
+    effect = minimal_detectable_effect(
+        n=problems,
+        k=config.repeats,
+        discordance=PLANNED_DISCORDANCE,
+        alpha=alpha,
+        prompts=prompts,
+        spread=PLANNED_SPREAD if prompts > 1 else 0.0,
+    )
+    if math.isnan(effect):
+        return f"more than {100 * PLANNED_DISCORDANCE:.0f} points"
+    return f"{100 * effect:.1f} points"
 
 
 def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:
@@ -292,11 +304,11 @@ def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> s
     if longest is not None:
         return longest[1]
     forecast = _forecast(config, prompt_tokens + requests * config.max_gen_toks / 2)
-    return f"{forecast or 'unknown'}: no finished run of this model in {config.output}"
+    return f"{forecast}: no finished run of this model in {config.output}"
 
 
 def _forecast(config: RunConfig, tokens: float) -> str:
-    """The time of a model without an earlier run; empty on a GPU or if its size is not known.
+    """The time of a model without an earlier run: unknown on a GPU, or if its size is not known.
 
     Args:
         config: The config of the run.
@@ -305,7 +317,7 @@ def _forecast(config: RunConfig, tokens: float) -> str:
     from transformers import AutoConfig
 
     if config.model.backend != "vllm" or device_type() != "cpu":
-        return ""
+        return "unknown"
     arguments, cores = config.model_arguments(), count_cores()
     try:
         model = AutoConfig.from_pretrained(
@@ -314,7 +326,7 @@ def _forecast(config: RunConfig, tokens: float) -> str:
         layer = model.hidden_size * (4 * model.hidden_size + 3 * model.intermediate_size)
         parameters = model.num_hidden_layers * layer + model.vocab_size * model.hidden_size
     except (LookupError, AttributeError, OSError, ValueError):
-        return ""
+        return "unknown"
     # A token costs two operations for every parameter.
     speed = cores * CORE_SPEEDS[computes_bf16()]
     minutes = math.ceil((START_SECONDS + 2 * parameters * tokens / speed) / 60)

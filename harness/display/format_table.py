@@ -1,6 +1,6 @@
 """A table of columns and rows of data, and its text as plain text, Markdown or LaTeX.
 
-The report's template writes tables as HTML. No text in a cell can act as markup in any of these formats.
+The report's template writes tables as HTML. In no format can a text in a cell act as markup.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A cell: its text, the key it is sorted by, and whether it is bold because a test was passed."""
+    """A cell: its text, its key for sorting, and whether it is bold because a test was passed."""
 
     text: str
     key: str

@@ -57,11 +57,6 @@ def interval(low: Any, high: Any, *, sign: bool = False) -> str:
     return f"[{write_end(low, digits)}, {write_end(high, digits)}]"
 
 
-def accuracy(value: Any, low: Any, high: Any) -> str:
-    """An accuracy in percent with its interval."""
-    return f"{number(value)} {interval(low, high)}"
-
-
 def difference(value: Any, low: Any, high: Any) -> str:
     """A difference in points with its interval."""
     return f"{signed(value)} {interval(low, high, sign=True)}".rstrip()

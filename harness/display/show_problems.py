@@ -215,16 +215,21 @@ def _print_samples(
         verdict, answer, completion = samples[index]
         number = f" {index + 1} of {len(samples)}" if len(samples) > 1 else ""
         style = "green" if verdict == "correct" else "red"
-        text = Text(f"-> completion{number}: {verdict or 'not graded'}", style=style)
-        text.append(f", answer {spell_out(answer or '-', console.encoding)}\n", style="none")
+        verdict = verdict or "not graded"
+        answer = spell_out(answer or "-", console.encoding)
         completion = spell_out(completion or "not recorded", console.encoding).strip("\n")
+        text = Text(f"-> completion{number}: {verdict}", style=style)
+        text.append(f", answer {answer}\n", style="none")
         if limit is not None:
             completion = _shorten(completion, limit)
         console.print(text.append(completion, style="none"), overflow="fold")
 
 
 def _shorten(text: str, limit: int) -> str:
-    """The beginning of a text and its end, where the answer is, if more than 40 characters fit between."""
+    """The beginning of a text and its end, where the answer is, without the middle.
+
+    The middle stays if it has 40 characters or fewer.
+    """
     hidden = len(text) - limit
     if hidden <= 40:
         return text

@@ -1,7 +1,7 @@
 """The declarations of the side tables, for text, the report and docs/columns.md.
 
-`make_leaderboard` computes their data under the same keys. A new side table needs an entry there and
-one here.
+`make_leaderboard` computes their data under the same keys. A new side table needs an entry there
+and one here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
     LEVEL,
     NONE,
-    accuracy,
     count,
     difference,
     interval,
@@ -77,7 +76,7 @@ def _show_grader(accuracy: Any, change: Any) -> str:
 
 
 def _show_accuracy(value: Any, low: Any, high: Any) -> str:
-    return "not run" if value is None else accuracy(value, low, high)
+    return "not run" if value is None else f"{number(value)} {interval(low, high)}"
 
 
 def _show_layers(layers: Any) -> str:
@@ -162,8 +161,8 @@ SIDE_TABLES = (
         ),
         remarks=(
             "Each condition is compared with the position gap. Where scale or bias is on alone, "
-            "attention weights do not add up to 1: this is not valid attention, and no prompt makes "
-            "a model compute it.",
+            "attention weights do not add up to 1: this is not valid attention, and no prompt "
+            "makes a model compute it.",
         ),
     ),
     SideTable(
@@ -250,7 +249,7 @@ def show_reference(
 def _describe_words(
     heading: str, words: Sequence[str], rows: Sequence[Row]
 ) -> tuple[str, list[Column]]:
-    """The title of a table with what all rows share, and the columns of words in which they differ."""
+    """The title, which names what all rows share, and the columns of words in which they differ."""
     shared, differing = describe_shared_values(rows, words)
     if shared:
         shared = f", {shared}"

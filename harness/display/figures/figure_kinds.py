@@ -1,4 +1,4 @@
-"""The figures of `mless plot` by kind. A new kind has a name in `Kind` and an entry in `FIGURES`."""
+"""The figures of `mless plot`. A new kind has a name in `Kind` and an entry in `FIGURES`."""
 
 from __future__ import annotations
 

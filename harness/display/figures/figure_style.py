@@ -86,7 +86,7 @@ def short_label(condition: str) -> str:
 
 
 def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """The rows of each model and layout, by the model's name, with the layout if there are several."""
+    """The rows of each model and layout, by a name that has the layout if there are several."""
     has_layouts = table["layout"].nunique() > 1
     settings = {}
     for (model, layout), rows in table.groupby(["model", "layout"], sort=False, observed=True):

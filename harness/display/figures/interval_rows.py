@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,10 @@ ROW_HEIGHT, NAME_WIDTH = 0.19, 1.2
 """The height of a row and the width of the names to the left of the axes, in inches."""
 COLUMN_WIDTHS = {"%": 0.4, "points": 0.4, "interval": 0.83, "adj. p": 0.52, "verdict": 0.75}
 """The columns of text to the right of the axes, in their order, with their widths in inches."""
+
+
+_read_effect = itemgetter("difference", "low", "high")
+"""The difference of a row and the ends of its interval."""
 
 
 class FigureRow(NamedTuple):
@@ -93,7 +98,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     table = figure_style.without_reference_conditions(table)
     looks = figure_style.looks(table["condition"])
     margin = float(table["margin"].iloc[0])
-    rows = []
+    rows: list[FigureRow] = []
     for setting, conditions in figure_style.split_settings(table).items():
         rows += _make_setting_rows(setting, conditions, looks)
     note = (
@@ -131,13 +136,11 @@ def draw_instructions(table: pandas.DataFrame) -> Figure:
             rows.append(FigureRow(f"{setting}: {name} (n = {row['problems']})"))
             look = looks[row["condition"]]
             own_effect, *effects = row["effects"]
-            rows.append(_make_difference_row("the run's own", look, *own_effect))
+            rows.append(_make_difference_row("the run's own", look, own_effect))
             for index, effect in enumerate(effects, start=1):
-                rows.append(_make_difference_row(f"w{index:02}", look, *effect))
+                rows.append(_make_difference_row(f"w{index:02}", look, effect))
             outer = row["new_low"], row["new_high"]
-            mean = _make_difference_row(
-                "mean", look, row["difference"], row["low"], row["high"], outer=outer
-            )
+            mean = _make_difference_row("mean", look, _read_effect(row), outer=outer)
             cells = {**mean.cells, "interval": interval(*outer, sign=True)}
             rows.append(mean._replace(cells=cells))
     note = (
@@ -161,7 +164,8 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     """
     looks = figure_style.looks(table["filler"])
     rows = []
-    for filler, effects in table.groupby("filler", sort=False, observed=True):
+    for filler in table["filler"].unique():
+        effects = table[table["filler"] == filler]
         name = figure_style.short_label(filler)
         rows.append(FigureRow(f"{name} (n = {effects['problems'].iloc[0]})"))
         for row in effects.to_dict("records"):
@@ -172,9 +176,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
                 _make_difference_row(
                     name,
                     looks[filler],
-                    row["difference"],
-                    row["low"],
-                    row["high"],
+                    _read_effect(row),
                     {"adj. p": p_value(row["p_adjusted"])},
                     filled=row["p_adjusted"] < ALPHA,
                 )
@@ -206,9 +208,7 @@ def _make_setting_rows(
         yield _make_difference_row(
             figure_style.short_label(row["condition"]),
             looks[row["condition"]],
-            row["difference"],
-            row["low"],
-            row["high"],
+            _read_effect(row),
             {"adj. p": p_value(row["p_adjusted"]), "verdict": verdict},
             filled=verdict in PASSED,
         )
@@ -228,9 +228,7 @@ def _make_pooled_rows(
             yield _make_difference_row(
                 figure_style.short_label(row["condition"]),
                 looks[row["condition"]],
-                row["difference"],
-                row["low"],
-                row["high"],
+                _read_effect(row),
                 {"adj. p": NONE, "verdict": "exploratory"},
                 outer=(row["new_low"], row["new_high"]),
             )
@@ -239,13 +237,12 @@ def _make_pooled_rows(
 def _make_difference_row(
     name: str,
     look: figure_style.Look,
-    value: float,
-    low: float,
-    high: float,
+    effect: Sequence[float],
     cells: Mapping[str, str] = {},
     **marks: Any,
 ) -> FigureRow:
-    """The row of a difference with the ends of its interval, in points."""
+    """The row of a difference and the ends of its interval, in points."""
+    value, low, high = effect
     numbers = {"points": signed(value), "interval": interval(low, high, sign=True)}
     return FigureRow(name, {**numbers, **cells}, look, value, low, high, **marks)
 
@@ -263,7 +260,7 @@ def draw_rows(rows: Sequence[FigureRow], *, note: str, title: str = "") -> tuple
         note: The meaning of the marks.
         title: The text above the rows, to the left.
     """
-    used_columns = {name for row in rows for name in row.cells}
+    used_columns = set[str]().union(*(row.cells for row in rows))
     columns = {}
     right = 0.1
     for name, width in COLUMN_WIDTHS.items():

@@ -24,6 +24,7 @@ from harness.analysis.compare_with_baseline import compare
 from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
 from harness.display.comparison_tables import (
+    has_several_settings,
     remark_noise,
     remark_ungraded,
     rows_of_conditions,
@@ -77,7 +78,8 @@ def write_report(
     """Write one HTML file about finished runs.
 
     Args:
-        runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
+        runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample
+            log.
         output: The HTML file. Its folder is made if it is missing.
         attention: Attention curves of prompts of these runs.
         baseline: The condition that all others are compared with; None for the runs' own.
@@ -220,9 +222,10 @@ def _embed(figure: Figure, alternative: str) -> dict[str, str]:
 
 def _check_attention(attention: AttentionFile, runs: Sequence[Run], samples: Sequence[Row]) -> None:
     """Raise RunError if curves are of a model or of prompts that no run has."""
-    models = [
-        str(run.about["model"] if run.is_logs else run.receipt["model"]["name"]) for run in runs
-    ]
+    models = []
+    for run in runs:
+        model = run.about["model"] if run.is_logs else run.receipt["model"]["name"]
+        models.append(str(model))
     if attention.model not in models:
         raise RunError(
             f"{attention.name}: traces of the model {attention.model}: "
@@ -242,7 +245,7 @@ def _check_attention(attention: AttentionFile, runs: Sequence[Run], samples: Seq
 
 
 def make_card(board: Leaderboard) -> dict[str, Any]:
-    """The question, the verdicts that answer it, a count of all verdicts, facts about the runs."""
+    """The question, the verdicts that answer it, counts of all verdicts, and facts."""
     rows = rows_of_conditions(board, board.comparison)
     compared = [row for row in rows if row["role"] != "baseline"]
     primary = [row for row in compared if row["primary"]]
@@ -255,7 +258,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answering)
         names = list_first(list(conditions), CARD_ROWS)
         question = f"Does {names} change the accuracy of {subject}?"
-    has_settings = len({(row["model"], row["layout"]) for row in answering}) > 1
+    has_settings = has_several_settings(answering)
     answers = []
     for row in answering[:CARD_ROWS]:
         text = _describe_difference(row)
