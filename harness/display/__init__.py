@@ -1,1 +1,1 @@
-"""Results for people: tables, figures, the HTML report, flips side by side, plans, and progress during a run."""
+"""Results for people: tables, figures, the report, flips, dry runs, and progress of a run."""

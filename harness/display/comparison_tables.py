@@ -1,8 +1,8 @@
-"""The table of a comparison, by condition or by model, for `mless table` and the report: rows, columns and remarks."""
+"""The table of a comparison by condition or by model: its rows, columns, legends and remarks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, records
 from harness.constants import ALPHA
-from harness.display import comparison_columns as declared
+from harness.display import comparison_columns
 from harness.display.comparison_columns import word
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
@@ -29,12 +29,12 @@ from harness.experiment.conditions import read_contrast
 if TYPE_CHECKING:
     import pandas
 
-TOLD_UNGRADED = 0.05
-"""From this share of ungraded samples on, a line says why they are."""
-SHOWN_POINTS = 0.05
-"""Fewer points or percent are 0.0 where they are shown."""
+MANY_UNGRADED = 5.0
+"""From this percentage of ungraded samples on, a remark says how they ended."""
+ROUNDS_TO_ZERO = 0.05
+"""Points and percentages below this are written as 0.0."""
 
-_SHARED = {
+_TITLE_NOUNS = {
     "model": "",
     "layout": "",
     "words": "",
@@ -42,57 +42,77 @@ _SHARED = {
     "problems": "problem",
     "repeats": "sample",
 }
-"""Columns that a title names in place of a column if all rows agree, with the noun of those that count something."""
+"""Columns that the title replaces if all rows agree. A column of counts has the noun it counts."""
 
 
 def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
-    title, words = describe_table(board)
-    format_moved = any(
-        abs((row["answered_difference"] or 0) - (row["difference"] or 0)) >= SHOWN_POINTS
-        for row in rows
-    )
-    columns = [declared.ACCURACY, declared.DIFFERENCE, declared.P, declared.VERDICT]
-    columns.append(
-        declared.ANSWERS if format_moved else declared.FLIPS
-    )  # both are wider than a terminal
+    title, word_columns = describe_table(board)
+    columns = [
+        comparison_columns.ACCURACY,
+        comparison_columns.DIFFERENCE,
+        comparison_columns.P,
+        comparison_columns.VERDICT,
+    ]
+    # A terminal is too narrow for both.
+    if any(_depends_on_format(row) for row in rows):
+        columns.append(comparison_columns.ANSWERS)
+    else:
+        columns.append(comparison_columns.FLIPS)
     facts, remarks = _explain(board, rows)
-    return Table(title, rows, [*words, *_explained(columns, facts)], remarks, facts)
+    return Table(title, rows, [*word_columns, *_fill_legends(columns, facts)], remarks)
+
+
+def _depends_on_format(row: Row) -> bool:
+    """Whether the difference among answered samples differs from that among all samples."""
+    if row["difference"] is None:
+        return False
+    # Without any pair of answered samples there is no difference among them.
+    answered = 0.0 if row["answered_difference"] is None else row["answered_difference"]
+    return bool(abs(answered - row["difference"]) >= ROUNDS_TO_ZERO)
 
 
 def show_leaderboard(board: Leaderboard) -> Table:
-    """One row per model and layout, best baseline first: the primary difference whole, the others as bare numbers."""
+    """One row per model and layout, sorted by the baseline's accuracy.
+
+    The first difference has its interval, p and verdict; the others are numbers only.
+    """
     rows = rows_of_conditions(board, board.comparison)
-    others = [
-        name for name in dict.fromkeys(row["condition"] for row in rows) if name != board.baseline
-    ]
-    main = next((row["condition"] for row in rows if row["primary"]), others[0] if others else "")
+    names = dict.fromkeys(row["condition"] for row in rows)
+    names.pop(board.baseline, None)
+    primary = [row["condition"] for row in rows if row["primary"]]
+    first_name, *_ = [*primary, *names, ""]
     not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
-    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
+    settings: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         setting = tuple(row[key] for key in ("model", "layout", *board.by))
-        lines.setdefault(setting, dict.fromkeys(others, not_run))[row["condition"]] = row
-    title, words = describe_table(board)
-    base = [*(one for one in words if one.heading != "condition"), declared.ACCURACY]
-    base[-1] = replace(declared.ACCURACY, heading=f"{label(board.baseline)} %")
-    whole = replace(
-        declared.DIFFERENCE, heading=f"{label(main)}{' *' if board.primary else ''} [{LEVEL}]"
-    )
+        conditions = settings.setdefault(setting, dict.fromkeys(names, not_run))
+        conditions[row["condition"]] = row
+    title, word_columns = describe_table(board)
+    columns = [column for column in word_columns if column.heading != "condition"]
+    columns.append(replace(comparison_columns.ACCURACY, heading=f"{label(board.baseline)} %"))
+    columns = [replace(column, of=board.baseline) for column in columns]
     facts, remarks = _explain(board, rows)
-    columns = [
-        *(replace(one, of=board.baseline) for one in base),
-        *(
-            replace(one, of=main)
-            for one in _explained([whole, declared.P, declared.VERDICT], facts)
-            if main
-        ),
-        *(replace(declared.BARE, heading=label(name), of=name) for name in others if name != main),
-    ]
-    first = "Best baseline first. All but the baseline's are differences: bold if the test was passed, else in brackets"
-    remarks.insert(0, f"{first} if exploratory.")
-    ordered = sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"])
-    return Table(title, ordered, columns, remarks, facts)
+    if first_name:
+        star = " *" if board.primary else ""
+        heading = f"{label(first_name)}{star} [{LEVEL}]"
+        first_columns = [
+            replace(comparison_columns.DIFFERENCE, heading=heading),
+            comparison_columns.P,
+            comparison_columns.VERDICT,
+        ]
+        for column in _fill_legends(first_columns, facts):
+            columns.append(replace(column, of=first_name))
+    for name in names:
+        if name != first_name:
+            columns.append(replace(comparison_columns.BARE, heading=label(name), of=name))
+    order = (
+        "Best baseline first. All but the baseline's are differences: bold if the test was passed, "
+        "else in brackets if exploratory."
+    )
+    sorted_rows = sorted(settings.values(), key=lambda row: -row[board.baseline]["accuracy"])
+    return Table(title, sorted_rows, columns, [order, *remarks])
 
 
 def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
@@ -101,7 +121,7 @@ def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]
 
 
 def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
-    """The title, which names what all rows have in common, and the columns of words for what they do not."""
+    """The title, which names what all rows share, and the columns of words in which they differ."""
     clusters = 0 if board.by else board.clusters
     names = ("model", "layout", *board.by, "condition", "problems", "repeats")
     title, differing = describe_shared_values(records(board.comparison), names, clusters)
@@ -111,155 +131,209 @@ def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
 def describe_shared_values(
     rows: Sequence[Row], names: Sequence[str], clusters: int = 0
 ) -> tuple[str, list[str]]:
-    """What all rows have in common, in words, and the names of the columns in which they differ.
+    """The values that all rows share, as text, and the names of the columns in which rows differ.
 
-    Columns of conditions, fillers and splits count as differing, as there is usually more than one.
+    Columns of conditions, fillers and splits count as differing, as they usually have several
+    values.
     """
     texts, differing = [], []
     for name in names:
         values = {row[name] for row in rows} - {None}
-        if name not in _SHARED or len(values) > 1:
+        if name not in _TITLE_NOUNS or len(values) > 1:
             differing.append(name)
-        for value in values if name not in differing else ():
-            text = f"{value} {plural(_SHARED[name], value)}" if _SHARED[name] else str(value)
+        elif values:
+            (value,) = values
+            noun = _TITLE_NOUNS[name]
+            text = f"{value} {plural(noun, value)}" if noun else str(value)
             if name == "problems" and clusters:
                 text += f" in {clusters} clusters"
-            texts.append(f"{text} each" if name == "repeats" else text)
+            elif name == "repeats":
+                text += " each"
+            texts.append(text)
     return ", ".join(texts), differing
 
 
-def _explained(columns: Sequence[Column], facts: dict[str, Any]) -> list[Column]:
-    """The columns with the legends that there are facts for: where nothing is tested, nothing of tests is said."""
-    return [
-        column if column.legend and facts.get(column.key, facts) else replace(column, legend="")
-        for column in columns
-    ]
+def _fill_legends(columns: Sequence[Column], facts: Mapping[str, Any]) -> Iterator[Column]:
+    """The columns with the facts in their legends.
+
+    A legend whose facts are missing is left out: where nothing is tested, no legend is about tests.
+    """
+    for column in columns:
+        try:
+            legend = column.legend.format_map(facts)
+        except KeyError:
+            legend = ""
+        yield replace(column, legend=legend)
 
 
 def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
-    """The facts that the legends name, and remarks on what was registered, the noise and the controls."""
+    """The facts that the legends name, and the remarks in the order in which they matter."""
     compared = [row for row in rows if row["role"] != "baseline"]
     if not compared:
         return {}, ["One condition only: nothing is compared."]
-    judged = [row for row in compared if row["p_adjusted"] is not None]
-    tests = f"{len(judged)} {plural('test', len(judged))}"
-    names = ", ".join(dict.fromkeys(label(row["condition"]) for row in judged))
-    family = f"the {tests} registered beforehand ({names})"
-    if board.contrasts is None:
-        family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
-    instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
+    draws = min(row["draws"] for row in compared)
+    is_for_new_examples = draws >= FEWEST_DRAWS
     has_examples = any((run.get("settings") or {}).get("fewshot") for run in board.receipt)
-    fewest_draws = min(row["draws"] for row in compared)
     examples = ""
-    if fewest_draws >= FEWEST_DRAWS:
+    if is_for_new_examples:
         examples = " with new draws of examples"
-    elif has_examples or fewest_draws > 1:
+    elif has_examples or draws > 1:
         examples = " with these examples"
-    prompts = (
-        f"{len(instructions)} instructions together" if len(instructions) > 1 else "this prompt"
-    )
     facts = {
         "baseline": label(board.baseline),
-        "prompts": prompts + examples,
-        "family": family,
-        "margin": compared[0]["margin"],
-        "fewest": f"{fewest_problems(compared[0]['margin'] / 100)} {'clusters' if board.clusters else 'problems'}",
         "flips": define_flips(max(row["repeats"] for row in compared)),
-        **({} if judged else {declared.P.key: False, declared.VERDICT.key: False}),
     }
-    # what changes how verdicts must be read comes first
+    judged = [row for row in compared if row["p_adjusted"] is not None]
+    if judged:
+        facts |= _describe_tests(board, judged, examples)
+    # Remarks that change how verdicts must be read come first.
     remarks = [*remark_ungraded(board), *_remark_tests(board, compared, judged)]
-    if fewest_draws >= FEWEST_DRAWS:
+    if is_for_new_examples:
         remarks.append(
-            f"{fewest_draws} draws of examples: intervals and p are for new draws from the same pool, as draws and "
-            "problems are crossed random effects."
+            f"{draws} draws of examples: intervals and p are for new draws from the same pool, as "
+            "draws and problems are crossed random effects."
         )
     elif examples:
         remarks.append(
-            f"Verdicts, intervals and p are for these examples: with others a difference can be another one. From "
-            f"{FEWEST_DRAWS} draws on they are for new examples."
+            "Verdicts, intervals and p are for these examples: with others a difference can be "
+            f"another one. From {FEWEST_DRAWS} draws on they are for new examples."
         )
-    return facts, remarks if board.by else [*remarks, *remark_noise(board), *_remark_draws(board)]
+    if not board.by:
+        remarks += [*remark_noise(board), *_remark_draws(board)]
+    return facts, remarks
+
+
+def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) -> dict[str, Any]:
+    """The facts for the legends of the adjusted p and the verdict."""
+    tests = f"{len(judged)} {plural('test', len(judged))}"
+    names = ", ".join(dict.fromkeys(label(row["condition"]) for row in judged))
+    if board.contrasts is not None:
+        family = f"the {tests} registered beforehand ({names})"
+    else:
+        article = "the" if len(judged) == 1 else "all"
+        family = f"{article} {tests} shown, not registered beforehand"
+    # The instruction with the number 0 is the run's own.
+    instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
+    prompts = "this prompt"
+    if len(instructions) > 1:
+        prompts = f"{len(instructions)} instructions together"
+    margin = judged[0]["margin"]
+    unit = "clusters" if board.clusters else "problems"
+    return {
+        "family": family,
+        "prompts": prompts + examples,
+        "margin": margin,
+        "fewest": f"{fewest_problems(margin / 100)} {unit}",
+    }
 
 
 def _remark_draws(board: Leaderboard) -> Iterator[str]:
-    """What each draw of examples says."""
-    several = len({(one["model"], one["layout"]) for one in board.draws}) > 1
-    for one in board.draws:
-        where = f", {one['model']}, {one['layout']}" if several else ""
-        yield f"{one['contrast']} by draw{where}: {', '.join(map(signed, one['differences']))}"
+    """The differences of each contrast, draw by draw."""
+    has_settings = has_several_settings(board.draws)
+    for contrast in board.draws:
+        setting = f", {contrast['model']}, {contrast['layout']}" if has_settings else ""
+        differences = ", ".join(map(signed, contrast["differences"]))
+        yield f"{contrast['contrast']} by draw{setting}: {differences}"
+
+
+def has_several_settings(rows: Sequence[Row]) -> bool:
+    """Whether rows have several pairs of model and layout."""
+    return len({(row["model"], row["layout"]) for row in rows}) > 1
 
 
 def _remark_tests(
     board: Leaderboard, compared: Sequence[Row], judged: Sequence[Row]
 ) -> Iterator[str]:
     if board.primary:
-        several = len({(row["model"], row["layout"]) for row in compared}) > 1
-        share = ", with an equal share of alpha for each model and layout" if several else ""
-        yield f"*: the primary contrast, tested first{share}. The others are tested only if it is significant."
+        share = ""
+        if has_several_settings(compared):
+            share = ", with an equal share of alpha for each model and layout"
+        yield (
+            f"*: the primary contrast, tested first{share}. "
+            "The others are tested only if it is significant."
+        )
     if not judged:
-        yield "No test was registered beforehand, so all are exploratory: neither adjusted nor judged."
+        yield (
+            "No test was registered beforehand, so all are exploratory: "
+            "neither adjusted nor judged."
+        )
     elif len(judged) < len(compared):
         yield "exploratory: not registered beforehand, so neither adjusted nor judged."
-    if others := dict.fromkeys(
-        row["condition"] for row in compared if row["baseline"] != board.baseline
-    ):
-        yield f"{', '.join(others)}: the first condition less the second."
+    contrasts = [row["condition"] for row in compared if row["baseline"] != board.baseline]
+    if contrasts:
+        names = ", ".join(dict.fromkeys(contrasts))
+        yield f"{names}: the first condition less the second."
 
 
 def remark_ungraded(board: Leaderboard) -> Iterator[str]:
-    """Which conditions are `unmeasured`, with the reason; and how ungraded samples ended, if there are many."""
-    rows = [row for row in records(board.comparison) if row["p_adjusted"] is not None]
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
+    """The conditions that are `unmeasured`, with the reason, and how many ungraded samples ended.
+
+    The second remark is about the contrast with the most ungraded samples.
+    """
+    judged = [row for row in records(board.comparison) if row["p_adjusted"] is not None]
+    conditions: dict[str, dict[str, None]] = {}
+    for row in judged:
         if row["verdict"] == "unmeasured":
-            reasons.setdefault(row["unmeasured"], []).append(label(row["condition"]))
-    for reason, names in reasons.items():
-        yield f"unmeasured ({list_first(list(dict.fromkeys(names)), 4)}): {reason}."
-    if board.by or not rows:
-        return
-    shares = {
-        (one["model"], one["layout"], one["condition"]): one
-        for one in records(board.side_tables["mediators"])
+            names = conditions.setdefault(row["unmeasured"], {})
+            names[label(row["condition"])] = None
+    for reason, names in conditions.items():
+        yield f"unmeasured ({list_first(list(names), 4)}): {reason}."
+    if judged and not board.by:
+        yield from _remark_endings(board, judged)
+
+
+def _remark_endings(board: Leaderboard, judged: Sequence[Row]) -> Iterator[str]:
+    endings = {
+        column.heading.removesuffix(" %"): column.key
+        for column in comparison_columns.UNGRADED_ENDINGS
     }
-    states = {column.key: column.heading.removesuffix(" %") for column in declared.MEDIATORS[:4]}
-    ungraded = {key: sum(one[state] for state in states) for key, one in shares.items()}
+    shares: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in records(board.side_tables["mediators"]):
+        setting = (row["model"], row["layout"], row["condition"])
+        shares[setting] = {heading: row[key] for heading, key in endings.items()}
 
-    def sides(row: Row) -> list[tuple[Any, ...]]:
-        is_contrast = row["baseline"] != board.baseline
-        condition = read_contrast(row["condition"])[0] if is_contrast else row["condition"]
-        return [(row["model"], row["layout"], name) for name in (row["baseline"], condition)]
+    def read_shares(row: Row) -> dict[str, dict[str, float]]:
+        """The shares of endings under both conditions of a contrast."""
+        condition = row["condition"]
+        if row["baseline"] != board.baseline:
+            condition, _ = read_contrast(condition)
+        names = (row["baseline"], condition)
+        return {name: shares[row["model"], row["layout"], name] for name in names}
 
-    worst = max((sides(row) for row in rows), key=lambda keys: sum(ungraded[key] for key in keys))
-    if max(ungraded[key] for key in worst) >= 100 * TOLD_UNGRADED:
-        said = []
-        for key in worst:
-            present = {
-                word: shares[key][state]
-                for state, word in states.items()
-                if shares[key][state] >= 0.05
-            }
-            endings = [f"{word} {share:.1f} %" for word, share in present.items()]
-            said += [f"{label(key[-1])} {', '.join(endings)}"] if endings else []
-        advice = ": raise max_gen_toks" if "cut off" in " ".join(said) else ""
-        yield f"Ungraded: {'; '.join(said)}{advice}."
+    def total(contrast: dict[str, dict[str, float]]) -> float:
+        return sum(sum(percents.values()) for percents in contrast.values())
+
+    worst = max(map(read_shares, judged), key=total)
+    if max(sum(percents.values()) for percents in worst.values()) < MANY_UNGRADED:
+        return
+    texts = []
+    for name, percents in worst.items():
+        counts = [
+            f"{heading} {percent:.1f} %"
+            for heading, percent in percents.items()
+            if percent >= ROUNDS_TO_ZERO
+        ]
+        if counts:
+            texts.append(f"{label(name)} {', '.join(counts)}")
+    text = "; ".join(texts)
+    advice = ": raise max_gen_toks" if "cut off" in text else ""
+    yield f"Ungraded: {text}{advice}."
 
 
 def remark_noise(board: Leaderboard) -> Iterator[str]:
     """The repeat run (A/A) and the positive control, by model and layout."""
-    rows = sorted(records(board.comparison), key=lambda row: row["role"] == "baseline")
-    for row in rows:
-        where = ", ".join(row[key] for key in ("model", "layout"))
+    for row in records(board.comparison):
+        setting = f"{row['model']}, {row['layout']}"
         if row["aa_difference"] is not None:
-            yield f"A/A, {where}, {label(row['condition'])} and its baseline: {describe_repeat(row)}."
+            name = label(row["condition"])
+            yield f"A/A, {setting}, {name} and its baseline: {describe_repeat(row)}."
         elif row["role"] == "reference":
-            harmed = row["p"] < ALPHA and row["difference"] < 0
-            seen = (
-                "seen: grader and pairing work"
-                if harmed
-                else "NOT SEEN: this run has not shown that it could see any effect"
+            is_visible = row["p"] < ALPHA and row["difference"] < 0
+            outcome = "NOT SEEN: this run has not shown that it could see any effect"
+            if is_visible:
+                outcome = "seen: grader and pairing work"
+            change = difference(row["difference"], row["low"], row["high"])
+            yield (
+                f"Positive control, {setting} ({row['condition']}): "
+                f"{change}, p {p_value(row['p'])}: {outcome}."
             )
-            change = (
-                f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
-            )
-            yield f"Positive control, {where} ({row['condition']}): {change}: {seen}."

@@ -1,7 +1,6 @@
-"""One table: columns declared once, rows of data, and its cells as text, Markdown, LaTeX or HTML.
+"""A table of columns and rows of data, and its text as plain text, Markdown or LaTeX.
 
-A column's legend stands below every table that shows the column. The report's page writes the HTML. Nothing in a cell
-can act as markup.
+The report's template writes tables as HTML. In no format can a text in a cell act as markup.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from harness.constants import PASSED, Format
 from harness.display.format_values import MINUS, NONE, visible
 
 TABLE_WIDTH = 80
-"""A terminal's usual width: tables and notes are fitted to it."""
+"""The usual width of a terminal: tables and notes are fitted to it."""
 NOTE_LINES = 4
-"""Below a table that explains no more than must be known to read it; one more says how to have all."""
+"""The most lines of notes below a table in plain text without `--explain`."""
 
 Row = Mapping[str, Any]
 
@@ -29,8 +28,8 @@ _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
 _STRONG = {"text": "{}", "markdown": "**{}**", "latex": r"\textbf{{{}}}"}
 _MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
-"""Characters that Markdown could read as markup. A bracket alone is left as it is: intervals are full of them, and
-only what follows it could make it a link or an image."""
+"""Characters that Markdown could read as markup. Intervals contain many brackets, so a bracket is
+escaped only if the next character could make it a link or an image."""
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -48,11 +47,11 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The text of a cell, the key it is sorted by, and whether it is strong, which only a passed test is."""
+    """A cell: its text, its key for sorting, and whether it is bold because a test was passed."""
 
     text: str
-    key: str = ""
-    strong: bool = False
+    key: str
+    strong: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +59,15 @@ class Column:
     """One column of a table.
 
     Attributes:
-        key: The fields of a row that it shows, with a blank between two; a field that a row lacks is missing. It is
-            sorted by the first.
-        heading: Stands above it.
-        format: Makes the text from the values of these fields.
-        legend: What it says, for readers. It may name facts of the table in braces: see `Table`.
-        numeric: Whether it holds numbers, which are set to the right.
-        strong: Whether it is bold where the row's test was passed.
-        of: The condition that it is of, in a table whose rows have a row of data for each condition.
+        key: The names of the row's fields that the column shows, separated by blanks. A field that
+            a row lacks is a missing value. Rows are sorted by the first field.
+        heading: The text above the column.
+        format: Formats the values of these fields as one text.
+        legend: The meaning of the column, for readers. It may name facts in braces:
+            see `comparison_tables`.
+        numeric: Whether the column contains numbers, which are aligned on the right.
+        strong: Whether cells are bold in rows whose test was passed.
+        of: In a leaderboard, the condition whose data this column shows.
     """
 
     key: str
@@ -81,11 +81,12 @@ class Column:
     def cell(self, row: Row) -> Cell:
         """The cell of one row."""
         data = row[self.of] if self.of else row
-        values = [data.get(name) for name in self.key.split()]
-        key = str(math.nan if self.numeric else "") if values[0] is None else str(values[0])
-        return Cell(
-            text=self.format(*values), key=key, strong=self.strong and data["verdict"] in PASSED
-        )
+        values = [data.get(field) for field in self.key.split()]
+        sort_value = values[0]
+        if sort_value is None:
+            sort_value = math.nan if self.numeric else ""
+        is_strong = self.strong and data["verdict"] in PASSED
+        return Cell(text=self.format(*values), key=str(sort_value), strong=is_strong)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +94,16 @@ class Table:
     """A table before it is written in a format.
 
     Attributes:
-        title: Stands above it.
-        rows: Its data.
-        columns: Its columns.
-        remarks: Sentences that stand below it, after the columns' legends.
-        facts: What legends name in braces.
+        title: The text above the table.
+        rows: The data.
+        columns: The columns.
+        remarks: Sentences below the table, after the columns' legends.
     """
 
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
     remarks: Sequence[str] = ()
-    facts: Mapping[str, Any] | None = None
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -117,21 +116,21 @@ class Table:
         return [tuple(column.cell(row) for column in self.columns) for row in self.rows]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """The legends and the remarks."""
-        legends = (
-            (column.heading, column.legend.format_map(self.facts or {})) for column in self.columns
-        )
-        return (*(f"{heading}: {legend}." for heading, legend in legends if legend), *self.remarks)
+    def notes(self) -> list[str]:
+        """The legends, then the remarks."""
+        legends = [
+            f"{column.heading}: {column.legend}." for column in self.columns if column.legend
+        ]
+        return [*legends, *self.remarks]
 
     @property
-    def first_notes(self) -> tuple[str, ...]:
-        """The notes that are to be read first, remarks before legends, in at most NOTE_LINES lines."""
-        kept: tuple[str, ...] = ()
+    def short_notes(self) -> list[str]:
+        """Those notes, remarks before legends, that fit into NOTE_LINES lines."""
+        fitting: list[str] = []
         for note in dict.fromkeys((*self.remarks, *self.notes)):
-            if fold([*kept, note]).count("\n") < NOTE_LINES:
-                kept = (*kept, note)
-        return kept
+            if fold([*fitting, note]).count("\n") < NOTE_LINES:
+                fitting.append(note)
+        return fitting
 
 
 def render(
@@ -141,153 +140,165 @@ def render(
     *,
     explain: bool = True,
 ) -> str:
-    """Write tables one below the other, then the footer. A note that several tables share stands below the first.
+    """Write tables one below the other, then the footer.
+
+    A note that several tables share stands below the first.
 
     Args:
-        tables: The tables. Control characters, which a model's label may hold, are spelt out.
-        form: `text`, `markdown` or `latex`. CSV and JSON are written from data frames: see `result_tables`.
-        footer: Lines below all tables: the receipt.
-        explain: Whether plain text has all notes, or those that are to be read first.
+        tables: The tables. Control characters, which a model's label may contain, are spelt out.
+        form: `text`, `markdown` or `latex`. `result_tables` writes CSV and JSON from data frames.
+        footer: Lines below all tables: the receipts.
+        explain: Whether plain text has all notes, or only the short notes.
     """
-    said = set[str]()
-    parts = []
+    write_table = {"text": _write_text, "markdown": _write_markdown, "latex": _write_latex}[form]
+    blocks = []
+    previous_notes: set[str] = set()
     for table in tables:
-        rows = [[_escape(heading, form) for heading in table.header]]
-        rows += [[_cell(cell, form) for cell in cells] for cells in table.cells]
-        chosen = table.notes if explain or form != "text" else table.first_notes
-        notes = [_escape(note, form) for note in chosen if note not in said]
-        said.update(table.notes)
-        write = {"text": _text, "markdown": _markdown, "latex": _latex}[form]
-        parts.append(
-            write(
-                _escape(table.title, form),
-                rows,
-                [column.numeric for column in table.columns],
-                notes,
-            )
-        )
-    lines = [visible(line, keep="") for line in footer]
-    if form == "text":
-        below = fold(lines)
-    elif form == "markdown":
-        below = "  \n".join(f"<sub>{_escape(line, form)}</sub>" for line in lines)
-    else:
-        below = "\n".join(f"% {line}" for line in lines)
-    return "\n\n".join([*parts, below] if lines else parts)
+        grid = [[_escape(heading, form) for heading in table.header]]
+        for cells in table.cells:
+            grid.append([_write_cell(cell, form) for cell in cells])
+        notes = table.notes if explain or form != "text" else table.short_notes
+        new_notes = [_escape(note, form) for note in notes if note not in previous_notes]
+        previous_notes.update(table.notes)
+        is_numeric = [column.numeric for column in table.columns]
+        blocks.append(write_table(_escape(table.title, form), grid, is_numeric, new_notes))
+    if footer:
+        blocks.append(_write_footer(footer, form))
+    return "\n\n".join(blocks)
 
 
 def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
-    """Fold texts into lines of 80 columns, each text from a line of its own on.
+    """Fold texts into lines of 80 columns. Each text begins on a new line.
 
     Args:
         texts: The texts.
-        hyphens: Whether a line may end after one; names stay whole.
-        indent: Blanks before a text's further lines.
+        hyphens: Whether a line may end after a hyphen. Names are not split if it may not.
+        indent: Blanks before the second and further lines of a text.
     """
-    further = " " * indent
     wrapper = textwrap.TextWrapper(
-        TABLE_WIDTH, subsequent_indent=further, break_long_words=False, break_on_hyphens=hyphens
+        TABLE_WIDTH,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=hyphens,
     )
     return "\n".join(wrapper.fill(text.translate(_PLAIN)) for text in texts)
 
 
-def _cell(cell: Cell, form: Format) -> str:
+def _write_footer(footer: Sequence[str], form: Format) -> str:
+    lines = [visible(line, keep="") for line in footer]
+    if form == "text":
+        return fold(lines)
+    if form == "markdown":
+        return "  \n".join(f"<sub>{_escape(line, form)}</sub>" for line in lines)
+    return "\n".join(f"% {line}" for line in lines)
+
+
+def _write_cell(cell: Cell, form: Format) -> str:
     text = _escape(cell.text, form)
     return _STRONG[form].format(text) if cell.strong else text
 
 
 def _escape(text: str, form: Format) -> str:
-    shown = visible(text, keep="")
+    text = visible(text, keep="")
+    if form == "latex":
+        return " ".join(text.split()).translate(_LATEX)
+    text = text.translate(_PLAIN)
     if form == "text":
-        return shown.translate(_PLAIN)
-    shown = " ".join(shown.split())
-    return (
-        _MARKDOWN.sub(r"\\\g<0>", shown.translate(_PLAIN))
-        if form == "markdown"
-        else shown.translate(_LATEX)
-    )
+        return text
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-def _align(rows: Sequence[Sequence[str]], right: Sequence[bool], tablefmt: str) -> list[str]:
-    aligned = ["right" if one else "left" for one in right]
-    headers: Sequence[str] = ()
-    if tablefmt != "plain":
-        headers, *rows = rows
-    return str(
-        tabulate(rows, headers, tablefmt=tablefmt, disable_numparse=True, colalign=aligned)
-    ).splitlines()
+def _align(
+    grid: Sequence[Sequence[str]],
+    is_numeric: Sequence[bool],
+    tablefmt: str,
+    headers: str | tuple[()] = "firstrow",
+) -> list[str]:
+    """The lines of a grid of texts, as `tabulate` writes it."""
+    alignments = [("left", "right")[numeric] for numeric in is_numeric]
+    text = tabulate(grid, headers, tablefmt=tablefmt, disable_numparse=True, colalign=alignments)
+    return str(text).splitlines()
 
 
-def _text(
-    title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]
+def _write_text(
+    title: str, grid: Sequence[Sequence[str]], is_numeric: Sequence[bool], notes: Sequence[str]
 ) -> str:
     """Plain text.
 
-    In a table that is too wide, headings take two lines, and what the first columns say (such as a model's name) stands
-    above the rows that it is of.
+    In a table that is too wide, headings take two lines, and the texts of the first columns (such
+    as a model's name) become headings of groups of rows.
     """
-    # of a table of words alone the last column stays
-    words = next((place for place, numeric in enumerate(right) if numeric), len(right) - 1)
-    for lifted in range(words + 1):
-        names, *body = [row[lifted:] for row in rows]
-        for headings in (
-            zip(*(("", name) for name in names), strict=True),
-            zip(*map(_break, names), strict=True),
-        ):
-            top = list(headings)
-            rule = ["-" * max(map(len, column)) for column in zip(*top, *body, strict=True)]
-            width = len("  ".join(rule))
-            if width <= TABLE_WIDTH:
-                break
-        if width <= TABLE_WIDTH:
-            break
-    lines = _align([*top, rule, *body], right[lifted:], "plain")
-    if not any(top[0]):
-        del lines[0]
-    shown = lines[: -len(body)] if body else lines
-    groups = [", ".join(row[:lifted]) for row in rows[1:]]
-    for group, above, line in zip(groups, ["", *groups], lines[-len(body) :], strict=False):
-        shown += ["", group, line] if group != above else [line]
-    return "\n".join([fold([title], hyphens=False), "", *shown]) + (
-        f"\n\n{fold(notes)}" if notes else ""
-    )
+    group_columns, header = _fit_width(grid, is_numeric)
+    body = [row[group_columns:] for row in grid[1:]]
+    lines = _align([*header, *body], is_numeric[group_columns:], "plain", headers=())
+    blocks = [fold([title], hyphens=False), "", *lines[: len(header)]]
+    previous_group = ""
+    for row, line in zip(grid[1:], lines[len(header) :], strict=True):
+        group = ", ".join(row[:group_columns])
+        if group != previous_group:
+            blocks += ["", group]
+        blocks.append(line)
+        previous_group = group
+    if notes:
+        blocks += ["", fold(notes)]
+    return "\n".join(blocks)
 
 
-def _break(name: str) -> tuple[str, str]:
-    """A heading in two lines of like length."""
-    cuts = [
-        ("", name),
-        *((name[: at.end()].strip(), name[at.end() :]) for at in re.finditer("[ _]", name)),
-    ]
-    return min(cuts, key=lambda cut: max(map(len, cut)))
+def _fit_width(
+    grid: Sequence[Sequence[str]], is_numeric: Sequence[bool]
+) -> tuple[int, list[Sequence[str]]]:
+    """The number of columns that must become headings of groups, and the lines of the header.
+
+    Columns of words before the first column of numbers can become such headings. A table of words
+    only keeps its last column.
+    """
+    most_columns = [*is_numeric[:-1], True].index(True)
+    for group_columns in range(most_columns + 1):
+        headings, *body = [row[group_columns:] for row in grid]
+        halves = [_break_heading(heading) for heading in headings]
+        for header in ([headings], [*zip(*halves, strict=True)]):
+            columns = zip(*header, *body, strict=True)
+            rule = ["-" * max(map(len, column)) for column in columns]
+            if len("  ".join(rule)) <= TABLE_WIDTH:
+                return group_columns, [*header, rule]
+    return group_columns, [*header, rule]
 
 
-def _markdown(
-    title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]
+def _break_heading(heading: str) -> tuple[str, str]:
+    """A heading in two lines whose lengths differ as little as possible."""
+    halves = [("", heading)]
+    for separator in re.finditer("[ _]", heading):
+        halves.append((heading[: separator.end()].strip(), heading[separator.end() :]))
+    return min(halves, key=lambda lines: max(map(len, lines)))
+
+
+def _write_markdown(
+    title: str, grid: Sequence[Sequence[str]], is_numeric: Sequence[bool], notes: Sequence[str]
 ) -> str:
-    said = [f"- {note}" for note in notes]
-    return "\n".join(
-        [f"**{title}**", "", *_align(rows, right, "pipe"), *([""] if said else []), *said]
-    )
+    lines = [f"**{title}**", "", *_align(grid, is_numeric, "pipe")]
+    if notes:
+        lines += ["", *(f"- {note}" for note in notes)]
+    return "\n".join(lines)
 
 
-def _latex(
-    title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]
+def _write_latex(
+    title: str, grid: Sequence[Sequence[str]], is_numeric: Sequence[bool], notes: Sequence[str]
 ) -> str:
-    guarded = [
-        [f"{{}}{row[0]}" if row[0].startswith(("[", "*")) else row[0], *row[1:]] for row in rows
-    ]
-    rules = iter((r"\toprule", r"\midrule", r"\bottomrule"))
+    guarded = []
+    for first, *rest in grid:
+        # LaTeX would read a bracket or a star after `\\` as an argument of the line break.
+        if first.startswith(("[", "*")):
+            first = f"{{}}{first}"
+        guarded.append([first, *rest])
+    table = _align(guarded, is_numeric, "latex_raw")
+    # tabulate has booktabs' rules only in a format that escapes the text once more.
+    table[1], table[3], table[-2] = r"\toprule", r"\midrule", r"\bottomrule"
+    footnotes = [rf"\par\footnotesize {note}" for note in notes]
+    body = [r"\centering", rf"\caption{{{title}}}", *table, *footnotes]
     lines = [
-        next(rules) if line == r"\hline" else line for line in _align(guarded, right, "latex_raw")
+        r"% needs \usepackage{booktabs}",
+        r"\begin{table}",
+        *(f"  {line}" for line in body),
+        r"\end{table}",
     ]
-    said = [rf"\par\footnotesize {note}" for note in notes]
-    body = [r"\centering", rf"\caption{{{title}}}", *lines, *said]
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            r"\begin{table}",
-            *(f"  {line}" for line in body),
-            r"\end{table}",
-        ]
-    )
+    return "\n".join(lines)

@@ -1,7 +1,6 @@
-"""How numbers, verdicts and hidden characters are written in tables, figures, the report and messages.
+"""Texts of numbers, verdicts and hidden characters in tables, figures, the report and messages.
 
-Minus signs and dashes are typographic; `format_table.render` replaces them in plain text. Characters that a terminal or
-a browser would obey rather than show are spelt out.
+Minus signs and dashes are typographic; `format_table.render` replaces them in plain text.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from harness.constants import ALPHA, PASSED
 
 NONE = "\N{EN DASH}"
-"""Shown for a missing value."""
+"""Text of a missing value."""
 MINUS = "\N{MINUS SIGN}"
 LABELS = {
     "wo": "w/o",
@@ -23,40 +22,39 @@ LABELS = {
     "random": "Random sentence",
     "mless+gap": "Position gap",
 }
-"""The study's labels of its conditions."""
+"""The labels of conditions in the study."""
 LEVEL = f"{100 * (1 - ALPHA):g} %"
-"""Level of the intervals that are shown."""
+"""Level of the intervals in tables and figures."""
 
 
 def label(condition: Any) -> str:
-    """The name of a condition for people. A contrast is called as configs write it."""
+    """The label of a condition, or of a contrast, which has the name that configs write."""
     return LABELS.get(str(condition), str(condition))
 
 
 def number(value: Any, digits: int = 1) -> str:
     """A number without a sign."""
-    return NONE if _missing(value) else f"{value:.{digits}f}"
+    return NONE if _is_missing(value) else f"{value:.{digits}f}"
 
 
 def signed(value: Any, digits: int = 1) -> str:
     """A number with its sign. Zero after rounding has none."""
-    if _missing(value):
+    if _is_missing(value):
         return NONE
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
 def interval(low: Any, high: Any, *, sign: bool = False) -> str:
-    """An interval in brackets, in whole points from a length of 20 on; empty if an end is missing."""
-    if _missing(low) or _missing(high):
+    """An interval in brackets; empty if an end is missing.
+
+    An interval of 20 points or more has no digits after the point.
+    """
+    if _is_missing(low) or _is_missing(high):
         return ""
-    write, digits = signed if sign else number, int(high - low < 20)
-    return f"[{write(low, digits)}, {write(high, digits)}]"
-
-
-def accuracy(value: Any, low: Any, high: Any) -> str:
-    """An accuracy in percent with its interval."""
-    return f"{number(value)} {interval(low, high)}"
+    write_end = signed if sign else number
+    digits = 1 if high - low < 20 else 0
+    return f"[{write_end(low, digits)}, {write_end(high, digits)}]"
 
 
 def difference(value: Any, low: Any, high: Any) -> str:
@@ -65,48 +63,62 @@ def difference(value: Any, low: Any, high: Any) -> str:
 
 
 def count(value: Any) -> str:
-    """A number of problems. Means over samples need not be whole, and then have a digit after the point."""
-    whole = _missing(value) or math.isclose(value, round(value), abs_tol=1e-9)
-    return number(value, 0 if whole else 1)
+    """A number of problems, with a digit after the point only if it is a mean over samples."""
+    if _is_missing(value) or math.isclose(value, round(value), abs_tol=1e-9):
+        return number(value, 0)
+    return number(value)
 
 
 def flips(up: Any, down: Any) -> str:
     """Flips from wrong to right and from right to wrong."""
-    return NONE if _missing(up) or _missing(down) else f"{count(up)} / {count(down)}"
+    return NONE if _is_missing(up) or _is_missing(down) else f"{count(up)} / {count(down)}"
 
 
 def define_flips(samples: int) -> str:
-    """What flips are, wherever they are counted: the one count of tables, report and `mless show`."""
-    several = ", mean over pairs of samples" if samples > 1 else ""
-    return f"problems from wrong to right and from right to wrong{several}"
+    """The definition of flips in tables, the report and `mless show`."""
+    mean = ", mean over pairs of samples" if samples > 1 else ""
+    return f"problems from wrong to right and from right to wrong{mean}"
 
 
 def describe_repeat(row: Mapping[str, Any]) -> str:
-    """What changed when both sides of a contrast were run again (A/A)."""
+    """The changes in a repeat run (A/A) of both conditions of a contrast."""
     change = f"the difference changes by {signed(row['aa_difference'])} points"
-    if _missing(row["aa_samples"]):
+    if _is_missing(row["aa_samples"]):
         return change
     return f"{row['aa_changed']} of {row['aa_samples']} completions differ, and {change}"
 
 
 def p_value(value: Any) -> str:
     """A p-value with three digits, or more if rounding would move it across alpha."""
-    if _missing(value):
+    if _is_missing(value):
         return NONE
     if value < 0.001:
         return "< 0.001"
-    texts = (f"{value:.{digits}f}" for digits in range(3, 18))
-    return next((text for text in texts if (float(text) < ALPHA) == (value < ALPHA)), repr(value))
+    for digits in range(3, 18):
+        text = f"{value:.{digits}f}"
+        if (float(text) < ALPHA) == (value < ALPHA):
+            return text
+    return repr(value)
 
 
 def verdict(
     word: Any, role: Any, within_margin: Any = False, margin: Any = None, by_format: Any = False
 ) -> str:
-    """The verdict in a word. A significant difference says if it is within the margin, or may be all format."""
+    """The verdict.
+
+    A significant difference has a remark if it may be due to the format of answers alone, or if it
+    is within the margin.
+    """
     if word is None:
         return NONE if role == "baseline" else str(role)
-    said = (["format"] if by_format else []) + ([f"< {margin:g}"] if within_margin else [])
-    return f"{word} ({', '.join(said)})" if word in PASSED and said else str(word)
+    remarks = []
+    if by_format:
+        remarks.append("format")
+    if within_margin:
+        remarks.append(f"< {margin:g}")
+    if remarks and word in PASSED:
+        return f"{word} ({', '.join(remarks)})"
+    return str(word)
 
 
 def points(margin: float) -> str:
@@ -115,16 +127,17 @@ def points(margin: float) -> str:
 
 
 def plural(noun: str, amount: float) -> str:
-    """The noun in singular or plural, as the amount needs it."""
+    """The noun, in the plural unless the amount is 1."""
     return noun if amount == 1 else f"{noun}s"
 
 
-def _missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     return value is None or math.isnan(value)
 
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Unicode's categories of control, format (directions, widths) and unassigned characters, half surrogate pairs, and
+"""Unicode categories of characters that a terminal or a browser would obey rather than show:
+control, format (directions, widths), half surrogate pairs, private and unassigned characters, and
 separators of lines and paragraphs."""
 
 
@@ -134,11 +147,15 @@ def name_character(character: str) -> str:
 
 
 def visible(text: object, *, keep: str = "\n\t") -> str:
-    """The text with hidden characters spelt out, except those in `keep`. Keep none for text on a single line."""
-    shown = str(text)
-    if shown.isprintable():  # nearly always
-        return shown
-    return "".join(
-        name_character(one) if unicodedata.category(one) in HIDDEN and one not in keep else one
-        for one in shown
-    )
+    """The text with hidden characters spelt out, except those in `keep`.
+
+    For text on a single line `keep` must be empty.
+    """
+    text = str(text)
+    if text.isprintable():  # Nearly every text is, and this is fast.
+        return text
+    characters = []
+    for character in text:
+        is_hidden = unicodedata.category(character) in HIDDEN and character not in keep
+        characters.append(name_character(character) if is_hidden else character)
+    return "".join(characters)

@@ -1,4 +1,4 @@
-"""Progress of a long command: bars in a terminal, a line now and then in a log."""
+"""Progress of a long command: bars in a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ from harness.display.format_table import TABLE_WIDTH
 from harness.engines.start_errors import load_step
 
 GRADED_SHARE = 0.9
-"""Progress shows the share right once so many of the finished samples are graded."""
+"""Progress shows the accuracy once this share of the finished samples is graded."""
 LOG_SECONDS = 30.0
-"""Between two lines of progress in a log."""
+"""The time between two lines of progress in a log."""
 
 ALL = "all"
-"""Name of the last row, which counts all tasks together."""
-_bars_shown = Event()
-"""They are a sign of life themselves."""
+"""The name of the last bar, which counts all tasks together."""
+_has_bars = Event()
+"""Set once bars are visible: they make the message of `sign_of_life` unnecessary."""
 
 
 @contextmanager
 def sign_of_life() -> Iterator[None]:
-    """Say on a terminal after a second and a half that something is being done, unless bars show it."""
-    timer = Timer(
-        1.5, lambda: _bars_shown.is_set() or print("mless: working", file=sys.stderr, flush=True)
-    )
+    """Print a message on a terminal after 1.5 seconds, unless bars are visible by then."""
+
+    def print_message() -> None:
+        if not _has_bars.is_set():
+            print("mless: working", file=sys.stderr, flush=True)
+
+    timer = Timer(1.5, print_message)
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
@@ -58,73 +61,80 @@ def sign_of_life() -> Iterator[None]:
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the time left on stderr, if that is a terminal.
 
-    Yields a function that takes how much is done and how much there is to do.
+    Yields a function that takes the number of finished steps and the number of all steps.
     """
-    with _bars(TimeRemainingColumn()) as bars:
-        _bars_shown.set()
-        row = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(row, completed=done, total=total)
+    with _make_bars(TimeRemainingColumn()) as bars:
+        _has_bars.set()
+        bar = bars.add_task(title, total=None)
+        yield lambda finished, total: bars.update(bar, completed=finished, total=total)
 
 
 @contextmanager
 def loading(log: Path) -> Iterator[None]:
-    """Say within two seconds, and whenever there is something new, for how long a model is being loaded, and its step.
+    """Print how long a model has been loading and its current step, whenever the step changes.
 
     Args:
-        log: What vLLM's processes write, from which the step is read. Other backends tell none.
+        log: The log of vLLM's processes, from which the step is read. Other backends write none.
     """
-    over, started, begin = Event(), time.monotonic(), log.stat().st_size if log.exists() else 0
+    stopped = Event()
+    start = time.monotonic()
+    log_start = log.stat().st_size if log.exists() else 0
 
-    def watch() -> None:
-        told, last = "", 0.0
-        while not over.wait(1.0):
-            written = log.read_bytes()[begin:].decode(errors="replace") if log.exists() else ""
-            step = load_step(written)
-            if step != told or time.monotonic() - last >= LOG_SECONDS:
-                told, last = step, time.monotonic()
-                print(
-                    f"mless: loading, {last - started:.0f} s: {step}", file=sys.stderr, flush=True
-                )
+    def watch_log() -> None:
+        printed_step = ""
+        printed_at = 0.0
+        while not stopped.wait(1.0):
+            text = b""
+            if log.exists():
+                text = log.read_bytes()[log_start:]
+            step = load_step(text.decode(errors="replace"))
+            now = time.monotonic()
+            if step != printed_step or now - printed_at >= LOG_SECONDS:
+                message = f"mless: loading, {now - start:.0f} s: {step}"
+                print(message, file=sys.stderr, flush=True)
+                printed_step, printed_at = step, now
 
-    Thread(target=watch, name="mless-loading", daemon=True).start()
+    Thread(target=watch_log, name="mless-loading", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
 
 
 class Progress:
-    """Progress of a run, by task and in all: samples made, share right so far, tokens per second, time left.
+    """Progress of a run, by task and in total: samples, accuracy, tokens per second, time left.
 
     Args:
-        totals: Samples that each task has in the end.
-        most: Tokens that a completion has at most.
-        quiet: Print lines for a log instead of bars, as is always done if stderr is no terminal.
+        totals: The number of samples of each task.
+        most: The most tokens of a completion.
+        quiet: Print lines for a log instead of bars, as always if stderr is no terminal.
 
     Attributes:
-        running: Tells the task of each unfinished sample, and how many tokens it has. Called in any thread.
+        running: Returns the task and the number of tokens of each unfinished sample. It is called
+            in any thread.
     """
 
     def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
-        self._bars = _bars(_Counted(self._speed), quiet=quiet)
-        self._most = most
+        self._bars = _make_bars(_StatusColumn(self._describe_speed), quiet=quiet)
+        self._most_tokens = most
         self.running: Callable[[], Sequence[tuple[str, int]]] = list
-        self._rows = {
-            name: self._bars.add_task(
-                name, start=False, total=total, made=0, tokens=0, scored=0, correct=0
-            )
+        self._bar_ids = {
+            name: self._bars.add_task(name, start=False, total=total, tokens=0, scored=0, correct=0)
             for name, total in {**totals, ALL: sum(totals.values())}.items()
         }
-        self._known: Counter[str] = Counter()
-        self._shown = time.monotonic()
+        self._recorded: Counter[str] = Counter()
+        self._printed_at = time.monotonic()
 
-    def known(self, task: str) -> None:
-        """Count a sample that an earlier session made. Call it before the bars start: there may be a million."""
-        self._known.update((task, ALL))
+    def count_recorded(self, task: str) -> None:
+        """Count a sample of an earlier session, before the bars start.
+
+        There may be a million of them, so the bars are not updated.
+        """
+        self._recorded.update((task, ALL))
 
     def sample(self, task: str, tokens: int | None) -> None:
         """Count a finished sample."""
-        self._count(task, made=1, tokens=tokens or 0)
+        self._count(task, advance=1, tokens=tokens or 0)
 
     def score(self, task: str, verdict: str) -> None:
         """Count a score."""
@@ -132,102 +142,122 @@ class Progress:
 
     def tick(self) -> None:
         """Print a line if there are no bars and the last line is old enough."""
-        if self._bars.disable and time.monotonic() - self._shown >= LOG_SECONDS:
-            self.line()
+        if self._bars.disable and time.monotonic() - self._printed_at >= LOG_SECONDS:
+            self.print_line()
 
-    def line(self) -> None:
+    def print_line(self) -> None:
         """Print a line for a log now, wrapped at 80 columns."""
-        self._shown = time.monotonic()
-        done = {
-            task.description: f"{task.completed:.0f}/{task.total:.0f}" for task in self._bars.tasks
-        }
-        *tasks, together = self._bars.tasks
-        parts = [
-            f"{task.description}\0{done[task.description]}\0{_accuracy(task)}" for task in tasks
+        self._printed_at = time.monotonic()
+        *tasks, total = self._bars.tasks
+        # textwrap does not break at \0, so a task's name, counts and accuracy stay together.
+        counts = [
+            f"{task.description}\0{_count_samples(task)}\0{_accuracy(task)}" for task in tasks
         ]
-        said = f"mless: {done[ALL]} samples, {self._speed(together)} | {', '.join(parts)}"
-        # \0 keeps a task together where the line is wrapped
+        summary = f"mless: {_count_samples(total)} samples, {self._describe_speed(total)}"
         lines = textwrap.fill(
-            said, TABLE_WIDTH, subsequent_indent="  ", break_on_hyphens=False
-        ).replace("\0", " ")
-        print(lines, file=sys.stderr, flush=True)
+            f"{summary} | {', '.join(counts)}",
+            TABLE_WIDTH,
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
+        print(lines.replace("\0", " "), file=sys.stderr, flush=True)
 
-    def _count(self, name: str, **counts: int) -> None:
-        for row in (self._rows[name], self._rows[ALL]):
-            fields = self._bars.tasks[row].fields
-            added = {field: fields[field] + count for field, count in counts.items()}
-            self._bars.update(row, advance=counts.get("made", 0), **added)
+    def _count(self, name: str, advance: int = 0, **counts: int) -> None:
+        for bar in (self._bar_ids[name], self._bar_ids[ALL]):
+            fields = self._bars.tasks[bar].fields
+            sums = {field: fields[field] + count for field, count in counts.items()}
+            self._bars.update(bar, advance=advance, **sums)
 
     def __enter__(self) -> Self:
-        """Start the clock, once the model is loaded. Samples counted so far took no time."""
-        self._shown = time.monotonic()
-        for name, row in self._rows.items():
-            self._bars.reset(row, completed=self._known[name])
+        """Start the clock, once the model is loaded. Recorded samples took no time."""
+        self._printed_at = time.monotonic()
+        for name, bar in self._bar_ids.items():
+            self._bars.reset(bar, completed=self._recorded[name])
         self._bars.start()
-        _bars_shown.set()
+        _has_bars.set()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._bars.stop()
         if self._bars.disable:
-            self.line()
+            self.print_line()
 
-    def _speed(self, together: Task) -> str:
+    def _describe_speed(self, total: Task) -> str:
         """Tokens per second and the time left, at the mean speed since the model was loaded.
 
-        Where the backend tells no tokens, the time left is that of samples. rich's own estimate starts at the first
-        finished sample. The samples of a batch finish late and close together, so that it would promise too much.
+        If the backend reports no tokens, the time left is that of samples. rich's own estimate
+        starts at the first finished sample. The samples of a batch finish late and close together,
+        so that estimate would be too short.
         """
-        seconds, made = together.finished_time or together.elapsed or 0, together.fields["made"]
+        seconds = total.finished_time or total.elapsed or 0
         running = self.running()
-        tokens = together.fields["tokens"] + sum(tokens for _, tokens in running)
-        part = (
-            self._tokens_left(together, running) / tokens
-            if tokens
-            else made and (together.remaining or 0) / made
-        )
-        left = f", {timedelta(seconds=round(part * seconds))} left" if part else ""
-        return f"{tokens / max(seconds, 1e-9):,.0f} tokens/s{left}"
+        tokens = total.fields["tokens"] + sum(tokens for _, tokens in running)
+        samples = self._count_finished(total)
+        remaining_share = 0.0
+        if tokens:
+            remaining_share = self._count_remaining_tokens(total, running) / tokens
+        elif samples:
+            remaining_share = (total.remaining or 0) / samples
+        speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
+        if not remaining_share:
+            return speed
+        return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"
 
-    def _tokens_left(self, together: Task, running: Sequence[tuple[str, int]]) -> float:
-        """Tokens that are still to come: a sample is expected to be as long as the finished ones of its task.
+    def _count_finished(self, task: Task) -> float:
+        """The samples of a task that this session finished."""
+        return task.completed - self._recorded[task.description]
 
-        Where none is finished those of all tasks count, and before there are any half of what a completion may have.
-        One that is longer already is expected to end halfway between here and there.
+    def _count_remaining_tokens(self, total: Task, running: Sequence[tuple[str, int]]) -> float:
+        """The expected number of tokens that the run still has to generate.
+
+        A sample is expected to be as long as the mean of its task's finished samples. Where its
+        task has none, it is the mean of all tasks, and before any sample is finished it is half of
+        the limit. A sample that is longer already is expected to end halfway to the limit.
         """
-        left = 0.0
+        remaining = 0.0
         for task in self._bars.tasks[:-1]:
-            known = task.fields if task.fields["made"] else together.fields
-            mean = known["tokens"] / known["made"] if known["made"] else self._most / 2
-            begun = [tokens for name, tokens in running if name == task.description]
-            left += ((task.remaining or 0) - len(begun)) * mean
-            left += sum(
-                mean - tokens if tokens < mean else (self._most - tokens) / 2 for tokens in begun
-            )
-        return left
+            finished = task if self._count_finished(task) else total
+            mean = self._most_tokens / 2
+            if self._count_finished(finished):
+                mean = finished.fields["tokens"] / self._count_finished(finished)
+            lengths = [tokens for name, tokens in running if name == task.description]
+            remaining += ((task.remaining or 0) - len(lengths)) * mean
+            for length in lengths:
+                end = mean if length < mean else (length + self._most_tokens) / 2
+                remaining += end - length
+        return remaining
 
 
-class _Counted(ProgressColumn):
-    """Right so far; of all tasks together what `speed` says."""
+class _StatusColumn(ProgressColumn):
+    """The accuracy of a task; for all tasks together, the speed."""
 
-    def __init__(self, speed: Callable[[Task], str]) -> None:
+    def __init__(self, describe_speed: Callable[[Task], str]) -> None:
         super().__init__()
-        self._speed = speed
+        self._describe_speed = describe_speed
 
     def render(self, task: Task) -> Text:
-        return Text(
-            self._speed(task) if task.description == ALL else f"{_accuracy(task):>6} correct"
-        )
+        if task.description == ALL:
+            return Text(self._describe_speed(task))
+        return Text(f"{_accuracy(task):>6} correct")
 
 
-def _bars(column: ProgressColumn, *, quiet: bool = False) -> Bars:
+def _make_bars(last_column: ProgressColumn, *, quiet: bool = False) -> Bars:
     """Bars on stderr that end in a column; disabled if stderr is no terminal."""
     console = Console(stderr=True)
-    shown = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), column)
-    return Bars(*shown, console=console, disable=quiet or not console.is_terminal)
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), last_column)
+    return Bars(*columns, console=console, disable=quiet or not console.is_terminal)
+
+
+def _count_samples(task: Task) -> str:
+    return f"{task.completed:.0f}/{task.total:.0f}"
 
 
 def _accuracy(task: Task) -> str:
-    """The share right, once most samples are graded: answers equal to the gold's text are graded before all others."""
-    graded = task.fields["scored"] > GRADED_SHARE * task.completed
-    return f"{task.fields['correct'] / task.fields['scored']:.1%}" if graded else "-"
+    """The accuracy, once most samples are graded.
+
+    Answers that equal the gold's text are graded before all others, so an early accuracy would be
+    too high.
+    """
+    if task.fields["scored"] <= GRADED_SHARE * task.completed:
+        return "-"
+    return f"{task.fields['correct'] / task.fields['scored']:.1%}"

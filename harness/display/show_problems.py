@@ -1,7 +1,7 @@
-"""What `mless show` prints: a run at a glance, the problems that changed, or one problem whole.
+"""The output of `mless show`: a summary of a run, the problems that changed, or one problem.
 
-What models write is hostile text. It goes to the terminal as plain characters, never as markup. Every character that
-a terminal would obey rather than show (escapes, carriage returns, changes of direction) is spelt out.
+Models write hostile text. It goes to the terminal as plain characters, never as markup. Every
+character that a terminal would obey (escapes, carriage returns, changes of direction) is spelt out.
 """
 
 from __future__ import annotations
@@ -31,121 +31,112 @@ from harness.runs.answered_prompts import AnsweredPrompt, Problem
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 
-_COLOURS = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
-"""How the parts of a prompt look on a terminal."""
+_STYLES = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
+"""The style of each role of a prompt's text on a terminal."""
+_CHANGES = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
+"""Whether the samples of the baseline and of the condition are correct, by the outcome."""
 
 
 def describe_run(run: Run) -> str:
-    """A run at a glance: how it was made, what it holds, how its samples ended, and what to do next.
+    """A summary of a run: receipt, conditions, verdicts, and commands that show more.
 
-    Reference conditions, such as the positive control, are named and not counted.
+    Reference conditions, such as the positive control, are named but not counted.
     """
-    frame = run.samples
-    first = frame[frame["replicate"] == 0]
+    frame = run.samples[run.samples["replicate"] == 0]
     references = run.reference_conditions
-    asked = first[~first["condition"].isin(references)]
-    groups = Counter(
-        group_name(references.get(name, {}).get("kind"), name)
-        for name in first["condition"].unique()
-    )
-    conditions = ", ".join(
-        name if number == 1 else f"{number} {name}" for name, number in groups.items()
-    )
-    rows = [
-        {"verdict": name, "samples": count}
-        for name, count in asked["verdict"].value_counts().items()
-        if count
-    ]
+    names = list(frame["condition"].unique())
+    groups = Counter(group_name(references.get(name, {}).get("kind"), name) for name in names)
+    conditions = []
+    for name, count in groups.items():
+        conditions.append(name if count == 1 else f"{count} {name}")
+    problems = frame["problem_id"].nunique()
+    layouts = ", ".join(frame["layout"].unique())
+    counted = frame[~frame["condition"].isin(references)]
+    counts = counted["verdict"].value_counts()
+    rows = [{"verdict": verdict, "samples": count} for verdict, count in counts[counts > 0].items()]
     columns = [
         Column("verdict", "verdict", str, numeric=False),
         Column("samples", "samples", "{:,}".format),
-        Column("samples", "share", lambda count: f"{count / len(asked):.1%}"),
+        Column("samples", "share", lambda count: f"{count / len(counted):.1%}"),
     ]
-    title = f"Verdicts on the samples of {list_first(list(asked['condition'].unique()), 6)}:"
-    return "\n".join(
-        [
-            fold([receipt_line({"name": run.name, **run.about}).removeprefix("receipt: ")]),
-            "",
-            fold(
-                [
-                    f"{first['problem_id'].nunique()} problems, {', '.join(first['layout'].unique())}: {conditions}"
-                ]
-            ),
-            "",
-            render([Table(title, rows, columns)]),
-            "",
-            f"one problem  mless show {run.name} {first['problem_id'].iloc[0]}",
-            f"what changed mless show {run.name} --changed",
-            f"the table    mless table {run.name}",
-        ]
-    )
+    title = f"Verdicts on the samples of {list_first(list(counted['condition'].unique()), 6)}:"
+    receipt = receipt_line({"name": run.name, **run.about}).removeprefix("receipt: ")
+    lines = [
+        fold([receipt]),
+        "",
+        fold([f"{problems} problems, {layouts}: {', '.join(conditions)}"]),
+        "",
+        render([Table(title, rows, columns)]),
+        "",
+        f"one problem  mless show {run.name} {frame['problem_id'].iloc[0]}",
+        f"what changed mless show {run.name} --changed",
+        f"the table    mless table {run.name}",
+    ]
+    return "\n".join(lines)
 
 
 def describe_changes(
     row: Mapping[str, Any], criterion: Criterion, outcomes: Mapping[str, int]
 ) -> str:
-    """Above the problems that changed: what all problems say, and how many of them are listed.
+    """The lines above the problems that changed: the result over all problems, and the selection.
 
     Args:
-        row: The condition's row of `mless table`: what stands in the list proves nothing.
-        criterion: What was asked for.
-        outcomes: How many problems had each outcome.
+        row: The condition's row of `mless table`, as a list of problems is no evidence.
+        criterion: The criterion of the selection.
+        outcomes: The number of problems with each outcome.
     """
-    again = "both sides were run once, so the noise of the difference is not known"
+    change = difference(row["difference"], row["low"], row["high"])
+    flip_counts = flips(row["wrong_to_right"], row["right_to_wrong"])
+    repeat = "both sides were run once, so the noise of the difference is not known"
     if row["aa_difference"] is not None:
-        again = f"both sides were run again: {describe_repeat(row)}"
-    matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
-    within = ", ".join(
-        f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name))
-    )
-    noun = "problems" if sum(outcomes.values()) <= row["problems"] else "problems by draw"
-    listed = f"{matching} of {sum(outcomes.values())} {noun}" + (f" ({within})" if within else "")
-    rule = ", by the share of their samples that is right" if row["repeats"] > 1 else ""
-    lacking = (
-        f"; {outcomes['undecided']} lack a verdict under one of the two"
-        if outcomes["undecided"]
-        else ""
-    )
-    return fold(
-        [
-            f"difference  {difference(row['difference'], row['low'], row['high'])} points, {LEVEL} interval",
-            f"flips       {flips(row['wrong_to_right'], row['right_to_wrong'])}: {define_flips(row['repeats'])}",
-            f"A/A         {again}",
-            f"listed      {listed}, {str(criterion.flip).replace('_', ' ')}{rule}{lacking}",
-        ],
-        hyphens=False,
-        indent=12,
-    )
+        repeat = f"both sides were run again: {describe_repeat(row)}"
+    matching = sum(count for outcome, count in outcomes.items() if criterion.wants(outcome))
+    total = sum(outcomes.values())
+    noun = "problems" if total <= row["problems"] else "problems by draw"
+    listed = f"{matching} of {total} {noun}"
+    filters = {"subject": criterion.subject, "level": criterion.level}
+    filter_texts = [f"{name} {value}" for name, value in filters.items() if value]
+    if filter_texts:
+        listed += f" ({', '.join(filter_texts)})"
+    listed += f", {str(criterion.flip).replace('_', ' ')}"
+    if row["repeats"] > 1:
+        listed += ", by the share of their samples that is right"
+    if outcomes["undecided"]:
+        listed += f"; {outcomes['undecided']} lack a verdict under one of the two"
+    lines = [
+        f"difference  {change} points, {LEVEL} interval",
+        f"flips       {flip_counts}: {define_flips(row['repeats'])}",
+        f"A/A         {repeat}",
+        f"listed      {listed}",
+    ]
+    return fold(lines, hyphens=False, indent=12)
 
 
 def print_changes(
     console: Console, problems: Iterable[Problem], criterion: Criterion, *, limit: int | None
 ) -> None:
-    """Print the problems that a criterion wants, each under its two conditions: a completion, its answer and verdict.
+    """Print the problems of a criterion, each with a completion under both of its conditions.
 
-    Of several samples the first is shown that did what the outcome says, if one did.
+    Of several samples, the first with the verdict of the outcome is printed, else the first.
     """
     for problem in problems:
         if not criterion.wants(problem.outcome):
             continue
-        sides = [problem.prompts[name] for name in (criterion.baseline, criterion.condition)]
-        expected = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
-        right = expected.get(str(problem.outcome), (None, None))
-        outcome = str(problem.outcome).replace("_", " ")
-        segments = sides[0].requested.segments
-        text = (
-            "".join(segment.text for segment in segments if segment.role == "problem")
-            or sides[0].prompt
-        )
+        outcome = str(problem.outcome)
+        prompts = [problem.prompts[name] for name in (criterion.baseline, criterion.condition)]
+        segments = prompts[0].requested.segments
+        text = "".join(segment.text for segment in segments if segment.role == "problem")
+        if not text:
+            text = prompts[0].prompt
         console.print()
-        _print_title(console, f"{outcome}  {problem.id}", sides[0])
+        _print_title(console, f"{outcome.replace('_', ' ')}  {problem.id}", prompts[0])
         console.print(spell_out(text.strip(), console.encoding), overflow="fold")
-        for prompt, wanted in zip(sides, right, strict=True):
-            agree = [
-                n for n, verdict in enumerate(prompt.verdicts) if (verdict == "correct") is wanted
-            ]
+        expected = _CHANGES.get(outcome, (None, None))
+        for prompt, is_correct in zip(prompts, expected, strict=True):
+            correct = [verdict == "correct" for verdict in prompt.verdicts]
+            index = correct.index(is_correct) if is_correct in correct else 0
             console.print(Text(label(prompt.condition), style="bold"))
-            _print_answers(console, prompt, [agree[0] if agree else 0], limit)
+            _print_samples(console, prompt, [index], limit)
 
 
 def print_problem(
@@ -157,76 +148,90 @@ def print_problem(
     layout: str | None,
     limit: int | None,
 ) -> None:
-    """Print one problem of a run: under each condition the prompt as the model got it, and what came back.
+    """Print one problem of a run: under each condition the prompt and the completions.
 
     Args:
         console: The terminal.
         run: The run.
         problem: The problem's id.
-        condition: Only this condition. By default all but those that others are held against.
+        condition: Only this condition. By default all but the reference conditions.
         layout: Only this layout.
-        limit: Show about this many characters of a completion. None shows all.
+        limit: The number of characters of a completion to show, roughly. None shows all.
 
     Raises:
         RunError: the run has no such problem, condition or layout.
     """
-    asked = run.prompts
-    here = [one for one in asked if problem in (one.problem_id, one.doc.get("id"))]
-    shown = [
-        one
-        for one in here
-        if layout in (None, one.layout)
-        and (
-            one.condition == condition
-            if condition
-            else one.condition not in run.reference_conditions
-        )
+    candidates = [
+        prompt for prompt in run.prompts if problem in (prompt.problem_id, prompt.doc.get("id"))
     ]
-    if not shown:
-        wanted = ", ".join(filter(None, (problem, condition, layout)))
-        there = dict.fromkeys(
-            f"{one.condition} ({one.layout})" if here else one.problem_id for one in here or asked
-        )
-        raise RunError(f"{run.name} has no {wanted}: expected one of {list_near(wanted, there)}.")
-    _print_title(console, problem, shown[0])
-    for one in shown:
+    conditions = {prompt.condition for prompt in candidates}.difference(run.reference_conditions)
+    if condition:
+        conditions = {condition}
+    prompts = [
+        prompt
+        for prompt in candidates
+        if prompt.condition in conditions and layout in (None, prompt.layout)
+    ]
+    if not prompts:
+        request = ", ".join(filter(None, (problem, condition, layout)))
+        names = [f"{prompt.condition} ({prompt.layout})" for prompt in candidates]
+        if not candidates:
+            names = [prompt.problem_id for prompt in run.prompts]
+        nearest = list_near(request, dict.fromkeys(names))
+        raise RunError(f"{run.name} has no {request}: expected one of {nearest}.")
+    _print_title(console, problem, prompts[0])
+    for prompt in prompts:
         console.print()
-        parts = [
-            (spell_out(text, console.encoding), _COLOURS.get(role, "")) for role, text in one.parts
-        ]
-        draw = "" if one.problem_id == problem else f", {one.problem_id}"
-        heading = (f"{label(one.condition)}, {one.layout}{draw}\n", "bold")
-        console.print(Text.assemble(heading, *parts), overflow="fold")
-        _print_answers(console, one, range(len(one.completions)), limit)
+        draw = "" if prompt.problem_id == problem else f", {prompt.problem_id}"
+        text = Text()
+        text.append(f"{label(prompt.condition)}, {prompt.layout}{draw}\n", style="bold")
+        for role, segment in prompt.parts:
+            text.append(spell_out(segment, console.encoding), style=_STYLES.get(role, "none"))
+        console.print(text, overflow="fold")
+        _print_samples(console, prompt, range(len(prompt.completions)), limit)
 
 
 def spell_out(text: str, encoding: str = "utf-8") -> str:
-    """The text without characters that a terminal would obey, except line breaks, or that its encoding lacks."""
-    shown = visible(text.replace("\t", "    "), keep="\n")
-    return shown.encode(encoding, "backslashreplace").decode(encoding)
+    """The text with all characters spelt out that a terminal would obey or its encoding lacks.
+
+    Line breaks are kept.
+    """
+    text = visible(text.replace("\t", "    "), keep="\n")
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _print_title(console: Console, words: str, prompt: AnsweredPrompt) -> None:
+def _print_title(console: Console, title: str, prompt: AnsweredPrompt) -> None:
     doc = prompt.doc
-    about = f"{words}  level {doc['level']}  {doc['subject']}  gold answer {doc['answer']}"
-    console.print(spell_out(about, console.encoding), style="bold")
+    text = f"{title}  level {doc['level']}  {doc['subject']}  gold answer {doc['answer']}"
+    console.print(spell_out(text, console.encoding), style="bold")
 
 
-def _print_answers(
-    console: Console, one: AnsweredPrompt, places: Iterable[int], limit: int | None
+def _print_samples(
+    console: Console, prompt: AnsweredPrompt, indices: Iterable[int], limit: int | None
 ) -> None:
-    """Print completions with verdict and answer; of a long one the beginning, and the end, where the answer is."""
-    samples = list(zip_longest(one.verdicts, one.answers, one.completions))
-    for place in places:
-        verdict, answer, completion = samples[place]
-        number = f" {place + 1} of {len(samples)}" if len(samples) > 1 else ""
-        shown = spell_out(completion or "not recorded", console.encoding).strip("\n")
-        if limit is not None and (left_out := len(shown) - limit) > 40:
-            half = limit // 2
-            shown = (
-                f"{shown[:half]}\n[{left_out:,} characters left out]\n{shown[half + left_out :]}"
-            )
-        colour = "green" if verdict == "correct" else "red"
-        said = Text(f"-> completion{number}: {verdict or 'not graded'}", style=colour)
-        said.append(f", answer {spell_out(answer or '-', console.encoding)}\n", style="none")
-        console.print(said.append(shown, style="none"), overflow="fold")
+    """Print completions with verdict and answer. The middle of a long completion is left out."""
+    samples = list(zip_longest(prompt.verdicts, prompt.answers, prompt.completions))
+    for index in indices:
+        verdict, answer, completion = samples[index]
+        number = f" {index + 1} of {len(samples)}" if len(samples) > 1 else ""
+        style = "green" if verdict == "correct" else "red"
+        verdict = verdict or "not graded"
+        answer = spell_out(answer or "-", console.encoding)
+        completion = spell_out(completion or "not recorded", console.encoding).strip("\n")
+        text = Text(f"-> completion{number}: {verdict}", style=style)
+        text.append(f", answer {answer}\n", style="none")
+        if limit is not None:
+            completion = _shorten(completion, limit)
+        console.print(text.append(completion, style="none"), overflow="fold")
+
+
+def _shorten(text: str, limit: int) -> str:
+    """The beginning of a text and its end, where the answer is, without the middle.
+
+    The middle stays if it has 40 characters or fewer.
+    """
+    hidden = len(text) - limit
+    if hidden <= 40:
+        return text
+    start = limit // 2
+    return f"{text[:start]}\n[{hidden:,} characters left out]\n{text[start + hidden :]}"

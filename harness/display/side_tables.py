@@ -1,6 +1,7 @@
-"""The tables that stand beside a comparison, each declared once: for text, the report and docs/columns.md.
+"""The declarations of the side tables, for text, the report and docs/columns.md.
 
-`make_leaderboard` computes their data under the same keys. A new side table has an entry there and one here.
+`make_leaderboard` computes their data under the same keys. A new side table needs an entry there
+and one here.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from harness.analysis import (
     sweeps,
 )
 from harness.analysis.result_tables import Leaderboard, records
-from harness.display.comparison_columns import MEDIATORS, word
+from harness.display.comparison_columns import UNGRADED_ENDINGS, word
 from harness.display.comparison_tables import describe_shared_values, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
     LEVEL,
     NONE,
-    accuracy,
     count,
     difference,
     interval,
@@ -44,13 +44,13 @@ class SideTable:
     """A table beside the comparison.
 
     Attributes:
-        key: Of its data in `Leaderboard.side_tables` and in JSON.
-        heading: Stands above it. `{shared}` is replaced by what all rows have in common.
+        key: The key of its data in `Leaderboard.side_tables` and in JSON.
+        heading: The text above it. `{shared}` is replaced by the values that all rows share.
         meanings: The meaning of each column of the data.
-        words: Columns of words, of which those that are facts of the whole table are left out.
+        words: Columns of words. Those with one value for the whole table are left out.
         columns: The columns of numbers.
-        remarks: Sentences that stand below it.
-        on_request: Whether text has it only if it is asked for.
+        remarks: Sentences below it.
+        on_request: Whether text contains it only if it is requested.
     """
 
     key: str
@@ -70,12 +70,13 @@ def _show_lengths(lengths: Any) -> str:
     return str(lengths).replace(" ", ", ")
 
 
-def _show_grader(right: Any, change: Any) -> str:
-    return number(right) if change is None else f"{number(right)} {signed(change)}"
+def _show_grader(accuracy: Any, change: Any) -> str:
+    text = number(accuracy)
+    return text if change is None else f"{text} {signed(change)}"
 
 
-def _show_own_accuracy(value: Any, low: Any, high: Any) -> str:
-    return "not run" if value is None else accuracy(value, low, high)
+def _show_accuracy(value: Any, low: Any, high: Any) -> str:
+    return "not run" if value is None else f"{number(value)} {interval(low, high)}"
 
 
 def _show_layers(layers: Any) -> str:
@@ -111,8 +112,8 @@ SIDE_TABLES = (
             Column("new_p", "p", p_value),
         ),
         remarks=(
-            "Verdicts above are of these instructions; the interval here is for new ones of this kind, on new "
-            "problems.",
+            "Verdicts above are of these instructions; the interval here is for new ones of this "
+            "kind, on new problems.",
         ),
     ),
     SideTable(
@@ -126,7 +127,8 @@ SIDE_TABLES = (
             Column("new_p", "p", p_value),
         ),
         remarks=(
-            "Intervals are for new texts of the kind, on new problems. Exploratory: neither adjusted nor judged.",
+            "Intervals are for new texts of the kind, on new problems. Exploratory: neither "
+            "adjusted nor judged.",
         ),
     ),
     SideTable(
@@ -158,15 +160,20 @@ SIDE_TABLES = (
             Column("p_adjusted", "p adj.", p_value),
         ),
         remarks=(
-            "Each condition is compared with the position gap. Where scale or bias is on alone, attention weights do "
-            "not add up to 1: this is not valid attention, and no prompt makes a model compute it.",
+            "Each condition is compared with the position gap. Where scale or bias is on alone, "
+            "attention weights do not add up to 1: this is not valid attention, and no prompt "
+            "makes a model compute it.",
         ),
     ),
     SideTable(
         key="mediators",
         heading="What else changed: percent of the samples",
         meanings=mediators_and_audit.MEDIATOR_COLUMNS,
-        columns=MEDIATORS,
+        columns=(
+            *UNGRADED_ENDINGS,
+            Column("completion_tokens", "tokens", partial(number, digits=0)),
+            Column("looping", "loops", number),
+        ),
         on_request=True,
     ),
     SideTable(
@@ -186,19 +193,14 @@ SIDE_TABLES = (
         on_request=True,
     ),
 )
-REFERENCE = SideTable(
-    key="reference",
-    heading="Reference: {source}{shared}",
-    meanings=published_numbers.REFERENCE_COLUMNS,
-    columns=(
-        Column("accuracy accuracy_low accuracy_high", f"ours % [{LEVEL}]", _show_own_accuracy),
-        Column("authors_rule", "authors'", number),
-        Column("reference", "theirs", number),
-        Column("difference low high", "our difference", difference),
-        Column("reference_difference", "their difference", signed),
-    ),
-    on_request=True,
+PUBLISHED_COLUMNS = (
+    Column("accuracy accuracy_low accuracy_high", f"ours % [{LEVEL}]", _show_accuracy),
+    Column("authors_rule", "authors'", number),
+    Column("reference", "theirs", number),
+    Column("difference low high", "our difference", difference),
+    Column("reference_difference", "their difference", signed),
 )
+"""The columns of numbers in the table of published numbers."""
 
 
 def show_side_tables(board: Leaderboard) -> dict[str, Table]:
@@ -207,36 +209,48 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
     for side in SIDE_TABLES:
         rows = rows_of_conditions(board, board.side_tables[side.key])
         if rows:
-            # only tables of models and layouts are split
-            words = (*side.words[:2], *board.by, *side.words[2:])
-            columns = tuple(_filled_columns(side, rows))
-            tables[side.key] = _make_table(replace(side, words=words, columns=columns), rows)
+            # A board that is split has only side tables whose first two words are model and layout.
+            words = [*side.words[:2], *board.by, *side.words[2:]]
+            title, word_columns = _describe_words(side.heading, words, rows)
+            columns = [*word_columns, *_filled_columns(side, rows)]
+            tables[side.key] = Table(title, rows, columns, side.remarks)
     return tables
 
 
 def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
-    """The columns that have a value in any row, each with the meaning of its first field as its legend."""
+    """The columns with a value in any row. The legend is the meaning of a column's first field."""
     for column in side.columns:
-        name, *_ = column.key.split()
-        if any(row[name] is not None for row in rows):
-            yield replace(column, legend=side.meanings.get(name, ""))
+        field, *_ = column.key.split()
+        if any(row[field] is not None for row in rows):
+            yield replace(column, legend=side.meanings.get(field, ""))
 
 
 def show_reference(
     table: pandas.DataFrame, published: published_numbers.Reference, differences: Sequence[str]
 ) -> Table:
-    """Published numbers next to ours."""
-    samples = f"{published.setup.samples} {plural('sample', published.setup.samples)}"
-    reading_error = (
-        "" if published.exact else f", read off a figure to within {published.uncertainty:g} points"
-    )
-    remark = f"theirs: means of {samples} a problem{reading_error}."
-    heading = REFERENCE.heading.replace("{source}", published.source)
-    side = replace(REFERENCE, heading=heading, remarks=(remark, *differences))
-    return _make_table(side, records(table))
+    """Published numbers next to ours.
+
+    Args:
+        table: From `published_numbers.reference_table`.
+        published: The published numbers.
+        differences: The differences between their set-up and ours, as remarks.
+    """
+    rows = records(table)
+    heading = f"Reference: {published.source}{{shared}}"
+    title, word_columns = _describe_words(heading, ("model", "layout", "condition"), rows)
+    samples = published.setup.samples
+    remark = f"theirs: means of {samples} {plural('sample', samples)} a problem"
+    if not published.exact:
+        remark += f", read off a figure to within {published.uncertainty:g} points"
+    remarks = [f"{remark}.", *differences]
+    return Table(title, rows, [*word_columns, *PUBLISHED_COLUMNS], remarks)
 
 
-def _make_table(side: SideTable, rows: Sequence[Row]) -> Table:
-    shared, differing = describe_shared_values(rows, side.words)
-    heading = side.heading.replace("{shared}", f", {shared}" if shared else "")
-    return Table(heading, rows, [*map(word, differing), *side.columns], side.remarks)
+def _describe_words(
+    heading: str, words: Sequence[str], rows: Sequence[Row]
+) -> tuple[str, list[Column]]:
+    """The title, which names what all rows share, and the columns of words in which they differ."""
+    shared, differing = describe_shared_values(rows, words)
+    if shared:
+        shared = f", {shared}"
+    return heading.replace("{shared}", shared), [*map(word, differing)]

@@ -1,4 +1,4 @@
-"""The page of `mless table`, of one run or many: from names of runs to text, CSV or JSON."""
+"""The page of `mless table`: from the names of one run or several to text, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """What a page shows, and how.
+    """The content and the format of a page.
 
     Attributes:
         form: Output format.
-        models: Whether each model and layout is one row, and runs that cannot be compared have tables of their own.
-            Otherwise each condition is a row, and such runs are refused.
+        models: Whether each model and layout is one row, and runs that cannot be compared have
+            tables of their own. Otherwise each condition is a row, and such runs are refused.
         by: Further columns to split by: values of `Split`.
-        baseline: The condition that the others are compared with; None for the runs' own.
+        baseline: The condition that all others are compared with; None for the runs' own.
         margin: Equivalence margin in points; None for the default.
-        metric: The metric that tells right from wrong in logs of other tasks.
-        side_tables: Keys of side tables to add that are shown on request. In CSV one of them replaces the comparison.
+        metric: The metric that separates right from wrong in logs of other tasks.
+        side_tables: Keys of side tables to add that are not shown otherwise. In CSV one of them
+            replaces the comparison.
         reference: Published numbers to add: see `read_reference`.
-        explain: Whether plain text says what every column means, or only what must be known to read the verdicts.
+        explain: Whether plain text explains every column, or only what is needed to read the
+            verdicts.
     """
 
     form: Format = "text"
@@ -64,7 +66,7 @@ class _Page:
         board: All its data.
         tables: Its tables in text.
         frame: Its table in CSV.
-        reference: What JSON says of published numbers, if they are asked for.
+        reference: The published numbers in JSON, if they are requested.
     """
 
     board: Leaderboard
@@ -78,11 +80,12 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
 
     Args:
         runs: Names of runs, as `read_runs.locate` takes them.
-        options: What to show.
+        options: Content and format.
 
     Raises:
         ValueError: there is no such split.
-        HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
+        HarnessError: the runs cannot be read or compared, or the requested tables do not go
+            together.
     """
     if options.form == "csv" and len(options.side_tables) + bool(options.reference) > 1:
         raise ConfigError(
@@ -95,14 +98,16 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
     loaded = [Run.load(run, metric=options.metric) for run in locate(runs)]
     groups = by_table(loaded) if options.models else [loaded]
     pages = [_make_page(group, options) for group in groups]
-    names = [_name_page(page.board) for page in pages]
-    if options.form == "csv" and len(pages) > 1:
-        raise ConfigError(
-            f"CSV holds one table: expected the runs of one, got tables of {'; '.join(names)}. Name those of one."
-        )
     if len(pages) > 1:
+        names = [_name_page(page.board) for page in pages]
+        if options.form == "csv":
+            raise ConfigError(
+                "CSV holds one table: expected the runs of one, "
+                f"got tables of {'; '.join(names)}. Name those of one."
+            )
         for name, page in zip(names, pages, strict=True):
-            page.tables[0] = replace(page.tables[0], title=f"{name}: {page.tables[0].title}")
+            table = page.tables[0]
+            page.tables[0] = replace(table, title=f"{name}: {table.title}")
     return _write(pages, options.form, explain=options.explain)
 
 
@@ -113,14 +118,14 @@ def show_board(board: Leaderboard, form: Format = "text", *, explain: bool = Tru
 
 
 def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
-    by = list(dict.fromkeys(Split(name).value for name in options.by))
-    board = make_leaderboard(runs, baseline=options.baseline, margin=options.margin, by=by)
-    first = show_leaderboard(board) if options.models else show_comparison(board)
-    page = _Page(board=board, tables=[first], frame=board.comparison)
+    splits = list(dict.fromkeys(Split(name).value for name in options.by))
+    board = make_leaderboard(runs, baseline=options.baseline, margin=options.margin, by=splits)
+    table = show_leaderboard(board) if options.models else show_comparison(board)
+    page = _Page(board=board, tables=[table], frame=board.comparison)
     tables = show_side_tables(board)
     for side in SIDE_TABLES:
         is_requested = side.key in options.side_tables
-        # below rows of models stands only what is over all models
+        # A leaderboard shows only the side tables that are about all models together.
         is_hidden = side.on_request or (options.models and "model" in side.words)
         if side.key in tables and (is_requested or not is_hidden):
             page.tables.append(tables[side.key])
@@ -139,10 +144,9 @@ def _add_reference(page: _Page, name: str) -> None:
     )
     differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
     page.tables.append(show_reference(page.frame, published, differences))
-    facts = published.model_dump(exclude={"accuracies"})
     page.reference = {
         "name": name,
-        **facts,
+        **published.model_dump(exclude={"accuracies"}),
         "rows": records(page.frame),
         "differences": differences,
     }
@@ -150,9 +154,8 @@ def _add_reference(page: _Page, name: str) -> None:
 
 def _name_page(board: Leaderboard) -> str:
     """The dataset and the runs."""
-    return (
-        f"{task_name(board.receipt)}, {list_first([str(entry['name']) for entry in board.receipt])}"
-    )
+    runs = [str(entry["name"]) for entry in board.receipt]
+    return f"{task_name(board.receipt)}, {list_first(runs)}"
 
 
 def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:
@@ -162,7 +165,11 @@ def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:
     if form == "json":
         texts = [as_json(page.board, page.reference) for page in pages]
         return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-    footer = [receipt_line(entry) for page in pages for entry in page.board.receipt]
+    tables: list[Table] = []
+    footer = []
+    for page in pages:
+        tables += page.tables
+        footer += [receipt_line(entry) for entry in page.board.receipt]
     if form == "text" and not explain:
         footer.insert(0, "What each column means, and more: --explain.")
-    return render([table for page in pages for table in page.tables], form, footer, explain=explain)
+    return render(tables, form, footer, explain=explain)

@@ -105,7 +105,7 @@ class _Session:
         else:
             self._folder.note(SESSION, self._facts)
         for number, sample in enumerate(read_samples(self._folder.path)):
-            self._progress.known(self._task_lines[sample.task])
+            self._progress.count_recorded(self._task_lines[sample.task])
             scorer.submit(sample)
             if number % 64 == 0:
                 self.show(scorer.poll())  # the graders must not wait until all are read

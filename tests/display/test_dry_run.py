@@ -66,14 +66,14 @@ def test_what_tests_nothing_or_too_little_says_so(tmp_path):
 
 
 def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
-    wanted = config(tmp_path, conditions=["wo", "mless", "mful"], **SAMPLED, model=_demo_model())
+    planned = config(tmp_path, conditions=["wo", "mless", "mful"], **SAMPLED, model=_demo_model())
     unknown = f"unknown: no finished run of this model in {tmp_path}"
-    forecast = describe_time(wanted, 7500)
+    forecast = describe_time(planned, 7500)
     assert re.match(
         r"about \d+ min, may be wrong by 3 times \(2 million parameters on \d+ CPU cores\)",
         forecast,
     )
-    assert describe_time(wanted, 75) != forecast, "fewer tokens take less"
+    assert describe_time(planned, 75) != forecast, "fewer tokens take less"
     assert describe_time(config(tmp_path, model=_demo_model(pretrained="/none")), 7500) == unknown
     shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
     receipt = json.loads((tmp_path / "earlier" / "run.json").read_text())
@@ -84,16 +84,16 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
         "load_seconds": 60.0,
     }
     receipt["sessions"][-1]["engine"] = {"device_names": ["H200", "H200"]}
-    for device, told in (("cuda", "about 12 GPU-minutes (as"), ("cpu", "about 12 minutes (as")):
+    for device, time in (("cuda", "about 12 GPU-minutes (as"), ("cpu", "about 12 minutes (as")):
         receipt["engine"]["device"] = device
         (tmp_path / "earlier" / "run.json").write_text(json.dumps(receipt))
-        said = describe_time(wanted, 7500)
-        assert said.startswith(told) and said.endswith("earlier: 1,000 tokens/s on H200)"), (
+        text = describe_time(planned, 7500)
+        assert text.startswith(time) and text.endswith("earlier: 1,000 tokens/s on H200)"), (
             "2 x (60 s + 300 s)"
         )
     assert describe_time(config(tmp_path, model=_demo_model(dtype="bfloat16")), 7500) == forecast
     (tmp_path / "earlier" / "run.json").write_text('{"torn')
-    assert describe_time(wanted, 7500) == forecast
+    assert describe_time(planned, 7500) == forecast
 
 
 def test_a_run_with_several_instructions_or_texts_says_which_mean_effects_it_would_detect(tmp_path):
@@ -119,14 +119,15 @@ def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can
     files = sorted((resources.folder("configs") / "runs").glob("*-*-*.yaml"))
     configs = {file.stem: load_config(file) for file in files}
     assert len(configs) == 12
-    for name, one in configs.items():
-        assert (one.primary, one.replicates) == ("mless - wo", 2), name
-        if one.repeats > 1:
-            k, alpha = one.repeats, 0.05 / len(one.tested)
+    for name, run_config in configs.items():
+        assert (run_config.primary, run_config.replicates) == ("mless - wo", 2), name
+        if run_config.repeats > 1:
+            k, alpha = run_config.repeats, 0.05 / len(run_config.tested)
             gain = minimal_detectable_effect(n=500, k=k, discordance=0.1, alpha=alpha)
             assert gain < 0.02, "of the study's gains most are 2 points or more"
         else:
             twin = configs[f"{name}-sampled"]
-            sampled = ("temperature 0.5, top_p 0.95, 8 samples a problem", one.layouts)
+            sampled = ("temperature 0.5, top_p 0.95, 8 samples a problem", run_config.layouts)
             assert (twin.sampling_words, twin.layouts) == sampled
-            assert twin.model == one.model and twin.conditions == one.conditions
+            assert twin.model == run_config.model
+            assert twin.conditions == run_config.conditions

@@ -6,14 +6,14 @@ import sys
 import textwrap
 import time
 
-from harness.display import progress as shown
+from harness.display import progress as progress_module
 from harness.display.progress import Progress
 
 RUN = """
     import time
     from harness.display.progress import Progress
     progress = Progress({"wo": 4, "mless": 2}, most=600, quiet=QUIET)
-    progress.known("wo")
+    progress.count_recorded("wo")
     with progress:
         time.sleep(0.2)
         for task in ("wo", "mless", "wo"):
@@ -74,7 +74,7 @@ def test_tokens_of_unfinished_samples_count_and_the_time_left_is_that_of_the_tok
     progress.running = lambda: [("wo", 30), ("wo", 60), ("mless", 0)]
     with progress:
         time.sleep(0.5)
-        progress.line()
+        progress.print_line()
         speed, left = re.search(
             r"0/5 samples, (\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err
         ).groups()
@@ -85,7 +85,7 @@ def test_tokens_of_unfinished_samples_count_and_the_time_left_is_that_of_the_tok
         progress.running = lambda: [("wo", 10), ("mless", 20)]
         progress.sample("wo", 90)
         progress.sample("mless", 20)
-        progress.line()
+        progress.print_line()
         speed, left = re.search(
             r"(\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err
         ).groups()
@@ -97,7 +97,7 @@ def test_tokens_of_unfinished_samples_count_and_the_time_left_is_that_of_the_tok
 def test_a_model_that_loads_shows_life_and_its_step(capsys, tmp_path):
     log = tmp_path / "libraries.log"
     log.write_text("INFO Capturing CUDA graphs, of an earlier session\n")
-    with shown.loading(log):
+    with progress_module.loading(log):
         time.sleep(1.5)
         with log.open("a") as file:
             file.write(
@@ -116,7 +116,7 @@ def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):
         progress.sample("wo", 10)
         progress.tick()
         assert capsys.readouterr().err == ""
-        monkeypatch.setattr(shown, "LOG_SECONDS", 0.0)
+        monkeypatch.setattr(progress_module, "LOG_SECONDS", 0.0)
         progress.tick()
         assert capsys.readouterr().err.startswith("mless: 1/2 samples, ")
         progress.sample("wo", None)
@@ -128,17 +128,18 @@ def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):
 def test_the_time_left_is_told_from_this_sessions_samples(capsys):
     progress = Progress({"wo": 1000}, most=10)
     for _ in range(900):
-        progress.known("wo")
+        progress.count_recorded("wo")
     started = time.monotonic()
     with progress:
         time.sleep(0.5)
         progress.sample("wo", 10)
         progress.sample("wo", 10)
-        progress.line()
-        shown, minutes, seconds = re.match(
+        progress.print_line()
+        counts, minutes, seconds = re.match(
             r"mless: (.+), 0:(\d+):(\d+) left", capsys.readouterr().err
         ).groups()
-    left, one = 60 * int(minutes) + int(seconds), time.monotonic() - started
-    assert shown.startswith("902/1000 samples") and 24 <= left <= 49 * one + 1, (
+    left = 60 * int(minutes) + int(seconds)
+    elapsed = time.monotonic() - started
+    assert counts.startswith("902/1000 samples") and 24 <= left <= 49 * elapsed + 1, (
         "98 at 0.25 s, or what it took"
     )

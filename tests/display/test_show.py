@@ -52,15 +52,15 @@ def changed(frame, to, direction):
     ]
 
 
-def listed(done):
+def listed(result):
     """The outcome and the id of each problem that is printed, in their order."""
-    return re.findall(r"^((?:right|wrong) to (?:right|wrong))  (\S+)", done.stdout, re.MULTILINE)
+    return re.findall(r"^((?:right|wrong) to (?:right|wrong))  (\S+)", result.stdout, re.MULTILINE)
 
 
-def head_of(done):
-    """The lines above the problems, each in one piece; none of them was wider than a terminal."""
-    assert all(len(line) <= 80 for line in done.stdout.split("\n\n")[0].splitlines()[1:])
-    return re.sub(r"\n {12}", " ", done.stdout).splitlines()
+def head_of(result):
+    """The unwrapped lines above the problems; none of them was wider than a terminal."""
+    assert all(len(line) <= 80 for line in result.stdout.split("\n\n")[0].splitlines()[1:])
+    return re.sub(r"\n {12}", " ", result.stdout).splitlines()
 
 
 @pytest.mark.parametrize("to", ["mless", "mful", "random"])
@@ -68,28 +68,32 @@ def head_of(done):
 def test_it_lists_exactly_the_problems_whose_verdict_changed_with_both_answers(
     show, frame, to, direction
 ):
-    done = show("--condition", to, "--direction", direction)
+    result = show("--condition", to, "--direction", direction)
     ids = changed(frame, to, direction)
-    assert listed(done) == [(direction.replace("_", " "), one) for one in ids]
+    assert listed(result) == [(direction.replace("_", " "), problem) for problem in ids]
     rows = frame.set_index(["problem_id", "condition"])
-    for one in ids:
+    for problem in ids:
         for condition in ("wo", to):
-            row = rows.loc[(one, condition)]
-            assert f"-> completion: {row['verdict']}, answer {row['answer']}" in done.stdout
-            assert re.sub(r"\s", "", row["completion"]) in re.sub(r"\s", "", done.stdout)
+            row = rows.loc[(problem, condition)]
+            assert f"-> completion: {row['verdict']}, answer {row['answer']}" in result.stdout
+            assert re.sub(r"\s", "", row["completion"]) in re.sub(r"\s", "", result.stdout)
 
 
 def test_both_directions_subject_and_level(show, frame):
-    every = [one for way in FLIPS for one in changed(frame, "random", way)]
-    assert sorted(one for _, one in listed(show("--condition", "random"))) == sorted(every)
-    of = frame.drop_duplicates("problem_id").set_index("problem_id")
-    level, subject = int(of["level"][every[0]]), of["subject"][every[0]]
-    wanted = [one for one in every if of["level"][one] == level and of["subject"][one] == subject]
-    done = show("--condition", "random", "--level", str(level), "--subject", subject)
-    assert wanted and sorted(one for _, one in listed(done)) == sorted(wanted)
-    inside = int(((of["level"] == level) & (of["subject"] == subject)).sum())
-    said = f"listed      {len(wanted)} of {inside} problems (subject {subject}, level {level}), changed"
-    assert head_of(done)[4].startswith(said)
+    flipped = [*changed(frame, "random", "wrong_to_right")]
+    flipped += changed(frame, "random", "right_to_wrong")
+    assert sorted(problem for _, problem in listed(show("--condition", "random"))) == sorted(
+        flipped
+    )
+    problems = frame.drop_duplicates("problem_id").set_index("problem_id")
+    level, subject = int(problems["level"][flipped[0]]), problems["subject"][flipped[0]]
+    selected = problems[(problems["level"] == level) & (problems["subject"] == subject)].index
+    expected = sorted(selected.intersection(flipped))
+    result = show("--condition", "random", "--level", str(level), "--subject", subject)
+    assert expected and sorted(problem for _, problem in listed(result)) == expected
+    counts = f"{len(expected)} of {len(selected)} problems"
+    line = f"listed      {counts} (subject {subject}, level {level}), changed"
+    assert head_of(result)[4].startswith(line)
 
 
 def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
@@ -100,32 +104,35 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     assert "mean over pairs of samples" in defined
     table = " ".join(table_page(EXAMPLE).split())
     assert count in table and f"+ / -: flips, {defined}" in table
-    named = [" - ".join(one) for one in read_identity(EXAMPLE).contrasts]
-    whole = (
-        compare(frame, primary="mless - wo", contrasts=named).set_index("condition").loc["mless"]
+    contrasts = [" - ".join(contrast) for contrast in read_identity(EXAMPLE).contrasts]
+    comparison = compare(frame, primary="mless - wo", contrasts=contrasts).set_index("condition")
+    mless = comparison.loc["mless"]
+    head = head_of(show(path=EXAMPLE))
+    assert head[1].startswith(
+        f"difference  {signed(mless['difference'])} [{mless['low']:+.1f}, ".replace(MINUS, "-")
     )
-    drawn = head_of(show(path=EXAMPLE))
-    assert drawn[1].startswith(
-        f"difference  {signed(whole['difference'])} [{whole['low']:+.1f}, ".replace(MINUS, "-")
-    )
-    assert drawn[2] == f"flips       {count}: {defined}"
-    assert whole["aa_difference"] == 0, "greedy, and each draw's answers are its own"
-    assert drawn[3] == (
-        "A/A         both sides were run again: 0 of 480 completions differ, and the difference changes by 0.0 points"
+    assert head[2] == f"flips       {count}: {defined}"
+    assert mless["aa_difference"] == 0, "greedy, and each draw's answers are its own"
+    assert head[3] == (
+        "A/A         both sides were run again: 0 of 480 completions differ, "
+        "and the difference changes by 0.0 points"
     )
     right = first.pivot(index=["problem_id", "draw"], columns="condition", values="correct")
     moved = f"{(right['wo'] != right['mless']).sum()} of {len(right)} problems by draw"
-    assert drawn[4] == f"listed      {moved}, changed, by the share of their samples that is right"
+    assert head[4] == f"listed      {moved}, changed, by the share of their samples that is right"
 
 
 def made(verdicts, *, completions=None, answers=None):
     """A source of one problem with several samples; a sample's answer is its number, unless answers are given."""
     prompts = {}
-    for condition, given in verdicts.items():
-        written = completions or tuple(f"{condition} wrote {n}" for n in range(len(given)))
-        named = answers or tuple(map(str, range(len(given))))
+    for condition, sample_verdicts in verdicts.items():
+        numbers = range(len(sample_verdicts))
         prompts[condition] = answered_prompt(
-            condition, given, completions=written, answers=named, doc={"answer": "7"}
+            condition,
+            sample_verdicts,
+            completions=completions or tuple(f"{condition} wrote {n}" for n in numbers),
+            answers=answers or tuple(map(str, numbers)),
+            doc={"answer": "7"},
         )
     return source_of(Problem(id="p", subject="Algebra", level=1, prompts=prompts))
 
@@ -203,7 +210,7 @@ def test_what_is_not_there_is_refused(show, option, value, run):
 
 
 def test_a_second_run_of_the_baseline_does_not_change_what_is_read():
-    prompts = [one for one in Run.load(EXAMPLE).prompts if one.condition == "wo"]
-    assert {len(one.verdicts) for one in prompts} == {1}, (
+    prompts = [prompt for prompt in Run.load(EXAMPLE).prompts if prompt.condition == "wo"]
+    assert {len(prompt.verdicts) for prompt in prompts} == {1}, (
         "a sample of each draw, and not that of the second run"
     )

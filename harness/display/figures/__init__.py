@@ -1,5 +1,5 @@
 """The figures of both packages: rows with intervals (`interval_rows`), and lines over x (`lines`).
 
-A table goes in, a matplotlib figure comes out. Every figure has the looks of `figure_style`, which also writes it, and
-a caption below says what its marks mean.
+The functions make a matplotlib figure from a table. Every figure has the style of `figure_style`,
+which also writes it, and a note below that explains its marks.
 """

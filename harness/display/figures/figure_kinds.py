@@ -1,4 +1,4 @@
-"""The figures of `mless plot`: what each kind shows of some runs. A new kind has a name in `Kind` and an entry here."""
+"""The figures of `mless plot`. A new kind has a name in `Kind` and an entry in `FIGURES`."""
 
 from __future__ import annotations
 
@@ -30,50 +30,51 @@ Drawing = tuple[Figure, pandas.DataFrame]
 def draw_figures(
     board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind]
 ) -> Iterator[tuple[Kind, Drawing]]:
-    """The figures of the kinds that are named; without any, all that these runs have.
+    """The figures of the requested kinds; without a request, all that these runs have.
 
     Raises:
-        ComparisonError: nothing is compared with the baseline, or a kind that is named needs other runs.
+        ComparisonError: nothing is compared with the baseline, or a requested kind needs other
+            runs.
     """
-    names = " ".join(run.name for run in runs)
+    run_names = " ".join(run.name for run in runs)
     if without_reference_conditions(board.comparison)["difference"].isna().all():
-        raise ComparisonError(f"{names}: there is nothing to compare with {board.baseline}.")
+        raise ComparisonError(f"{run_names}: there is nothing to compare with {board.baseline}.")
     for kind in dict.fromkeys(kinds or Kind):
         drawing = FIGURES[kind](board, runs)
         if drawing is not None:
             yield kind, drawing
         elif kinds:
-            raise ComparisonError(f"{names}: {_ABSENCE[kind]}, so there is no such figure to draw.")
+            reason = _ABSENCE[kind]
+            raise ComparisonError(f"{run_names}: {reason}, so there is no such figure to draw.")
 
 
-def _show_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
+def _draw_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     datasets = dict.fromkeys(str(run.about.get("dataset_name") or "the problems") for run in runs)
     table = without_reference_conditions(board.comparison)
     return draw_accuracies(table, title=f"Results on {', '.join(datasets)}"), table
 
 
-def _show_differences(board: Leaderboard, _: Sequence[Run]) -> Drawing:
+def _draw_differences(board: Leaderboard, _: Sequence[Run]) -> Drawing:
     return draw_forest(board.comparison, pooled=board.side_tables["pooled"]), board.comparison
 
 
-def _show_completion_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
+def _draw_shares(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     frame = join(runs)
     shares = length_shares(frame[~frame["condition"].isin(board.reference_conditions)])
     return draw_completion_lengths(shares), shares
 
 
-def _show_lengths_of_fillers(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
+def _draw_filler_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
     conditions = join_conditions(runs)
     if not find_sweeps(conditions):
         return None
-    fields = [{"condition": name, **condition.describe()} for name, condition in conditions.items()]
-    table = without_contrasts(board.comparison).merge(
-        pandas.DataFrame(fields), on="condition", how="left"
-    )
+    rows = [{"condition": name, **condition.describe()} for name, condition in conditions.items()]
+    table = without_contrasts(board.comparison)
+    table = table.merge(pandas.DataFrame(rows), on="condition", how="left")
     return draw_dose(table, conditions), table
 
 
-def _show_side_table(
+def _draw_side_table(
     key: str, draw: Callable[[pandas.DataFrame], Figure], board: Leaderboard, _: Sequence[Run]
 ) -> Drawing | None:
     table = board.side_tables[key]
@@ -81,16 +82,16 @@ def _show_side_table(
 
 
 FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
-    Kind.ACCURACY: _show_accuracies,
-    Kind.FOREST: _show_differences,
-    Kind.COMPLETION_LENGTHS: _show_completion_lengths,
-    Kind.DOSE: _show_lengths_of_fillers,
-    Kind.INSTRUCTIONS: partial(_show_side_table, "instructions", draw_instructions),
-    Kind.CAUSES: partial(_show_side_table, "causes", draw_causes),
+    Kind.ACCURACY: _draw_accuracies,
+    Kind.FOREST: _draw_differences,
+    Kind.COMPLETION_LENGTHS: _draw_shares,
+    Kind.DOSE: _draw_filler_lengths,
+    Kind.INSTRUCTIONS: partial(_draw_side_table, "instructions", draw_instructions),
+    Kind.CAUSES: partial(_draw_side_table, "causes", draw_causes),
 }
 _ABSENCE = {
     Kind.DOSE: "no filler has two lengths",
     Kind.INSTRUCTIONS: "no condition was asked under four instructions",
     Kind.CAUSES: "no filler was run together with its position gap",
 }
-"""Why some runs have no figure of a kind."""
+"""Why runs have no figure of a kind."""

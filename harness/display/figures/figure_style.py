@@ -1,4 +1,4 @@
-"""What all figures share: the colour and name of each condition, fonts, panels, legend and note; and their files."""
+"""The style of all figures: looks and labels of conditions, fonts, panels, legend, note, files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,15 +20,15 @@ from harness.display.format_values import label, visible
 from harness.runs.journal import clear_messages
 
 INCHES, FONT = 7.0, 7.5
-"""The width of a figure, for a page of text, and the size of its letters in points."""
+"""The width of a figure, for a page of text, and the size of its font in points."""
 NAME_LETTERS = 17
-"""The most letters that a figure shows of a condition's name."""
+"""The most letters of a condition's label in a figure."""
 LETTER = 0.54
-"""Width of an average letter, in font sizes."""
+"""The width of an average letter, in font sizes."""
 
 
 class Look(NamedTuple):
-    """How a condition is told apart in every figure."""
+    """Colour, marker and dashes of a condition in every figure."""
 
     colour: str
     marker: str
@@ -44,8 +44,8 @@ _SETTINGS: Any = {
     "legend.frameon": False,
     "legend.handlelength": 2.2,
     "legend.columnspacing": 1.2,
-    "text.parse_math": False,  # dollar signs in names are dollar signs
-    "pdf.fonttype": 42,  # words in a PDF can be searched
+    "text.parse_math": False,  # A dollar sign in a name does not begin a formula.
+    "pdf.fonttype": 42,  # Text in a PDF can be searched.
 }
 
 LOOKS = {
@@ -54,39 +54,45 @@ LOOKS = {
     "mful": Look("#3d97dd", "^", (0, (1.2, 1))),
     "random": Look("#b87000", "v", (0, (5, 1, 1, 1))),
 }
-"""Purple, teal, blue and brown: told apart by the colour-blind, and at least 3 to 1 on white."""
+"""Purple, teal, blue and brown. Colour-blind people can distinguish them, and their contrast to
+white is at least 3 to 1."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
 _SPARE_COLOURS, _SPARE_MARKERS = ("#555555", "#8a8a1f", "#cc6677", "#888888"), "PXDph"
 
 
 def looks(conditions: Iterable[Any]) -> dict[str, Look]:
-    """The look of each condition, in their order; those that the study does not name take spare ones in turn.
+    """The look of each condition, in their order.
 
-    Contrasts come last, so that a figure with them has the same looks as one without.
+    Conditions that the study does not name have spare looks in turn. Those of contrasts come last,
+    so that a figure with contrasts has the same looks as one without.
     """
-    names = dict.fromkeys(str(condition) for condition in conditions)
-    others = sorted((name for name in names if name not in LOOKS), key=lambda name: " - " in name)
+    names = list(dict.fromkeys(map(str, conditions)))
+    new_names = [name for name in names if name not in LOOKS]
+    new_names.sort(key=lambda name: " - " in name)
     dashes = [look.dashes for look in LOOKS.values()]
-    spare = zip(cycle(_SPARE_COLOURS), cycle(_SPARE_MARKERS), cycle(dashes))  # 20 that differ
-    given = {name: Look(*look) for name, look in zip(others, spare, strict=False)}
-    return {name: LOOKS.get(name) or given[name] for name in names}
+    # These are 20 looks before the first one is repeated.
+    spare = map(Look, cycle(_SPARE_COLOURS), cycle(_SPARE_MARKERS), cycle(dashes))
+    all_looks = {**LOOKS, **dict(zip(new_names, spare, strict=False))}
+    return {name: all_looks[name] for name in names}
 
 
 def short_label(condition: str) -> str:
-    """What people call a condition, without its middle if that is long."""
+    """The label of a condition, without its middle if it is long."""
     name = visible(label(condition), keep="")
     if len(name) <= NAME_LETTERS:
         return name
-    return f"{name[: (NAME_LETTERS - 1) // 2]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - NAME_LETTERS // 2 :]}"
+    half = NAME_LETTERS // 2
+    return f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half:]}"
 
 
 def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """The rows of each model and layout, by a name for both; the layout is named where there are several."""
-    several = table["layout"].nunique() > 1
-    return {
-        visible(f"{model}, {layout}" if several else model, keep=""): rows
-        for (model, layout), rows in table.groupby(["model", "layout"], sort=False, observed=True)
-    }
+    """The rows of each model and layout, by a name that has the layout if there are several."""
+    has_layouts = table["layout"].nunique() > 1
+    settings = {}
+    for (model, layout), rows in table.groupby(["model", "layout"], sort=False, observed=True):
+        name = f"{model}, {layout}" if has_layouts else model
+        settings[visible(name, keep="")] = rows
+    return settings
 
 
 def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -95,31 +101,34 @@ def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
-    """A table without the rows of two conditions of which neither is the baseline."""
+    """A table without the rows that compare two conditions of which neither is the baseline."""
     if "baseline" not in table:
         return table
-    return table[table["baseline"].isin(table.loc[table["role"] == "baseline", "condition"])]
+    baselines = table.loc[table["role"] == "baseline", "condition"]
+    return table[table["baseline"].isin(baselines)]
 
 
 @contextmanager
 def drawing(
     height: float, note: str, *, managed: bool = True, legend: bool = True, title: str = ""
 ) -> Iterator[Figure]:
-    """A new figure to draw on. At the end a legend is added above, where anything has a label, and the note below.
+    """A new figure to draw on. On leaving, the legend is added above and the note below.
 
     Args:
-        height: In inches.
-        note: What the marks mean.
-        managed: Whether matplotlib makes room for labels; False where axes have their place in inches.
-        legend: Whether one legend is true of all axes.
-        title: Of the whole.
+        height: The height in inches.
+        note: The meaning of the marks.
+        managed: Whether matplotlib makes room for labels; False if the caller positions the axes.
+        legend: Whether one legend describes all axes. Without labels there is none.
+        title: The title of the figure.
     """
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(INCHES, height), layout="constrained" if managed else None)
         yield figure
-        entries = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
-        handles = {name: handle for handle, name in chain(*entries)}
-        if handles and legend:  # names are short
+        handles = {}
+        for axes in figure.axes:
+            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                handles[name] = handle
+        if handles and legend:
             figure.legend(
                 handles.values(), handles, loc="outside upper center", ncols=4, title=title or None
             )
@@ -132,18 +141,18 @@ def drawing(
 def panels(
     titles: Collection[str], note: str, height: float, **shared: Any
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A new figure of panels with light grid lines, three in a row, each so many inches high.
+    """A new figure of panels with light grid lines, three in a row.
 
     Args:
-        titles: Of the panels.
-        note: What the marks mean.
-        height: Of a panel, in inches.
-        shared: As in `Figure.subplots`.
+        titles: The titles of the panels.
+        note: The meaning of the marks.
+        height: The height of a panel in inches.
+        shared: Arguments of `Figure.subplots`.
     """
-    across = min(len(titles), 3)
-    down = math.ceil(len(titles) / across)
-    with drawing(0.8 + height * down, note) as figure:
-        axes = list(figure.subplots(down, across, squeeze=False, **shared).flat)
+    columns = min(len(titles), 3)
+    rows = math.ceil(len(titles) / columns)
+    with drawing(0.8 + height * rows, note) as figure:
+        axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
         for unused in axes[len(titles) :]:
             unused.set_visible(False)
         for panel, title in zip(axes, titles, strict=False):
@@ -163,7 +172,7 @@ def tidy(
 
 
 def wrap(note: str) -> str:
-    """A note below a figure, in smaller letters, broken to the figure's width."""
+    """A note below a figure, in a smaller font, broken to the figure's width."""
     return textwrap.fill(note, int(0.98 * 72 * INCHES / (LETTER * (FONT - 1))))
 
 
@@ -173,11 +182,11 @@ def write_figure(
     """Write a figure as PNG, SVG and PDF and its numbers as CSV, and return the files.
 
     Args:
-        figure: What to save.
-        numbers: What it shows.
-        folder: Where the files go; made if it is missing.
-        name: Of the files, without a suffix.
-        receipt: What was drawn from what.
+        figure: The figure.
+        numbers: The numbers that it shows.
+        folder: The folder of the files. It is created if it is missing.
+        name: The name of the files, without a suffix.
+        receipt: The facts about the runs and the figure.
 
     Raises:
         JournalError: the files cannot be written.
@@ -198,9 +207,10 @@ def save_figure(
     formats: Sequence[str] = ("png", "svg"),
     dpi: float = 160,
 ) -> list[Path]:
-    """Write the figure in each of the formats (png, svg, pdf), the receipt inside, and return the files."""
+    """Write the figure in formats of png, svg and pdf with the receipt inside; return the files."""
     note = json.dumps(dict(receipt), sort_keys=True, default=str)
-    # PDF has fixed fields; a date, and names drawn by chance, would make two drawings of the same numbers differ
+    # A date and random names would make two drawings of the same numbers differ. PDF has a fixed
+    # set of fields.
     metadata: Any = {
         "png": {"Description": note},
         "svg": {"Description": note, "Date": None},

@@ -2,6 +2,6 @@
 
     runs -> card, forest plot, tables, packed samples, curves of the probe, receipts -> one page
 
-What models wrote is hostile text. The template escapes everything, the script builds nodes and never markup, and the
-page's own policy forbids every script but ours and every connection.
+Models write hostile text. The template escapes everything, the script builds nodes and never
+markup, and the page's own policy forbids every script but ours and every connection.
 """

@@ -1,6 +1,6 @@
 """Write the report: fill the template with the card, the forest plot, tables, curves and samples.
 
-The card stands first: what was asked, the answer, and what stands behind it.
+The card is at the top: the question, the verdicts that answer it, and facts about the runs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from harness.analysis.compare_with_baseline import compare
 from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
 from harness.display.comparison_tables import (
+    has_several_settings,
     remark_noise,
     remark_ungraded,
     rows_of_conditions,
@@ -52,11 +53,14 @@ from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line, software
 
 CARD_ROWS = 4
-"""Comparisons that the report's card names one by one."""
+"""The most comparisons that the card lists."""
 
 PALETTE = tuple(look.colour for look in figure_style.looks([*figure_style.LOOKS, *"0123"]).values())
-"""The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
-FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
+"""The colours of conditions and the spare ones: `--s0`, `--s1` and so on in the style sheet."""
+FOREST = (
+    "Forest plot: each condition's difference from the baseline in points. "
+    "The table has its numbers."
+)
 CURVES = (
     "Mean attention weight by token position: a panel for each head, a line for each condition."
 )
@@ -74,12 +78,13 @@ def write_report(
     """Write one HTML file about finished runs.
 
     Args:
-        runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
+        runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample
+            log.
         output: The HTML file. Its folder is made if it is missing.
         attention: Attention curves of prompts of these runs.
-        baseline: The condition that the others are compared with; None for the runs' own.
+        baseline: The condition that all others are compared with; None for the runs' own.
         margin: Equivalence margin, points; None is the default.
-        metric: The metric that tells right from wrong in logs of other tasks.
+        metric: The metric that separates right from wrong in logs of other tasks.
 
     Returns:
         Its size in bytes.
@@ -89,29 +94,31 @@ def write_report(
         ComparisonError: the runs cannot be compared.
         JournalError: the file cannot be written.
     """
-    with clear_messages(output):  # before the work, which takes a while
+    with clear_messages(output):  # Before the work, which takes a while.
         output.parent.mkdir(parents=True, exist_ok=True)
         if is_stored(output) and not output.suffix.startswith(".htm"):
             raise ConfigError(
-                f"{output} is a file of another kind, such as a run's: expected an .html file, or none."
+                f"{output} is a file of another kind, such as a run's: "
+                "expected an .html file, or none."
             )
-    read = [Run.load(run, metric=metric) for run in runs]
-    samples = read_samples(read)
-    _refuse_foreign(read, samples, attention)
-    board = make_leaderboard(read, baseline=baseline, margin=margin)
-    page = _fill(_parts(read, samples, attention, board))
+    loaded = [Run.load(run, metric=metric) for run in runs]
+    samples = read_samples(loaded)
+    for curves in attention:
+        _check_attention(curves, loaded, samples)
+    board = make_leaderboard(loaded, baseline=baseline, margin=margin)
+    page = _fill_template(_collect_facts(loaded, samples, attention, board))
     with clear_messages(output):
         write_whole(output, page)
     return len(page.encode())
 
 
-def _parts(
+def _collect_facts(
     runs: Sequence[Run],
     samples: Sequence[Row],
     attention: Sequence[AttentionFile],
     board: Leaderboard,
 ) -> dict[str, Any]:
-    """All that the template shows."""
+    """The values of the template's variables."""
     rows = rows_of_conditions(board, board.comparison)
     looks = figure_style.looks(
         row["condition"] for row in rows if row["baseline"] == board.baseline
@@ -121,30 +128,25 @@ def _parts(
         for name, look in looks.items()
     ]
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
-    several = any(row["role"] != "baseline" for row in rows)
-    forest = draw_forest(board.comparison, pooled=board.side_tables["pooled"]) if several else None
-    receipts = [
-        (receipt_line(about).removeprefix("receipt: "), one.receipt)
-        for about, one in zip(board.receipt, runs, strict=True)
+    forest = None
+    if any(row["role"] != "baseline" for row in rows):
+        figure = draw_forest(board.comparison, pooled=board.side_tables["pooled"])
+        forest = _embed(figure, FOREST)
+    curves = [
+        {"name": file.name, "notes": file.notes, "figure": _embed(file.figure, CURVES)}
+        for file in attention
     ]
-    receipts += [(f"traces {one.name}", one.receipt) for one in attention]
     return {
-        "title": " + ".join(Path(one.name).resolve().name for one in runs),
+        "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
-        "forest": forest and _embed(forest, FOREST),
+        "forest": forest,
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
-        "others": _other_tables(board, runs),
-        "attention": [
-            {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)}
-            for one in attention
-        ],
+        "further_tables": _make_further_tables(board, runs),
+        "attention": curves,
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
-        "receipts": [
-            (line, json.dumps(all_, indent=1, ensure_ascii=False, default=str))
-            for line, all_ in receipts
-        ],
+        "receipts": _list_receipts(runs, attention, board),
         "made_by": software(),
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
@@ -153,39 +155,52 @@ def _parts(
     }
 
 
-def _fill(parts: Mapping[str, Any]) -> str:
-    """Fill the template. Lone surrogates, which no file can hold, become question marks."""
-    loader = PackageLoader("harness.display.report", ".")
+def _list_receipts(
+    runs: Sequence[Run], attention: Sequence[AttentionFile], board: Leaderboard
+) -> Iterator[tuple[str, str]]:
+    """The receipts of runs and traces: a line that summarizes it, and all of it as JSON."""
+    receipts = []
+    for facts, run in zip(board.receipt, runs, strict=True):
+        receipts.append((receipt_line(facts).removeprefix("receipt: "), run.receipt))
+    for file in attention:
+        receipts.append((f"traces {file.name}", file.receipt))
+    for line, receipt in receipts:
+        yield line, json.dumps(receipt, indent=1, ensure_ascii=False, default=str)
+
+
+def _fill_template(facts: Mapping[str, Any]) -> str:
+    """The page. Lone surrogates, which no file can hold, become question marks."""
     templates = Environment(
-        loader=loader,
+        loader=PackageLoader("harness.display.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     templates.filters["visible"] = visible
-    code = dict[str, str]()
+    code: dict[str, str] = {}
     for kind, name in {"style": "style.css", "script": "script.js"}.items():
         text = files("harness.display.report").joinpath(name).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        code |= {kind: Markup(text), f"{kind}_hash": f"sha256-{digest}"}
-    page = templates.get_template("page.html.jinja").render(parts, **code)
+        code[kind] = Markup(text)
+        code[f"{kind}_hash"] = f"sha256-{digest}"
+    page = templates.get_template("page.html.jinja").render(facts, **code)
     return page.encode("utf-8", "replace").decode()
 
 
-def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
+def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """All side tables, and the comparison by level and by subject."""
     tables = [*show_side_tables(board).values()]
-    frame = merge_instructions(join(runs), board.reference_conditions)  # as the verdicts are
+    # The verdicts too are over all instructions together.
+    frame = merge_instructions(join(runs), board.reference_conditions)
     frame = frame[~frame["condition"].isin(board.reference_conditions)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
             ordered = frame.sort_values(column, kind="stable", ignore_index=True)
             margin = float(board.comparison["margin"].iloc[0])
-            comparison = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
             split = replace(
                 board,
-                comparison=comparison,
+                comparison=compare(ordered, baseline=board.baseline, margin=margin, by=[column]),
                 by=(column,),
                 contrasts=None,
                 primary=None,
@@ -196,71 +211,69 @@ def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
 
 
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
-    """A figure as an SVG image inside the page, its note as the caption, and what it shows for those who cannot see."""
+    """A figure as an SVG image inside the page, with its note as caption and a text alternative."""
     caption = " ".join(figure.get_supxlabel().split())
     figure.supxlabel("")
-    drawn = BytesIO()
-    figure.savefig(drawn, format="svg", bbox_inches="tight", pad_inches=0.05)
-    source = f"data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"
+    image = BytesIO()
+    figure.savefig(image, format="svg", bbox_inches="tight", pad_inches=0.05)
+    source = f"data:image/svg+xml;base64,{base64.b64encode(image.getvalue()).decode()}"
     return {"source": source, "alternative": alternative, "caption": caption}
 
 
-def _refuse_foreign(
-    runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile]
-) -> None:
-    """Raise RunError if curves are of another model or of prompts that no run has."""
-    known = {row["prompt"].prompt_sha256 for row in samples}
-    models = [
-        str(one.about["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs
+def _check_attention(attention: AttentionFile, runs: Sequence[Run], samples: Sequence[Row]) -> None:
+    """Raise RunError if curves are of a model or of prompts that no run has."""
+    models = []
+    for run in runs:
+        model = run.about["model"] if run.is_logs else run.receipt["model"]["name"]
+        models.append(str(model))
+    if attention.model not in models:
+        raise RunError(
+            f"{attention.name}: traces of the model {attention.model}: "
+            f"expected that of a run, {' or '.join(models)}."
+        )
+    hashes = {row["prompt"].prompt_sha256 for row in samples}
+    missing = [
+        f"{problem}, {condition}"
+        for problem, condition, sha256 in attention.prompts
+        if sha256 not in hashes
     ]
-    for one in attention:
-        if one.model not in models:
-            expected = " or ".join(models)
-            raise RunError(
-                f"{one.name}: traces of the model {one.model}: expected that of a run, {expected}."
-            )
-        strange = [
-            f"{problem}, {condition}"
-            for problem, condition, sha256 in one.prompts
-            if sha256 not in known
-        ]
-        if strange:
-            first = (
-                f"{len(strange)} of {len(one.prompts)} traced prompts (first: problem {strange[0]})"
-            )
-            raise RunError(f"{one.name}: {first} are in no run of this report.")
+    if missing:
+        raise RunError(
+            f"{attention.name}: {len(missing)} of {len(attention.prompts)} traced prompts "
+            f"(first: problem {missing[0]}) are in no run of this report."
+        )
 
 
 def make_card(board: Leaderboard) -> dict[str, Any]:
-    """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
+    """The question, the verdicts that answer it, counts of all verdicts, and facts."""
     rows = rows_of_conditions(board, board.comparison)
-    tested = [row for row in rows if row["role"] != "baseline"]
-    first = [row for row in tested if row["primary"]] or tested
+    compared = [row for row in rows if row["role"] != "baseline"]
+    primary = [row for row in compared if row["primary"]]
+    answering = primary if primary else compared
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    about = f"{models[0] if len(models) == 1 else f'{len(models)} models'} on {task_name(board.receipt)}"
-    names = list_first(
-        [f'"{name}"' for name in dict.fromkeys(label(row["condition"]) for row in first)], CARD_ROWS
-    )
-    several = len({(row["model"], row["layout"]) for row in first}) > 1
-    return {
-        "question": f"Does {names} change the accuracy of {about}?"
-        if first
-        else f"How accurate is {about}?",
-        "answers": [
-            {
-                "kind": row["verdict"] or row["role"],
-                "verdict": _judge(row),
-                "said": f"{row['model']}, {row['layout']}, {_say(row)}" if several else _say(row),
-            }
-            for row in first[:CARD_ROWS]
-        ],
-        "counts": [*_count(tested, registered=board.contrasts is not None)]
-        or ["There is one condition only, so nothing is compared."],
-        "facts": {title: said for title, said in _facts(board, rows, models).items() if said},
-    }
+    model = models[0] if len(models) == 1 else f"{len(models)} models"
+    subject = f"{model} on {task_name(board.receipt)}"
+    question = f"How accurate is {subject}?"
+    if answering:
+        conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answering)
+        names = list_first(list(conditions), CARD_ROWS)
+        question = f"Does {names} change the accuracy of {subject}?"
+    has_settings = has_several_settings(answering)
+    answers = []
+    for row in answering[:CARD_ROWS]:
+        text = _describe_difference(row)
+        if has_settings:
+            text = f"{row['model']}, {row['layout']}, {text}"
+        kind = row["role"] if row["verdict"] is None else row["verdict"]
+        answers.append({"kind": kind, "verdict": _describe_verdict(row), "text": text})
+    counts = [*_count_verdicts(compared, registered=board.contrasts is not None)]
+    if not counts:
+        counts = ["There is one condition only, so nothing is compared."]
+    facts = _list_facts(board, rows, models)
+    return {"question": question, "answers": answers, "counts": counts, "facts": facts}
 
 
-def _judge(row: Row) -> str:
+def _describe_verdict(row: Row) -> str:
     """The verdict for a sentence, with its margin."""
     margin = row["margin"]
     if row["verdict"] == "equivalent" and margin:
@@ -268,36 +281,48 @@ def _judge(row: Row) -> str:
     return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])
 
 
-def _say(row: Row) -> str:
+def _describe_difference(row: Row) -> str:
     change, _, ends = difference(row["difference"], row["low"], row["high"]).partition(" ")
-    p = "" if row["p_adjusted"] is None else f", adjusted p {p_value(row['p_adjusted'])}"
-    return f"{label(row['condition'])}: {change} points {ends}".rstrip() + p
+    text = f"{label(row['condition'])}: {change} points {ends}".rstrip()
+    if row["p_adjusted"] is not None:
+        text += f", adjusted p {p_value(row['p_adjusted'])}"
+    return text
 
 
-def _count(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
-    """A sentence for the tested contrasts and one for the exploratory ones, that counts the verdicts of each kind."""
+def _count_verdicts(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
+    """A sentence with the number of each verdict, for tested and for exploratory contrasts."""
     tested = "registered beforehand" if registered else "not registered beforehand"
-    for role, named in {"tested": tested, "exploratory": "besides"}.items():
+    for role, description in {"tested": tested, "exploratory": "besides"}.items():
         counts = Counter(
-            _judge({**row, "within_margin": False}) for row in compared if row["role"] == role
+            _describe_verdict({**row, "within_margin": False})
+            for row in compared
+            if row["role"] == role
         )
         if counts:
-            said = ", ".join(f"{times} {word}" for word, times in counts.items())
-            yield f"{counts.total()} {plural('comparison', counts.total())} {named}: {said}."
+            total = counts.total()
+            verdicts = ", ".join(f"{count} {word}" for word, count in counts.items())
+            yield f"{total} {plural('comparison', total)} {description}: {verdicts}."
 
 
-def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
-    bases = [row for row in rows if row["role"] == "baseline"]
-    dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
-    problems = (f"{row['problems']} {plural('problem', row['problems'])}" for row in bases)
-    samples = (f"{row['repeats']} {plural('sample', row['repeats'])} each" for row in bases)
-    sizes = map(", ".join, zip(problems, samples, strict=True))
+def _list_facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
+    """Facts about the runs by title; those without a text are left out."""
+    sizes = []
+    for row in rows:
+        if row["role"] == "baseline":
+            problems = f"{row['problems']} {plural('problem', row['problems'])}"
+            sizes.append(f"{problems}, {row['repeats']} {plural('sample', row['repeats'])} each")
+    sizes_text = "; ".join(dict.fromkeys(sizes))
+    dates = sorted(str(run["created"])[:10] for run in board.receipt if run.get("created"))
     noise = " ".join(remark_noise(board))
-    return {
+    if not noise:
+        noise = (
+            "No repeat run and no positive control were made, so noise and sensitivity are unknown."
+        )
+    facts = {
         "Model": ", ".join(models),
-        "Dataset": f"{task_name(board.receipt)} ({'; '.join(dict.fromkeys(sizes))})",
+        "Dataset": f"{task_name(board.receipt)} ({sizes_text})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
         "Ungraded": " ".join(remark_ungraded(board)),
-        "Noise and control": noise
-        or "No repeat run and no positive control were made, so noise and sensitivity are unknown.",
+        "Noise and control": noise,
     }
+    return {title: text for title, text in facts.items() if text}

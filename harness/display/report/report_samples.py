@@ -1,7 +1,7 @@
 """Samples with their prompts, compressed into blocks that the page unpacks on demand.
 
-A block is JSON, deflated, in base64, which no parser of HTML can mistake for markup. Samples of one problem are in one
-block, since they repeat each other.
+A block is JSON, deflated, in base64, which no parser of HTML can mistake for markup. The samples of
+one problem are in the same block, since they resemble each other.
 """
 
 from __future__ import annotations
@@ -20,114 +20,121 @@ from harness.runs.read_runs import Run
 from harness.runs.records import prompt_id
 
 REPORT_BLOCK = 10
-"""Problems in one block of the report, which a browser unpacks in some milliseconds."""
+"""Problems in one block of the report. A browser unpacks a block in some milliseconds."""
 REPORT_SNIPPET = 90
 """Characters of a problem's text that the report's list shows."""
 
 
 def read_samples(runs: Sequence[Run]) -> list[Row]:
-    """One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `AnsweredPrompt`.
+    """The samples of all runs, with the names of `load_run`'s columns.
 
-    Each draw of examples makes another prompt, so that its samples stand under an id of their own.
+    `prompt` is the sample's `AnsweredPrompt`. Each draw of examples makes another prompt, so its
+    samples have a problem id of their own.
 
     Raises:
         RunError: a run has not recorded its texts.
     """
-    samples = list[Row]()
+    samples: list[Row] = []
     for run in runs:
-        texts = records(run.read(texts=True))  # first, since it says more of what is missing
-        prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.prompts}
-        for row in texts:
-            name = prompt_id(row["problem_id"], row.get("draw", 0))
-            samples.append(
-                {
-                    **row,
-                    "problem_id": name,
-                    "prompt": prompts[row["layout"], row["condition"], name],
-                }
-            )
+        # The texts are read first, since the error of this is more precise if they are missing.
+        rows = records(run.read(texts=True))
+        prompts = {
+            (prompt.layout, str(prompt.condition), prompt.problem_id): prompt
+            for prompt in run.prompts
+        }
+        for row in rows:
+            problem_id = prompt_id(row["problem_id"], row.get("draw", 0))
+            prompt = prompts[row["layout"], row["condition"], problem_id]
+            samples.append({**row, "problem_id": problem_id, "prompt": prompt})
     return samples
 
 
-def pack(value: Any) -> str:
-    """Compress a JSON value into one word that HTML cannot mistake for markup."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+def pack(content: Any) -> str:
+    """Compress JSON into one word that HTML cannot mistake for markup."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     return base64.b64encode(zlib.compress(text, 9, -zlib.MAX_WBITS)).decode()
 
 
 def pack_samples(
     samples: Sequence[Row], *, baseline: str, conditions: Sequence[Row], rows: Sequence[Row]
 ) -> tuple[str, list[str]]:
-    """The packed list of problems, with the place of each in the blocks, and the packed blocks.
+    """The packed list of problems, with the position of each in the blocks, and the packed blocks.
+
+    Samples are grouped by arm: the number of the setting (model and layout) and the condition.
 
     Args:
         samples: From `read_samples`.
-        baseline: The condition that the others are compared with.
-        conditions: Name, label and colour (`slot`) of each, in the page's order. Samples of others are left out.
-        rows: Of the table of comparisons, whose flips are named beside the list.
+        baseline: The condition that all others are compared with.
+        conditions: Name, label and colour (`slot`) of each condition, in the page's order. Samples
+            of other conditions are left out.
+        rows: The rows of the comparison, whose flips are next to the list.
     """
-    names = {one["name"] for one in conditions}
+    names = {condition["name"] for condition in conditions}
     settings = list(dict.fromkeys((row["model"], row["layout"]) for row in samples))
 
-    def place(row: Row) -> str:
+    def name_arm(row: Row) -> str:
         return f"{settings.index((row['model'], row['layout']))} {row['condition']}"
 
     problems: dict[str, dict[str, list[Row]]] = {}
     for row in samples:
         if row["condition"] in names:
-            problems.setdefault(row["problem_id"], {}).setdefault(place(row), []).append(row)
-    listed = [
-        _describe(places) | {"at": divmod(i, REPORT_BLOCK)}
-        for i, places in enumerate(problems.values())
-    ]
-    details = [_detail(places) for places in problems.values()]
+            arms = problems.setdefault(row["problem_id"], {})
+            arms.setdefault(name_arm(row), []).append(row)
+    entries = []
+    details = []
+    for number, arms in enumerate(problems.values()):
+        entries.append(_describe_problem(arms) | {"at": divmod(number, REPORT_BLOCK)})
+        details.append(_describe_samples(arms))
     index = {
         "baseline": baseline,
         "conditions": conditions,
         "settings": [{"model": model, "layout": layout} for model, layout in settings],
         "graders": ["verdict", *GRADERS],
-        "flips": {place(row): flips(row["wrong_to_right"], row["right_to_wrong"]) for row in rows},
+        "flips": {
+            name_arm(row): flips(row["wrong_to_right"], row["right_to_wrong"]) for row in rows
+        },
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
-        "problems": listed,
+        "problems": entries,
     }
-    return pack(index), [
-        pack(details[i : i + REPORT_BLOCK]) for i in range(0, len(details), REPORT_BLOCK)
-    ]
+    starts = range(0, len(details), REPORT_BLOCK)
+    return pack(index), [pack(details[start : start + REPORT_BLOCK]) for start in starts]
 
 
-def _describe(places: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """What the list of problems shows of one, and what it is filtered by: right samples of all, first run only."""
-    row = next(iter(places.values()))[0]
+def _describe_problem(arms: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """A problem in the list, with what it is filtered by.
+
+    `right` has the number of correct samples of the first run by arm, and the number of all.
+    """
+    row = next(iter(arms.values()))[0]
     doc = row["prompt"].doc
     text = str(doc.get("problem", doc.get("question", row["prompt"].prompt)))
-    right = {
-        place: [one["correct"] for one in rows if one["replicate"] == 0]
-        for place, rows in places.items()
-    }
+    if len(text) > REPORT_SNIPPET:
+        text = f"{text[:REPORT_SNIPPET]}\N{HORIZONTAL ELLIPSIS}"
+    right = {}
+    for arm, rows in arms.items():
+        correct = [row["correct"] for row in rows if row["replicate"] == 0]
+        right[arm] = (int(sum(correct)), len(correct))
     return {
         "id": row["problem_id"],
         "subject": row["subject"] or None,
         "level": row["level"] or None,
         "target": row["target"],
-        "text": text
-        if len(text) <= REPORT_SNIPPET
-        else f"{text[:REPORT_SNIPPET]}\N{HORIZONTAL ELLIPSIS}",
-        "right": {place: (int(sum(correct)), len(correct)) for place, correct in right.items()},
+        "text": text,
+        "right": right,
     }
 
 
-def _detail(places: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """One problem: its prompts and samples by setting and condition."""
-    return {
-        "prompts": {
-            place: {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]}
-            for place, rows in places.items()
-        },
-        "samples": {place: [_sample(row) for row in rows] for place, rows in places.items()},
-    }
+def _describe_samples(arms: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """The prompts and samples of one problem by arm."""
+    prompts, samples = {}, {}
+    for arm, rows in arms.items():
+        prompts[arm] = {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]}
+        samples[arm] = [_describe_sample(row) for row in rows]
+    return {"prompts": prompts, "samples": samples}
 
 
-def _sample(row: Row) -> dict[str, Any]:
+def _describe_sample(row: Row) -> dict[str, Any]:
+    reasons = (row.get("reason"), row.get("audit_reason"))
     return {
         "replicate": row["replicate"],
         "number": row["sample_index"],
@@ -137,6 +144,6 @@ def _sample(row: Row) -> dict[str, Any]:
         "finish": row["finish_reason"],
         "tokens": row["completion_tokens"],
         "seed": row["seed"],
-        "remarks": [text for text in (row.get("reason"), row.get("audit_reason")) if text],
+        "remarks": [reason for reason in reasons if reason],
         "boxes": row.get("boxes_after_first"),
     }
