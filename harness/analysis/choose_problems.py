@@ -1,7 +1,7 @@
 """Choose problems by flip, subject, level, ids or at random.
 
-Problems chosen for their outcome cannot show what a filler does on average. Such a selection is marked, and can have
-matched controls: problems that did not flip.
+Problems chosen for their outcome cannot show what a filler does on average. Such a selection is
+marked, and can have matched controls: problems that did not flip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ FLIPS: tuple[Flip, ...] = get_args(Flip)
 CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
 CHANGED = "changed"
 UNDECIDED = "undecided"
-"""The outcome of a problem that lacks a verdict in one of the two conditions, as it was not asked there."""
+"""The outcome of a problem that lacks a verdict in one of the two conditions, as it was not asked
+there."""
 
 
 class Criterion(Strict):
@@ -34,11 +35,13 @@ class Criterion(Strict):
     """
 
     flip: Choice | None = None
-    """Only problems with this outcome between `baseline` and `condition`; `changed` for either direction."""
+    """Only problems with this outcome between `baseline` and `condition`; `changed` for either
+    direction."""
     baseline: str = BASELINE
     """The condition to flip from."""
     condition: str = STUDIED
-    """The condition to flip to: of several samples of a problem more are right than before, or fewer."""
+    """The condition to flip to: of several samples of a problem more are right than before, or
+    fewer."""
     subject: str | None = None
     """Only this subject."""
     level: int | None = None
@@ -94,7 +97,8 @@ def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
     """Choose problems of a source by a criterion: in the source's order, then the controls, each with its outcome.
 
     Raises:
-        ConfigError: the source lacks something that the criterion names, or fewer problems match than were asked for.
+        ConfigError: the source lacks something that the criterion names, or fewer problems match
+            than were asked for.
     """
     require_verdicts(source, criterion)
     outcomes = _outcomes(source, criterion)
@@ -193,9 +197,9 @@ def match_controls(
 ) -> list[tuple[Problem, Problem]]:
     """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
 
-    A problem of the same cluster, such as itself after other examples, is the last choice. Controls with the same
-    verdict without filler are preferred, then those of the nearest level. `draw` decides between equally near ones.
-    Returns pairs of control and flipped problem.
+    A problem of the same cluster, such as itself after other examples, is the last choice. Controls
+    with the same verdict without filler are preferred, then those of the nearest level. `draw`
+    decides between equally near ones. Returns pairs of control and flipped problem.
 
     Raises:
         ConfigError: a subject has too few problems that did not flip.

@@ -76,7 +76,8 @@ def compare_pair(old: Side, new: Side) -> Leaderboard:
     """All tables of the second side against the first, paired by problem; the noise too where both were run twice.
 
     Raises:
-        ComparisonError: they are the same, of other problems, other numbers of samples, or other graders.
+        ComparisonError: they are the same, of other problems, other numbers of samples, or other
+            graders.
     """
     import pandas
 
@@ -115,8 +116,8 @@ def compare_pair(old: Side, new: Side) -> Leaderboard:
 def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     """The exit code of a gate in continuous integration, and a sentence that explains it.
 
-    It is 0 if the second side is shown to lose less than `points`, 1 if it is significantly worse, and 3 if neither is
-    shown.
+    It is 0 if the second side is shown to lose less than `points`, 1 if it is significantly worse,
+    and 3 if neither is shown.
 
     Raises:
         ConfigError: the points are out of range.

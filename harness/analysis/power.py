@@ -29,18 +29,21 @@ def detection_power(
 ) -> float:
     """Share of simulated runs of a plan in which a true difference is found, in its own direction.
 
-    Some problems are undecided: each of their samples is a coin that the condition weights in one direction. All others
-    are settled. With one prompt the test is the sign-flip test, in its normal approximation with continuity correction.
-    With several (texts, instructions or draws of examples) it is the test for new prompts, whose effects scatter. They
-    are asked about the same problems, so the problems' noise is taken to be the same under each: then it stays, however
-    many prompts there are. Where a condition moves some problems up and others down, more samples help less than this
-    says.
+    Some problems are undecided: each of their samples is a coin that the condition weights in one
+    direction. All others are settled. With one prompt the test is the sign-flip test, in its normal
+    approximation with continuity correction. With several (texts, instructions or draws of
+    examples) it is the test for new prompts, whose effects scatter. They are asked about the same
+    problems, so the problems' noise is taken to be the same under each: then it stays, however many
+    prompts there are. Where a condition moves some problems up and others down, more samples help
+    less than this says.
 
     Args:
-        effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not matter.
+        effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not
+            matter.
         n: Number of problems, or of clusters that count as one problem each.
         k: Samples a problem in either condition.
-        discordance: Share of the problems in which one sample of either condition, taken alone, would disagree.
+        discordance: Share of the problems in which one sample of either condition, taken alone,
+            would disagree.
         alpha: Significance level, two-sided; with Holm over m tests, alpha / m is the safe choice.
         prompts: Prompts of each condition: texts, instructions or draws of examples.
         spread: Standard deviation of the true difference between prompts.
@@ -68,8 +71,9 @@ def detection_power(
             of_prompts > MODELS_HEEDED * of_problems, np.minimum(freedom, prompts - 1), freedom
         )
         return float((means > stdtrit(freedom, 1 - alpha / 2) * np.sqrt(variance)).mean())
-    # a sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h under the baseline,
-    # so its difference is a binomial of 2 k draws less k; their share and h give the effect and the discordance
+    # a sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h
+    # under the baseline, so its difference is a binomial of 2 k draws less k; their share and h
+    # give the effect and the discordance
     undecided = discordance + math.sqrt(discordance**2 - size**2)
     right = 0.5 + size / (2 * undecided)
     chances = undecided * np.diff(bdtr(np.arange(2 * k + 1), 2 * k, right), prepend=0)

@@ -99,7 +99,8 @@ def reference_table(
 ) -> pandas.DataFrame:
     """Each number of the reference next to ours for the same model and condition: the columns of `REFERENCE_COLUMNS`.
 
-    Models that we have not run are left out. If we have run none of them, all are kept, with their numbers alone.
+    Models that we have not run are left out. If we have run none of them, all are kept, with their
+    numbers alone.
 
     Args:
         comparison: `analysis.compare`, not split any further.
