@@ -300,15 +300,9 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     right, right_before = new.right_by_prompt, old.right_by_prompt
     samples = old.samples_by_prompt
     most_samples = int(samples.max())
-    # both samples of a pair have the same examples and instruction, so flips are counted by prompt
-    flips = np.sum(
-        [
-            count_flips(before, after, k=most_samples)
-            for before, after in zip(right_before, right, strict=True)
-        ],
-        axis=0,
-    )
-    gained, lost = flips * most_samples / old.k
+    # both samples of a pair have the same prompt
+    flips = count_flips(right_before, right, k=most_samples)
+    gained, lost = (flip * most_samples / old.k for flip in flips)
     change = estimate_over_draws(
         old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
     )
@@ -326,8 +320,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
         "p": change.p,
         **to_points(change),
         **to_points(answered_change, answered_columns),
-        "wrong_to_right": float(gained),
-        "right_to_wrong": float(lost),
+        "wrong_to_right": gained,
+        "right_to_wrong": lost,
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
         "within_margin": is_within and change.clusters >= fewest_problems(share),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -58,11 +58,6 @@ class Outcomes:
         return np.asarray(self.right_by_prompt.sum(axis=0))
 
     @property
-    def graded(self) -> Integers:
-        """[problem] Samples with a graded answer."""
-        return np.asarray(self.graded_by_prompt.sum(axis=0))
-
-    @property
     def samples(self) -> Integers:
         """[problem] Samples."""
         return np.asarray(self.samples_by_prompt.sum(axis=0))
@@ -109,28 +104,8 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
     problems, problem_ids = pandas.factorize(frame["problem_id"])
     _, first_rows = np.unique(problems, return_index=True)
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
-    columns: dict[str, Any] = {
-        "problem": problems,
-        "right": frame["correct"].to_numpy(dtype=np.int64),
-    }
-    columns |= {"graded": 1, "samples": 1}
-    if "verdict" in frame:
-        columns["graded"] = frame["verdict"].isin(GRADED).to_numpy(dtype=np.int64)
-    prompt = ["instruction", "draw"]
-    columns |= {name: frame.get(name, 0) for name in prompt}
-    sums = (
-        frame[keys]
-        .assign(**columns)
-        .groupby([*keys, "problem", *prompt], observed=True, sort=False, dropna=False)[
-            ["right", "graded", "samples"]
-        ]
-        .sum()
-    )
     outcomes = []
-    arms: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
-    for (*setting, condition, replicate), arm in arms:
-        # [problem, count x prompt], both sorted
-        table = arm.droplevel(keys).unstack(prompt, fill_value=0).sort_index().sort_index(axis=1)
+    for (*setting, condition, replicate), table in _sum_samples(frame, keys, problems):
         outcomes.append(
             Outcomes(
                 setting=tuple(zip(split, setting, strict=True)),
@@ -145,6 +120,27 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
             )
         )
     return outcomes
+
+
+def _sum_samples(
+    frame: pandas.DataFrame, keys: list[str], problems: Integers
+) -> Iterator[tuple[Any, Any]]:
+    """For each arm its keys and a sorted table [problem, count x prompt] of its samples."""
+    prompt = ["instruction", "draw"]
+    samples = frame[keys].assign(
+        problem=problems,
+        **{name: frame.get(name, 0) for name in prompt},
+        right=frame["correct"].to_numpy(dtype=np.int64),
+        graded=1,
+        samples=1,
+    )
+    if "verdict" in frame:
+        samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
+    options = {"observed": True, "sort": False, "dropna": False}
+    sums = samples.groupby([*keys, "problem", *prompt], **options).sum()
+    for key, arm in sums.groupby(level=keys, **options):
+        table: Any = arm.droplevel(keys).unstack(prompt, fill_value=0)
+        yield key, table.sort_index().sort_index(axis="columns")
 
 
 def _check_samples(frame: pandas.DataFrame, identity: list[str]) -> None:
@@ -228,7 +224,7 @@ def measure_accuracy(arm: Outcomes) -> dict[str, Any]:
         "standard_error": 100 * clustered_error(linearise_clusters(scores, arm.clusters)),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
-        "graded": 100 * float(arm.graded.sum() / arm.samples.sum()),
+        "graded": 100 * float(arm.graded_by_prompt.sum() / arm.samples_by_prompt.sum()),
     }
 
 

@@ -21,6 +21,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas
 from scipy.special import stdtr, stdtrit
 
@@ -258,6 +259,23 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     is_cell = ~np.isnan(effects)
     models, problems = is_cell.shape
     cells = int(is_cell.sum())
+    terms = _split_variance(effects, is_cell)
+    of_models, of_problems, _ = terms
+    freedoms = np.maximum(1, [models - 1, problems - 1, cells - models - problems + 1])
+    variance = float(terms.sum())
+    freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
+    for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
+        if term > variance:
+            variance, freedom = float(term), float(term_freedom)
+    if of_models > MODELS_HEEDED * of_problems:
+        freedom = min(freedom, models - 1)
+    return math.sqrt(max(0.0, variance)), max(1.0, freedom)
+
+
+def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
+    """The variance of the mean due to models and to problems, and less what both contain."""
+    models, problems = is_cell.shape
+    cells = int(is_cell.sum())
     residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)
     cells_per_model = is_cell.sum(axis=1)
     cells_per_problem = is_cell.sum(axis=0)
@@ -278,15 +296,5 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     # Least squares, because the components of problems and residual are not separable where each
     # problem was asked of a single model. Then only their sum matters.
     model, problem, residual = np.linalg.lstsq(expected, squares)[0]
-    terms = np.array([same_model * model + residual, same_problem * problem + residual, -residual])
-    terms /= cells
-    of_models, of_problems, _ = terms
-    freedoms = np.maximum(1, [models - 1, problems - 1, cells - models - problems + 1])
-    variance = float(terms.sum())
-    freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
-    for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
-        if term > variance:
-            variance, freedom = float(term), float(term_freedom)
-    if of_models > MODELS_HEEDED * of_problems:
-        freedom = min(freedom, models - 1)
-    return math.sqrt(max(0.0, variance)), max(1.0, freedom)
+    terms = [same_model * model + residual, same_problem * problem + residual, -residual]
+    return np.array(terms) / cells

@@ -103,32 +103,16 @@ def make_leaderboard(
     outcomes = count_outcomes(merged, by=by)
     # before all other tables, because its errors say best what cannot be compared
     comparison = compare_outcomes(outcomes, design, count_changed_completions(merged, by=by))
-    if by:  # tables over conditions or models are about all problems, so a split page has none
-        outcomes = []
-    outcomes_by_instruction = outcomes
-    if merged is not frame and not by:
-        outcomes_by_instruction = count_outcomes(frame)
-    pairs = _pair_conditions(outcomes, design)
-    contrast = next(iter(pairs.values()), None)
-    if design.primary is not None:
-        contrast = read_contrast(design.primary)
-    side_tables = {
-        **_make_tables_over_conditions(
-            outcomes, outcomes_by_instruction, pairs, design, join_conditions(runs)
-        ),
-        "mediators": mediator_table(merged, by=by),
-        "audit": audit_table(merged, baseline=design.baseline, by=by),
-    }
     return Leaderboard(
         comparison=comparison,
-        side_tables=side_tables,
+        side_tables=_make_side_tables(frame, merged, outcomes, design, join_conditions(runs)),
         baseline=design.baseline,
         contrasts=design.contrasts,
         primary=design.primary,
         reference_conditions=design.reference_conditions,
         by=tuple(by),
         clusters=merged["cluster"].nunique() if "cluster" in merged else 0,
-        draws=list(measure_effects_by_draw(merged, contrast)) if contrast else [],
+        draws=_measure_draws(merged, outcomes, design),
         receipt=tuple({"name": run.name, **run.about} for run in runs),
     )
 
@@ -162,24 +146,30 @@ def _make_design(
     )
 
 
-def _make_tables_over_conditions(
+def _make_side_tables(
+    frame: pandas.DataFrame,
+    merged: pandas.DataFrame,
     outcomes: Sequence[Outcomes],
-    outcomes_by_instruction: Sequence[Outcomes],
-    pairs: Mapping[str, tuple[str, str]],
     design: Design,
     conditions: Mapping[str, Condition],
 ) -> dict[str, pandas.DataFrame]:
-    """The side tables whose rows are about several models, instructions or conditions.
+    """All tables except the comparison.
 
     Args:
-        outcomes: From `count_correct.count_outcomes`, split by model and layout alone.
-        outcomes_by_instruction: The same with each instruction as a condition.
-        pairs: From `_pair_conditions`.
+        frame: All samples, with each instruction as a condition.
+        merged: `merge_instructions` of the frame.
+        outcomes: `count_correct.count_outcomes` of the merged frame.
         design: What is compared with what.
         conditions: The conditions of the configs, by name.
     """
+    outcomes_by_instruction = outcomes
+    if design.by:  # tables over conditions or models are about all problems
+        outcomes, outcomes_by_instruction = [], []
+    elif merged is not frame:
+        outcomes_by_instruction = count_outcomes(frame)
     settings = group_by_setting(outcomes)
     settings_by_instruction = group_by_setting(outcomes_by_instruction)
+    pairs = _pair_conditions(outcomes, design)
     references = design.reference_conditions
     return {
         "pooled": pool(outcomes, pairs),
@@ -187,7 +177,21 @@ def _make_tables_over_conditions(
         "texts": text_table(settings, conditions),
         "sweeps": sweep_table(outcomes, conditions, baseline=design.baseline),
         "causes": causes_table(settings, conditions),
+        "mediators": mediator_table(merged, by=design.by),
+        "audit": audit_table(merged, baseline=design.baseline, by=design.by),
     }
+
+
+def _measure_draws(
+    merged: pandas.DataFrame, outcomes: Sequence[Outcomes], design: Design
+) -> list[Mapping[str, Any]]:
+    """`Leaderboard.draws`; empty if the table is split."""
+    contrasts = list(_pair_conditions(outcomes, design).values())
+    if design.primary is not None:
+        contrasts = [read_contrast(design.primary)]
+    if design.by or not contrasts:
+        return []
+    return list(measure_effects_by_draw(merged, contrasts[0]))
 
 
 def _pair_conditions(outcomes: Sequence[Outcomes], design: Design) -> dict[str, tuple[str, str]]:

@@ -94,7 +94,7 @@ def describe_changes(
     again = "both sides were run once, so the noise of the difference is not known"
     if row["aa_difference"] is not None:
         again = f"both sides were run again: {describe_repeat(row)}"
-    matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
+    matching = sum(count for name, count in outcomes.items() if criterion.selects(name))
     within = ", ".join(
         f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name))
     )
@@ -126,7 +126,7 @@ def print_changes(
     Of several samples the first is shown that did what the outcome says, if one did.
     """
     for problem in problems:
-        if not criterion.wants(problem.outcome):
+        if not criterion.selects(problem.outcome):
             continue
         sides = [problem.prompts[name] for name in (criterion.baseline, criterion.condition)]
         expected = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}

@@ -13,9 +13,9 @@ from harness.analysis import (
     estimate_difference,
     holm,
     minimal_detectable_effect,
+    paired_tests,
     score_interval,
 )
-from harness.analysis import paired_tests
 from harness.analysis.paired_tests import count_flips, fewest_problems, sign_flip_test
 from harness.errors import ComparisonError
 
