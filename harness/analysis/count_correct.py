@@ -136,10 +136,11 @@ def _sum_samples(
     )
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
-    options = {"observed": True, "sort": False, "dropna": False}
+    options: Any = {"observed": True, "sort": False, "dropna": False}
     sums = samples.groupby([*keys, "problem", *prompt], **options).sum()
-    for key, arm in sums.groupby(level=keys, **options):
-        table: Any = arm.droplevel(keys).unstack(prompt, fill_value=0)
+    arms: Any = sums.groupby(level=keys, **options)
+    for key, arm in arms:
+        table = arm.droplevel(keys).unstack(prompt, fill_value=0)
         yield key, table.sort_index().sort_index(axis="columns")
 
 

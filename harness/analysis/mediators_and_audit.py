@@ -94,6 +94,6 @@ def _repeat_baseline(problems: pandas.DataFrame, baseline: str) -> pandas.DataFr
     index: Any = problems.index
     is_baseline = index.get_level_values("condition") == baseline
     values = problems[is_baseline].droplevel("condition")
-    repeated = values.reindex(index.droplevel("condition")).set_axis(index)
+    repeated: pandas.DataFrame = values.reindex(index.droplevel("condition")).set_axis(index)
     repeated.loc[is_baseline] = np.nan
     return repeated

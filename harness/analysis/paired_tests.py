@@ -39,7 +39,7 @@ def average_clusters(values: Floats, clusters: Integers) -> tuple[Floats, Floats
         clusters: [problem] The number of the problem's cluster, from 0 without gaps.
     """
     sizes = np.bincount(clusters)
-    weights: Floats = sizes * (len(sizes) / len(clusters))
+    weights = np.asarray(sizes * (len(sizes) / len(clusters)), dtype=np.float64)
     return np.bincount(clusters, values) / sizes, weights
 
 

@@ -122,7 +122,11 @@ def reference_table(
     for entry in reference.accuracies:
         baseline_accuracy = entry.conditions.get(baseline, math.nan)
         for condition, accuracy in entry.conditions.items():
-            row = {"model": entry.model, "name": _normalise(entry.model), "condition": condition}
+            row: dict[str, Any] = {
+                "model": entry.model,
+                "name": _normalise(entry.model),
+                "condition": condition,
+            }
             row |= {"reference": accuracy, "reference_difference": accuracy - baseline_accuracy}
             rows.append(row)
     theirs = pandas.DataFrame(rows)
