@@ -1,4 +1,4 @@
-"""mless: does a run of meaningless tokens before a maths question make a language model answer better?"""
+"""mless: do meaningless tokens before a maths question make a language model answer better?"""
 
 from importlib import import_module
 from typing import Any
@@ -13,7 +13,8 @@ PLACES = {
     "compare": "analysis.compare_with_baseline",
     "run": "execution.run_in_subprocess",
 }
-"""The public names, each with its module, which is imported when the name is first used: `mless --help` needs none."""
+"""The public names, each with its module, which is imported when the name is first used: `mless
+--help` needs none."""
 __all__ = sorted(PLACES)
 
 

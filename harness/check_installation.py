@@ -1,7 +1,8 @@
-"""Is this installation able to run? Each check says what it found, and how to mend what is amiss: `mless doctor`.
+"""Is this installation able to run? `mless doctor` prints what each check found and how to fix it.
 
-What cannot be found out (without a hub, a GPU or a tool) is said, and is no failure. What an engine's own error says is
-not asked here: it is explained when an engine starts (`engines/start_errors.py`).
+What cannot be checked (without a hub, a GPU or a tool) is reported, and is no failure. Errors that
+an engine reports itself are not checked here: they are explained when an engine starts
+(`engines/start_errors.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import platform
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.versions_and_hashes import package_version
 
 HUB_SECONDS = 3.0
-"""How long `mless doctor` waits for the hub."""
+"""Time limit for an answer of the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,94 +39,91 @@ class Check:
     """The outcome of one check.
 
     Attributes:
-        found: What was found.
-        fix: How to mend it; empty when there is nothing to mend.
-        fatal: Whether nothing runs without the fix.
-        subject: What was checked.
+        state: The version, device or source that is present, or the failure.
+        fix: What to do; empty if nothing is wrong.
+        is_fatal: Whether nothing runs without the fix.
+        subject: The name of the check.
     """
 
-    found: str
+    state: str
     fix: str = ""
-    fatal: bool = True
+    is_fatal: bool = True
     subject: str = ""
 
     @property
     def result(self) -> str:
-        """In a word."""
-        return "ok" if not self.fix else "FAIL" if self.fatal else "note"
+        """`ok`, `note` or `FAIL`."""
+        if not self.fix:
+            return "ok"
+        return "FAIL" if self.is_fatal else "note"
 
 
 def check_installation(model: str | None = None) -> list[Check]:
-    """Run every check. None of them raises, loads weights, or leaves anything behind."""
+    """Run all checks. None of them raises, loads weights or leaves files behind."""
     checks: dict[str, Callable[[], Check]] = {
-        "python": lambda: Check(
-            platform.python_version()
-        ),  # an older one than mless allows cannot import it
-        "lm-eval": lambda: _version("lm-eval"),
-        "vllm": lambda: _version("vllm", extra="gpu"),
-        "device": _device,
-        **({"tokenizer": partial(_tokenizer, model)} if model else {}),
-        "data": _data,
-        "hub": lambda: _hub(model),
+        # an older version than mless allows cannot import this module
+        "python": lambda: Check(platform.python_version()),
+        "lm-eval": lambda: _check_version("lm-eval"),
+        "vllm": lambda: _check_version("vllm", extra="gpu"),
+        "device": _check_device,
+        "tokenizer": lambda: _check_tokenizer(str(model)),
+        "data": _check_data,
+        "hub": lambda: _check_hub(model),
     }
-    found = []
-    for subject, run in checks.items():
+    if model is None:
+        del checks["tokenizer"]
+    outcomes = []
+    for subject, run_check in checks.items():
         try:
-            check = run()
+            check = run_check()
         except HarnessError as error:
             check = Check("fails", str(error))
         except Exception as error:  # a broken package may raise anything at import
-            check = Check(
-                "fails",
-                f"{type(error).__name__}: {error}. Install again: `rm -rf .venv && make .venv`.",
-            )
-        found.append(replace(check, subject=subject))
-    return found
+            fix = f"{type(error).__name__}: {error}. Install again: `rm -rf .venv && make .venv`."
+            check = Check("fails", fix)
+        outcomes.append(replace(check, subject=subject))
+    return outcomes
 
 
-def _version(name: str, extra: str = "") -> Check:
-    """Whether a package's version is one that mless's own metadata ask for, those of its `extra` included."""
-    found = package_version(name)
-    for needed in map(Requirement, requires("mless") or ()):
-        if needed.name == name and (
-            needed.marker is None or needed.marker.evaluate({"extra": extra})
-        ):
-            sound = found is not None and needed.specifier.contains(found, prereleases=True)
-            return Check(
-                found or "not installed", "" if sound else f"pip install '{name}{needed.specifier}'"
-            )
-    return Check(
-        found or "not installed",
-        "mless's own metadata ask for no such package: install mless again.",
-    )
+def _check_version(name: str, extra: str = "") -> Check:
+    """Whether a package's version fits the metadata of mless, including those of its `extra`."""
+    version = package_version(name)
+    state = version or "not installed"
+    for requirement in map(Requirement, requires("mless") or ()):
+        marker = requirement.marker
+        if requirement.name != name or not (marker is None or marker.evaluate({"extra": extra})):
+            continue
+        if version and requirement.specifier.contains(version, prereleases=True):
+            return Check(state)
+        return Check(state, f"pip install '{name}{requirement.specifier}'")
+    return Check(state, "mless's own metadata name no such package: install mless again.")
 
 
-def _device() -> Check:
-    """What torch sees, and who holds its memory."""
+def _check_device() -> Check:
+    """The devices that torch sees, and the processes that hold their memory."""
     torch = importlib.import_module("torch")
     build = torch.version.cuda or getattr(torch.version, "hip", None)
-    with warnings.catch_warnings(action="ignore"):  # of an old driver: then no GPU is available
+    with warnings.catch_warnings(action="ignore"):  # of an old driver: no GPU is available then
         available = torch.cuda.is_available()
-    if not available:
+    version = f"torch {torch.__version__}"
+    if available:
+        state = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {version}"
+        return Check(state, describe_gpu_processes(), is_fatal=False)
+    fix = ""
+    if build:
         fix = (
-            f"torch is built for {build} and sees no GPU: check the driver and CUDA_VISIBLE_DEVICES."
-            if build
-            else ""
+            f"torch is built for {build} and sees no GPU: check the driver and "
+            "CUDA_VISIBLE_DEVICES."
         )
-        return Check(f"CPU, torch {torch.__version__}", fix, fatal=False)
-    found = (
-        f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
-    )
-    return Check(found, describe_gpu_processes(), fatal=False)
+    return Check(f"CPU, {version}", fix, is_fatal=False)
 
 
-def _tokenizer(name: str) -> Check:
-    return Check(
-        f"{Path(name).name}: {len(load_tokenizer(smollm2_model.resolve_model(name)))} tokens"
-    )
+def _check_tokenizer(name: str) -> Check:
+    tokenizer = load_tokenizer(smollm2_model.resolve_model(name))
+    return Check(f"{Path(name).name}: {len(tokenizer)} tokens")
 
 
-def _data() -> Check:
+def _check_data() -> Check:
     if os.environ.get(PATH_VARIABLE, "").strip():
         dataset = open_dataset("math500")
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")
@@ -137,19 +134,23 @@ def _data() -> Check:
     return Check(f"MATH-500 from the hub, or {PATH_VARIABLE}=FILE.jsonl")
 
 
-def _hub(model: str | None) -> Check:
-    """Whether the hub gives a model, or else MATH-500."""
+def _check_hub(model: str | None) -> Check:
+    """Whether the hub offers a model, or else MATH-500."""
     from huggingface_hub import HfApi
 
-    is_name = model and model.count("/") == 1 and not model.startswith((".", "/", "~"))
-    named = model if is_name and not Path(str(model)).exists() else None
+    is_repository = False
+    if model is not None and not Path(model).exists():
+        is_repository = model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    name = str(model) if is_repository else MATH500_REPOSITORY
     try:
-        if named is None:
-            HfApi().dataset_info(MATH500_REPOSITORY, timeout=HUB_SECONDS)
+        if is_repository:
+            HfApi().auth_check(name)
         else:
-            HfApi().auth_check(named)
+            HfApi().dataset_info(name, timeout=HUB_SECONDS)
     except Exception as error:
-        name = named or MATH500_REPOSITORY
-        fix = f"{explain_hub_error(name, error)} The model smollm2 and problems that are made need no hub."
-        return Check(f"{name} is out of reach", fix, fatal=named is not None)
-    return Check(f"{named or MATH500_REPOSITORY} is readable")
+        fix = (
+            f"{explain_hub_error(name, error)} The model smollm2 and generated problems need no "
+            "hub."
+        )
+        return Check(f"{name} is out of reach", fix, is_fatal=is_repository)
+    return Check(f"{name} is readable")

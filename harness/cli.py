@@ -1,4 +1,4 @@
-"""The command `mless`. A command imports its stage of the work only when it runs, so that `--help` is instant."""
+"""The command `mless`. A command imports its stage when it runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from harness.display.format_values import visible
 from harness.errors import HarnessError, RunInterrupted
 
 GARBAGE_OBJECTS = 100_000
-"""So many new objects before Python looks for cycles: at its usual 700 a leaderboard takes a sixth longer."""
+"""New objects before Python searches for cycles. With its default of 700 a leaderboard takes a
+sixth longer."""
 
 
 class Command(NamedTuple):
-    """A command: the function in a module that has the same name.
+    """A command: the function that has the name of its module.
 
     Attributes:
         group: The heading under which `--help` lists it.
-        module: The module's full name. This package must not import the probe, so it names the probe's commands.
+        module: The module's full name, because this package must not import the probe.
         example: A call of the command.
     """
 
@@ -37,7 +38,7 @@ class Command(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a user types after `mless`."""
+        """The word that a user types after `mless`."""
         return self.module.rpartition(".")[2]
 
 
@@ -82,17 +83,16 @@ COMMANDS = (
 
 
 class _Grouped(TyperGroup):
-    """Lists the commands in their groups, each with the whole of its first sentence."""
+    """Lists the commands in groups, with their full first sentences."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for group, commands in groupby(COMMANDS, key=attrgetter("group")):
+            rows = [
+                (command.name, self.commands[command.name].get_short_help_str(200))
+                for command in commands
+            ]
             with formatter.section(group):
-                formatter.write_dl(
-                    [
-                        (command.name, self.commands[command.name].get_short_help_str(200))
-                        for command in commands
-                    ]
-                )
+                formatter.write_dl(rows)
 
 
 app = typer.Typer(
@@ -105,8 +105,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"mless {version('mless')}")
         raise typer.Exit
 
@@ -114,10 +114,10 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def mless(
     _: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    """Put meaningless tokens before a maths question, and measure whether the model answers better."""
+    """Put meaningless tokens before a maths question, and measure the change in accuracy."""
 
 
 for command in COMMANDS:
@@ -125,7 +125,7 @@ for command in COMMANDS:
     app.command(epilog=f"Example: {command.example}")(function)
 
 _UNUSABLE = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
-"""What the operating system raises of a path that a user gave and that cannot be what it should be."""
+"""Errors of the operating system about a path from the user that is of the wrong kind."""
 
 
 def main() -> None:
@@ -142,14 +142,14 @@ def main() -> None:
         sys.exit(130 if isinstance(error, RunInterrupted) else 2)
     except OSError as error:
         if isinstance(error, _UNUSABLE) and error.filename is not None:
-            told = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
+            message = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
         elif error.errno == errno.ENOSPC and error.filename is None:
-            # what is still buffered goes nowhere: Python would try again as it exits
+            # Python writes its buffer again when it exits, so the buffer goes to nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            told = "standard output is full: no space left on device. Send it elsewhere."
+            message = "standard output is full: no space left on device. Redirect it elsewhere."
         else:
             raise
-        typer.echo(f"mless: {told}", err=True)
+        typer.echo(f"mless: {message}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("mless: interrupted", err=True)

@@ -1,7 +1,8 @@
-"""Values that several modules share and that a reader may question, each with its reason, and the words of fixed sets.
+"""Values that several modules share, each with its reason, and the words of fixed sets.
 
-What a user may set is a `Field` of the schema instead. The limit of a method stands at the top of the module that uses
-it. Nothing of mless is imported here, so that every stage and the probe can import this file.
+What a user may set is a `Field` of the schema instead. The limit of a method stands at the top of
+the module that uses it. This file imports nothing of mless, so that all stages and the probe can
+import it.
 """
 
 from __future__ import annotations
@@ -9,22 +10,25 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-# The study: what is put before a question, and where
+# The study
 BASELINE = "wo"
-"""The condition that all others are compared with."""
+"""The condition without a filler, the default baseline."""
 STUDIED = "mless"
-"""The condition that the study is about, and the one that is shown unless told."""
+"""The condition with the filler of the study, the default of commands."""
 DEFAULT_SEED = 1234
-"""Of what is drawn at random unless told: tokens and places, samples, flips, permutations, bootstrap draws."""
+"""Of what is drawn at random unless told: tokens and places, samples, flips, permutations,
+bootstrap draws."""
 
 # Prompts: their tokens, documents and sampling
 SEPARATOR = " \n\n"
-"""The text between instruction, filler and problem in the sound layouts, the same in every condition.
+"""The text between instruction, filler and problem in the sound layouts, the same in every
+condition.
 
-The blank before the line breaks is there on purpose. Byte-level tokenizers join line breaks to the symbol before them
-(the Qwen pattern makes one piece of ` /` and a following newline), and the tekken pattern also joins a slash to the
-breaks before it. The blank ends the piece on the left, and the line break starts a new one on the right. So neither
-filler nor problem is ever merged with its neighbour.
+The blank before the line breaks is there on purpose. Byte-level tokenizers join line breaks to the
+symbol before them (the Qwen pattern makes one piece of ` /` and a following newline), and the
+tekken pattern also joins a slash to the breaks before it. The blank ends the piece on the left, and
+the line break starts a new one on the right. So neither filler nor problem is ever merged with its
+neighbour.
 """
 MAX_GEN_TOKS = 2048
 """Tokens generated at most unless told, as in the authors' code."""
@@ -35,34 +39,36 @@ ALPHA = 0.05
 POWER = 0.8
 """With which a planned run should find a true difference: the usual one."""
 MARGIN = 1.0
-"""Equivalence margin in points, unless told: a gain below it would change no decision on a prompt."""
+"""Equivalence margin in points, unless told: a gain below it would change no decision on a
+prompt."""
 PASSED = ("better", "worse")
 """Verdicts that need a significant test. Only these are bold."""
 FEWEST_MODELS = 4
-"""Fewer models say nothing about new ones."""
+"""With fewer models there is no result for new models."""
 FEWEST_TEXTS = 8
-"""Fewer other texts say little of new ones of their kind."""
+"""With fewer other texts there is no result for new texts."""
 FEWEST_INSTRUCTIONS = FEWEST_MODELS
-"""Fewer instructions say nothing about new ones, by the same arithmetic."""
+"""With fewer instructions there is no result for new ones, for the same reason as with models."""
 
 # Words out of fixed sets, which command lines list and check
 Format = Literal["text", "markdown", "csv", "latex", "json"]
-"""How a page of tables is written."""
+"""Output format of tables."""
 Definition = Literal["common", "published"]
-"""Which queries an attention curve averages over. `common`: those that the prompt without filler has too. `published`:
-all later ones, filler included, so that instruction tokens fall merely because filler queries join the average."""
+"""Which queries an attention curve averages over. `common`: those that the prompt without filler
+has too. `published`: all later ones, filler included, so that instruction tokens fall merely
+because filler queries join the average."""
 Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
-"""What became of a problem from one condition to another."""
+"""The outcome of a problem from one condition to another."""
 Choice = Literal[Flip, "changed"]
-"""Which problems are chosen: those with one outcome, or those that changed in either direction."""
+"""Selected problems: those with one outcome, or those that changed in either direction."""
 View = Literal["aligned", "full"]
-"""A curve with the filler's positions taken out, or over the prompt as it was."""
+"""A curve without the filler's positions, or over the full prompt."""
 Dtype = Literal["float32", "bfloat16", "float16"]
-"""What the probe's layers are computed in."""
+"""Number type of the probe's layers."""
 
 
 class Split(StrEnum):
-    """By what a comparison is split. This is an enumeration because typer takes no list of literals."""
+    """A column that splits a comparison. Typer accepts lists of enumerations, not of literals."""
 
     SUBJECT = "subject"
     LEVEL = "level"

@@ -1,7 +1,8 @@
 """The exceptions that mless raises on purpose.
 
-Every message says what is wrong, the value and the place; what to do only where exactly one thing is. The command line
-prints the message alone and exits with code 2, so a traceback always means a bug in mless itself.
+A message says what is wrong, with the value and its location. It says what to do only if there is
+exactly one remedy. The command line prints the message alone and exits with code 2, so a traceback
+always means a bug in mless itself.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 QUOTED_CHARACTERS = 500
-"""Of another program's text in a message, at most."""
+"""Maximum length of another program's text in a message."""
 
 
 class HarnessError(Exception):
-    """Base of every error that a user can cause and mend."""
+    """Base of all errors that a user can cause and fix."""
 
 
 class ConfigError(HarnessError):
@@ -31,7 +32,7 @@ class PromptMismatchError(HarnessError):
 
 
 class ModelError(HarnessError):
-    """A model or tokenizer folder cannot be used for what was asked of it."""
+    """A model or tokenizer folder cannot be used as requested."""
 
 
 class StartEndedError(ModelError):
@@ -47,7 +48,7 @@ class RunError(HarnessError):
 
 
 class ComparisonError(HarnessError):
-    """Samples cannot be compared as asked: other problems, missing or doubled samples, or no baseline."""
+    """Samples cannot be compared: other problems, missing or double samples, or no baseline."""
 
 
 class EngineError(HarnessError):
@@ -55,7 +56,7 @@ class EngineError(HarnessError):
 
 
 class JournalError(RunError):
-    """A journal cannot be written, read or continued as asked."""
+    """A journal cannot be written, read or continued."""
 
 
 class RunInterrupted(HarnessError):
@@ -67,19 +68,20 @@ class GraderError(HarnessError):
 
 
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
-    """What a message suggests for a name that does not exist: the names most like it, and how many more there are.
+    """The valid names that a message suggests: the most similar ones, and the number of the others.
 
-    Where there are few, they are all listed, in their own order.
+    If there are few names, all are listed, in their own order.
     """
-    every = [str(name) for name in names]
-    if len(every) <= most:
-        return ", ".join(every)
-    return list_first(difflib.get_close_matches(got, every, n=len(every), cutoff=0), most)
+    valid = [str(name) for name in names]
+    if len(valid) <= most:
+        return ", ".join(valid)
+    return list_first(difflib.get_close_matches(got, valid, n=len(valid), cutoff=0), most)
 
 
 def list_first(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    """The first names, and the number of the others."""
+    text = ", ".join(names[:most])
+    return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
 def explain_hub_error(name: str, error: BaseException) -> str:
@@ -87,21 +89,26 @@ def explain_hub_error(name: str, error: BaseException) -> str:
     chain = [error]
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)
-    text = " ".join(f"{type(one).__name__}: {one}" for one in chain)
+    text = " ".join(f"{type(link).__name__}: {link}" for link in chain)
     if re.search(r"Gated|\b401\b|\b403\b|awaiting a review|restricted", text):
         return (
-            f"The hub refuses {name} (401/403): it is gated, private or does not exist. Accept its licence on its "
-            "page, then log in with `hf auth login` or set HF_TOKEN."
+            f"The hub refuses {name} (401/403): it is gated, private or does not exist. Accept its "
+            "licence on its page, then log in with `hf auth login` or set HF_TOKEN."
         )
-    unreachable = "offline|connect|resol(ve|ution)|name or service|temporary failure|max retries|timed out|outgoing"
-    if re.search(f"{unreachable}|LocalEntryNotFound", text, re.I):
+    if re.search(
+        "offline|connect|resol(ve|ution)|name or service|temporary failure|max retries|timed out"
+        "|outgoing|LocalEntryNotFound",
+        text,
+        re.I,
+    ):
         return (
-            f"The hub could not be reached for {name}, and it is not in the local cache. On a connected machine run "
-            "`mless fetch CONFIG` and carry the cache over with HF_HUB_OFFLINE=1."
+            f"The hub could not be reached for {name}, and it is not in the local cache. On a "
+            "connected machine run `mless fetch CONFIG` and copy the cache here; then set "
+            "HF_HUB_OFFLINE=1."
         )
-    said = " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()) or type(error).__name__
     if re.search(
         r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text
     ):
-        said = "there is neither such a folder nor such a name on the hub."
-    return f"{name} cannot be loaded: {said[:400]}"
+        reason = "there is neither such a folder nor such a name on the hub."
+    return f"{name} cannot be loaded: {reason[:400]}"

@@ -1,4 +1,4 @@
-"""Layers and heads as people name them: counted from 1, as in the study. Indices, in arrays and models, are from 0."""
+"""Layers and heads as users name them: counted from 1, as in the study. Indices count from 0."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from harness.errors import ConfigError
 
 
 def split_words(text: str | None) -> tuple[str, ...]:
-    """The words between commas, each once, without spaces around them."""
-    return (
-        tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-        if text
-        else ()
-    )
+    """The distinct words between commas, without spaces around them."""
+    words = [word.strip() for word in (text or "").split(",")]
+    return tuple(dict.fromkeys(filter(None, words)))
 
 
 def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> tuple[int, ...]:
-    """Numbers of layers or heads such as 1,3 or 11-13, or a list of these, each once; of None no number.
+    """The distinct numbers of layers or heads such as 1,3 or 11-13, or a list of these.
+
+    Args:
+        text: None means no number.
+        where: The option or key, for messages.
 
     Raises:
-        ConfigError: a part is no number or range from 1; `where` says whose.
+        ConfigError: a word is no number or range from 1.
     """
-    found: list[int] = []
     if text is None:
         return ()
+    numbers: list[int] = []
     text = ",".join(map(str, text)) if isinstance(text, list | tuple | range) else str(text)
-    for part in split_words(text) or [text]:
-        match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", part)
+    for word in split_words(text) or [text]:
+        match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", word)
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if low > high:
             raise ConfigError(
-                f"{where} {text}: expected such as 1,3 or 11-13, counted from 1; got {part!r}."
+                f"{where} {text}: expected numbers such as 1,3 or 11-13, counted from 1; "
+                f"got {word!r}."
             )
-        found += range(low, high + 1)
-    return tuple(dict.fromkeys(found))
+        numbers += range(low, high + 1)
+    return tuple(dict.fromkeys(numbers))
 
 
 def count_from_one(indices: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""What this installation and this machine offer: tasks and configs, in the checkout or in the wheel; a cache; cores."""
+"""Resources of the installation and the machine: tasks, configs, the cache folder, cores."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def folder(name: str) -> Path:
-    """The folder `tasks` or `configs`: beside the package in a checkout, inside it in a wheel."""
+    """A folder such as `tasks`: next to the package in a checkout, inside it in a wheel."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
 def task_version() -> float:
-    """The version of our lm-eval tasks: it goes up when a prompt or its grading changes."""
+    """The version of our lm-eval tasks, which rises when a prompt or its grading changes."""
     text = (folder("tasks") / "math500" / "_math500.yaml").read_text(encoding="utf-8")
     return float(text.rpartition("version:")[2])
 
 
 def cache_folder() -> Path:
-    """Where mless keeps what it can make again."""
+    """The folder for files that mless can create again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "mless"
 
 

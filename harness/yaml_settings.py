@@ -1,4 +1,4 @@
-"""Reads YAML files of settings, overrides single keys, and says in one line what does not fit."""
+"""Reads YAML files of settings, overrides keys, and explains what does not fit in one line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from harness import resources
 from harness.errors import ConfigError, list_near
 
 _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
-"""What pydantic puts into a key's path where it tries several schemas."""
+"""Entries of pydantic's error paths that are no keys: names of the schemas that it tries."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping; YAML's own reader would take the last one in silence."""
+    """Refuses a key that stands twice in a mapping, where the base class takes the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if (key.tag, key.value) in seen:
                 line = key.start_mark.line + 1
                 raise ConfigError(
@@ -34,20 +36,20 @@ class _Loader(yaml.SafeLoader):
 
 
 _UNKNOWN_KEY = "unknown_key"
-"""The type of the error."""
+"""The type of the error of `Strict`."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
-"""What PyYAML raises of a text that is no YAML: it lets errors of its own code through."""
+"""Errors that PyYAML raises for a text that is no YAML, including those of its own code."""
 
 
 class Strict(BaseModel):
-    """Base of every part of a config: unknown keys are refused, and values cannot be changed later."""
+    """Base of all config models: unknown keys are refused, and values are constant."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_key(cls, values: Any) -> Any:
-        """In place of pydantic's `extra="forbid"`, which does not say which keys there are."""
+        """Replaces pydantic's `extra="forbid"`, whose message does not list the valid keys."""
         keys = values if isinstance(values, Mapping) else ()
         if unknown := [str(key) for key in keys if key not in cls.model_fields]:
             public = [name for name, field in cls.model_fields.items() if not field.exclude]
@@ -58,7 +60,7 @@ class Strict(BaseModel):
 
 
 def parse_option(option: str, text: str) -> Any:
-    """The value of a command line option: YAML, or the text itself.
+    """The value of a command-line option: YAML, or the text itself if it is no YAML.
 
     Raises:
         ConfigError: a key stands twice in a mapping.
@@ -72,15 +74,16 @@ def parse_option(option: str, text: str) -> Any:
 
 
 def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
-    """Read the values of a config file and set the overrides. The schema checks them, and that they are a mapping.
+    """Read the values of a config file and apply overrides. They are not yet checked by a schema.
 
     Args:
-        path: The file. A bare name may also be one of the shipped configs.
-        kind: The folder of the shipped configs, within `configs`.
+        path: The file, or the name of a shipped config.
+        kind: The folder of the shipped configs, in `configs`.
         overrides: `key=value` with dotted keys and YAML values.
 
     Raises:
-        ConfigError: the file is missing or not YAML, a key stands twice in it, or it has no key that an override names.
+        ConfigError: the file is missing or not YAML, a key stands twice, or the key of an override
+            does not exist.
     """
     shipped = resources.folder("configs") / kind / path.name
     if not path.exists() and path.parent in (Path(), Path("configs") / kind) and shipped.is_file():
@@ -94,73 +97,79 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
     except (ConfigError, *_NOT_YAML) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     for override in overrides:
-        key, _, text = override.partition("=")
-        *parents, last = key.split(".")
-        value = parse_option(f"--set {key}", text)
-        target: Any = values
-        try:
-            for part in parents:
-                target = (
-                    target[int(part)] if isinstance(target, list) else target.setdefault(part, {})
-                )
-            target[int(last) if isinstance(target, list) else last] = value
-        except (AttributeError, IndexError, TypeError, ValueError):
-            raise ConfigError(f"--set {override!r}: the config has no such key.") from None
+        _apply_override(values, override)
     return values
 
 
+def _apply_override(values: Any, override: str) -> None:
+    """Set a dotted key of nested mappings and lists; missing mappings are created."""
+    key, _, text = override.partition("=")
+    *parents, last = key.split(".")
+    value = parse_option(f"--set {key}", text)
+    try:
+        for parent in parents:
+            if isinstance(values, list):
+                values = values[int(parent)]
+            else:
+                values = values.setdefault(parent, {})
+        values[int(last) if isinstance(values, list) else last] = value
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise ConfigError(f"--set {override!r}: the config has no such key.") from None
+
+
 def explain(error: ValidationError, where: str) -> str:
-    """The most specific complaint of pydantic in one line, with the dotted key and the value.
+    """The most specific error of pydantic in one line, with the dotted key and the value.
 
     Args:
         error: pydantic's error.
-        where: The file or thing that does not fit.
+        where: The file or object that does not fit.
     """
-
-    def locate(details: Any) -> tuple[Any, ...]:
-        unknown = (details["ctx"]["key"],) if details["type"] == _UNKNOWN_KEY else ()
-        return (*details["loc"], *unknown)
-
-    def dotted(details: Any) -> str:
-        keys = map(str, locate(details))
-        return ".".join(key for key in keys if not _SCHEMA.search(key))
-
-    every = error.errors()
-    worst = max(every, key=lambda details: (len(locate(details)), details["type"] == _UNKNOWN_KEY))
-    key = dotted(worst)
+    details = error.errors()
+    worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] == _UNKNOWN_KEY))
+    key = _name_key(worst)
     if worst["type"] == _UNKNOWN_KEY:
         return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
-    said = dict.fromkeys(
-        one["msg"].removeprefix("Value error, ") for one in every if dotted(one) == key
-    )
-    message = ": ".join(filter(None, [where, key, "; or ".join(said)])).rstrip(".")
-    return (
-        f"{message}."
-        if worst["type"] in ("value_error", "missing")
-        else f"{message}, got {worst['input']!r:.200}."
-    )
+    messages = [detail["msg"] for detail in details if _name_key(detail) == key]
+    reasons = dict.fromkeys(message.removeprefix("Value error, ") for message in messages)
+    text = ": ".join(filter(None, [where, key, "; or ".join(reasons)])).rstrip(".")
+    if worst["type"] not in ("value_error", "missing"):
+        text += f", got {worst['input']!r:.200}"
+    return f"{text}."
+
+
+def _locate(detail: Any) -> tuple[Any, ...]:
+    """The path to the key of an error, with the schemas that pydantic tried."""
+    unknown_key = (detail["ctx"]["key"],) if detail["type"] == _UNKNOWN_KEY else ()
+    return (*detail["loc"], *unknown_key)
+
+
+def _name_key(detail: Any) -> str:
+    """The dotted key of an error."""
+    return ".".join(key for key in map(str, _locate(detail)) if not _SCHEMA.search(key))
 
 
 _SECRET_NAMES = re.compile(
-    r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$|^authorization$|^token$"
+    r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$"
+    r"|^authorization$|^token$"
 )
-"""Names of arguments whose values are secrets, in small letters."""
+"""Lower-case names of arguments whose values are secrets."""
 _SECRET_VALUES = re.compile(
     r"^hf_[A-Za-z0-9]{30,}$|^sk-[\w-]{20,}$|^Bearer \S|://[^/@\s]+:[^/@\s]+@|[?&](api_)?key=\S"
 )
-"""What a secret looks like: tokens of the hub and of OpenAI, a header, an address with a password or a key in it."""
+"""Patterns of secrets: tokens of the hub and of OpenAI, a header, an address with a password or a
+key."""
 _NO_SECRETS = ("", "EMPTY", "none")
-"""What servers without a key are given."""
+"""Values for servers that need no key."""
 
 
 def find_secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
-    """Where values lie that must not be written down, dotted."""
+    """The dotted keys of secrets, which must not be written to files."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from find_secrets(inner, f"{where}.{key}", str(key))
     elif isinstance(value, (list, tuple)):
-        for number, inner in enumerate(value):
-            yield from find_secrets(inner, f"{where}.{number}", name)
+        for index, inner in enumerate(value):
+            yield from find_secrets(inner, f"{where}.{index}", name)
     elif isinstance(value, str) and value not in _NO_SECRETS:
         if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
             yield where

@@ -137,7 +137,7 @@ def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas
     """One condition against one, paired by prompt: a row per head, without a p-value, and a note.
 
     The prompts of a cluster are one unit: their sum over the mean size of a cluster. So the mean
-    over clusters is the mean over prompts, as in `harness.analysis.paired_tests.by_cluster`.
+    over clusters is the mean over prompts, as in `harness.analysis.paired_tests.average_clusters`.
     """
     grouped = pandas.DataFrame(differences).groupby(clusters)
     table = grouped.sum(min_count=1)

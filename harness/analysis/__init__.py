@@ -1,7 +1,8 @@
-"""Statistics of runs: accuracies, paired differences with tests and intervals, noise, power, flips, published numbers.
+"""Statistics of runs: accuracies, paired differences, tests, intervals, noise and power.
 
-`compare` makes the table of all comparisons. The functions that it is made of can be used alone. They take and return
-shares of the problems (0.02 is 2 points); tables are in percent and points. Needs numpy, scipy and pandas only.
+`compare` makes the table of all comparisons. Its building blocks can be used alone. They take and
+return shares of the problems (0.02 is 2 points); tables are in percent and points. Needs numpy,
+scipy and pandas only.
 """
 
 from harness.analysis.compare_with_baseline import compare

@@ -1,7 +1,7 @@
-"""Choose problems by flip, subject, level, ids or at random.
+"""Select problems by flip, subject, level, ids or at random.
 
-Problems chosen for their outcome cannot show what a filler does on average. Such a selection is marked, and can have
-matched controls: problems that did not flip.
+Problems that are selected by their outcome cannot show what a filler does on average. Such a
+selection is marked, and can have matched controls: problems that did not flip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLIPS: tuple[Flip, ...] = get_args(Flip)
 CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
 CHANGED = "changed"
 UNDECIDED = "undecided"
-"""The outcome of a problem that lacks a verdict in one of the two conditions, as it was not asked there."""
+"""The outcome of a problem that was not asked under both conditions."""
 
 
 class Criterion(Strict):
@@ -34,11 +34,12 @@ class Criterion(Strict):
     """
 
     flip: Choice | None = None
-    """Only problems with this outcome between `baseline` and `condition`; `changed` for either direction."""
+    """Only problems with this outcome from `baseline` to `condition`; `changed` for either flip."""
     baseline: str = BASELINE
-    """The condition to flip from."""
+    """The condition before a flip."""
     condition: str = STUDIED
-    """The condition to flip to: of several samples of a problem more are right than before, or fewer."""
+    """The condition after a flip. With several samples, more or fewer of them are right than
+    before."""
     subject: str | None = None
     """Only this subject."""
     level: int | None = None
@@ -46,11 +47,11 @@ class Criterion(Strict):
     ids: tuple[str, ...] = ()
     """Only these problems."""
     n: int | None = Field(default=None, ge=1)
-    """Draw so many of them."""
+    """Select this number of problems at random."""
     seed: int = DEFAULT_SEED
-    """Draws them."""
+    """Seed of the random selection."""
     controls: bool = False
-    """Whether matched problems that did not flip are added."""
+    """Whether to add matched problems that did not flip."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -64,18 +65,17 @@ class Criterion(Strict):
 
     @property
     def on_outcome(self) -> bool:
-        """Whether problems are selected by how they were answered."""
+        """Whether problems are selected by their outcome."""
         return self.flip is not None
 
-    def wants(self, outcome: str | None) -> bool:
-        """Whether problems of this outcome are selected."""
+    def selects(self, outcome: str | None) -> bool:
+        """Whether problems with this outcome are selected."""
         return self.flip in (None, outcome) or (self.flip == CHANGED and outcome in CHANGES)
 
-    def outcome(self, problem: Problem) -> str:
-        """One of `FLIPS`, or `UNDECIDED`."""
-        before, after = (
-            _share_right(problem.prompts.get(name)) for name in (self.baseline, self.condition)
-        )
+    def classify(self, problem: Problem) -> str:
+        """The outcome of a problem: one of `FLIPS`, or `UNDECIDED`."""
+        before = _measure_share_right(problem.prompts.get(self.baseline))
+        after = _measure_share_right(problem.prompts.get(self.condition))
         if before is None or after is None:
             return UNDECIDED
         if before == after:
@@ -83,106 +83,117 @@ class Criterion(Strict):
         return "right_to_wrong" if before > after else "wrong_to_right"
 
 
-def _share_right(prompt: AnsweredPrompt | None) -> float | None:
-    """The share of a problem's samples that is right; None without verdicts. An unsettled verdict is not right."""
+def _measure_share_right(prompt: AnsweredPrompt | None) -> float | None:
+    """The share of a problem's samples with the verdict `correct`; None without verdicts."""
     if prompt is None or not prompt.verdicts:
         return None
-    return sum(verdict == "correct" for verdict in prompt.verdicts) / len(prompt.verdicts)
+    return prompt.verdicts.count("correct") / len(prompt.verdicts)
 
 
 def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
-    """Choose problems of a source by a criterion: in the source's order, then the controls, each with its outcome.
+    """The problems of a source that meet a criterion, in the source's order, then the controls.
+
+    All have their outcome.
 
     Raises:
-        ConfigError: the source lacks something that the criterion names, or fewer problems match than were asked for.
+        ConfigError: the source lacks what the criterion names, or too few problems match.
     """
     require_verdicts(source, criterion)
-    outcomes = _outcomes(source, criterion)
-    matching = [
+    outcomes = _classify_problems(source, criterion)
+    problems = [
         problem
-        for problem in _candidates(source, criterion)
-        if criterion.wants(outcomes.get(problem.id))
+        for problem in _list_candidates(source, criterion)
+        if criterion.selects(outcomes.get(problem.id))
     ]
-    if len(matching) < (criterion.n or 1):
-        kind = (criterion.flip or "in the selection").replace("_", " ")
-        message = (
-            f"expected {criterion.n} problems {kind}, got {len(matching)}"
-            if matching
-            else f"no problem {kind}"
-        )
-        counts = [
-            f"{name.replace('_', ' ')} {n}" for name, n in count_outcomes(source, criterion).items()
-        ]
-        raise ConfigError(f"{source.name}: {message}: {', '.join(counts) or 'nothing was graded'}.")
+    if len(problems) < (criterion.n or 1):
+        raise ConfigError(_explain_lack(source, criterion, len(problems)))
     draw = random.Random(criterion.seed)
     if criterion.n is not None:
-        drawn = {problem.id for problem in draw.sample(matching, criterion.n)}
-        matching = [problem for problem in matching if problem.id in drawn]
-    controls = []
+        sampled_ids = {problem.id for problem in draw.sample(problems, criterion.n)}
+        problems = [problem for problem in problems if problem.id in sampled_ids]
     if criterion.controls:
-        unflipped = [p for p in source.problems if outcomes[p.id] in ("both_right", "both_wrong")]
-        controls = [
-            replace(control, matched_to=flipped.id)
-            for control, flipped in match_controls(matching, unflipped, outcomes, draw)
+        unflipped = [
+            problem
+            for problem in source.problems
+            if outcomes[problem.id] in ("both_right", "both_wrong")
         ]
-    return tuple(
-        replace(problem, outcome=outcomes.get(problem.id)) for problem in (*matching, *controls)
-    )
+        for control, flipped in match_controls(problems, unflipped, outcomes, draw):
+            problems.append(replace(control, matched_to=flipped.id))
+    return tuple(replace(problem, outcome=outcomes.get(problem.id)) for problem in problems)
+
+
+def _explain_lack(source: Source, criterion: Criterion, matching: int) -> str:
+    """A message about too few matching problems, with the number of problems of each outcome."""
+    kind = (criterion.flip or "in the selection").replace("_", " ")
+    message = f"no problem {kind}"
+    if matching:
+        message = f"expected {criterion.n} problems {kind}, got {matching}"
+    counts = "nothing was graded"
+    if outcomes := count_outcomes(source, criterion):
+        counts = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in outcomes.items())
+    return f"{source.name}: {message}: {counts}."
 
 
 def count_outcomes(source: Source, criterion: Criterion) -> dict[str, int]:
-    """How many problems of the criterion's subject, level and ids have each outcome; empty if nothing was graded."""
-    outcomes = _outcomes(source, criterion)
-    counts = Counter(outcomes[problem.id] for problem in _candidates(source, criterion) if outcomes)
-    return {name: counts[name] for name in (*FLIPS, UNDECIDED)} if outcomes else {}
+    """The number of problems of each outcome among the criterion's subject, level and ids.
 
-
-def _outcomes(source: Source, criterion: Criterion) -> dict[str, str]:
-    """The outcome of every problem; empty if nothing was graded."""
-    if source.metric is None or not {criterion.baseline, criterion.condition} <= set(
-        source.conditions
-    ):
+    Empty if nothing was graded.
+    """
+    outcomes = _classify_problems(source, criterion)
+    candidates = _list_candidates(source, criterion)
+    if not outcomes:
         return {}
-    return {problem.id: criterion.outcome(problem) for problem in source.problems}
+    counts = Counter(outcomes[problem.id] for problem in candidates)
+    return {name: counts[name] for name in (*FLIPS, UNDECIDED)}
 
 
-def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
+def _classify_problems(source: Source, criterion: Criterion) -> dict[str, str]:
+    """The outcome of each problem by its id; empty if nothing was graded."""
+    has_both = {criterion.baseline, criterion.condition} <= set(source.conditions)
+    if source.metric is None or not has_both:
+        return {}
+    return {problem.id: criterion.classify(problem) for problem in source.problems}
+
+
+def _list_candidates(source: Source, criterion: Criterion) -> list[Problem]:
     """The problems of the criterion's subject, level and ids.
 
     Raises:
         ConfigError: the source has no problem with one of these.
     """
-    required: dict[str, tuple[Any, ...]] = {
-        "subject": () if criterion.subject is None else (criterion.subject,),
-        "level": () if criterion.level is None else (criterion.level,),
-        "id": criterion.ids,
-    }
+    required: dict[str, tuple[Any, ...]] = {}
+    for name in ("subject", "level"):
+        value = getattr(criterion, name)
+        required[name] = () if value is None else (value,)
+    required["id"] = criterion.ids
+    candidates = list(source.problems)
     for name, values in required.items():
-        known = {getattr(problem, name) for problem in source.problems}
-        if unknown := [value for value in values if value not in known]:
-            near = list_near(str(unknown[0]), sorted(map(str, known)))
-            raise ConfigError(
-                f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {near}."
-            )
-    return [
-        problem
-        for problem in source.problems
-        if all(not values or getattr(problem, name) in values for name, values in required.items())
-    ]
+        present = {getattr(problem, name) for problem in source.problems}
+        for value in values:
+            if value not in present:
+                near = list_near(str(value), sorted(map(str, present)))
+                raise ConfigError(
+                    f"{source.name} has no problem of the {name} {value!r}: expected one of {near}."
+                )
+        if values:
+            candidates = [problem for problem in candidates if getattr(problem, name) in values]
+    return candidates
 
 
 def require_verdicts(source: Source, criterion: Criterion) -> None:
-    """Refuse a source that lacks a condition which was named, or in which the flips that are wanted cannot be found.
+    """Refuse a source without the conditions or the verdicts that the criterion needs.
+
+    A missing condition is allowed if it is the default and no flip is requested.
 
     Raises:
-        ConfigError: it lacks one of the two conditions, or has no verdicts.
+        ConfigError: the source lacks one of the two conditions, or has no verdicts.
     """
     for name, default in ((criterion.baseline, BASELINE), (criterion.condition, STUDIED)):
         if name not in source.conditions and (criterion.flip or name != default):
             near = list_near(name, source.conditions)
             raise ConfigError(f"{source.name} has no condition {name!r}: expected one of {near}.")
     if criterion.flip and source.metric is None:
-        raise ConfigError(f"{source.name} holds no verdicts, so {criterion.flip} cannot be told.")
+        raise ConfigError(f"{source.name} holds no verdicts, so {criterion.flip} is unknown.")
 
 
 def match_controls(
@@ -191,32 +202,36 @@ def match_controls(
     outcomes: Mapping[str, str],
     draw: random.Random,
 ) -> list[tuple[Problem, Problem]]:
-    """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
+    """Match each flipped problem with a control: an unflipped problem of the same subject.
 
-    A problem of the same cluster, such as itself after other examples, is the last choice. Controls with the same
-    verdict without filler are preferred, then those of the nearest level. `draw` decides between equally near ones.
-    Returns pairs of control and flipped problem.
+    No control is used twice. A problem of the same cluster, such as the same problem after other
+    examples, is the last choice. Controls with the same verdict without filler are preferred, then
+    those of the nearest level. `draw` decides between equally near controls.
+
+    Returns:
+        Pairs of a control and its flipped problem.
 
     Raises:
         ConfigError: a subject has too few problems that did not flip.
     """
-    left = draw.sample(unflipped, len(unflipped))  # `min` takes the first of equals
+    unused = draw.sample(unflipped, len(unflipped))  # `min` takes the first of equals
     pairs = []
     for problem in flipped:
-        stayed = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"
-        alike = [one for one in left if one.subject == problem.subject]
-        if not alike:
+        same_verdict = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"
+        candidates = [control for control in unused if control.subject == problem.subject]
+        if not candidates:
             raise ConfigError(
-                f"Subject {problem.subject!r} has too few problems that did not flip to be controls."
+                f"Subject {problem.subject!r} has too few problems that did not flip to be "
+                "controls."
             )
         nearest = min(
-            alike,
-            key=lambda one: (
-                one.cluster == problem.cluster,
-                outcomes[one.id] != stayed,
-                abs(one.level - problem.level),
+            candidates,
+            key=lambda control: (
+                control.cluster == problem.cluster,
+                outcomes[control.id] != same_verdict,
+                abs(control.level - problem.level),
             ),
         )
-        left.remove(nearest)
+        unused.remove(nearest)
         pairs.append((nearest, problem))
     return pairs

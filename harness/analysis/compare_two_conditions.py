@@ -1,4 +1,4 @@
-"""Two conditions that nobody planned to compare: of one run or two, or of two logs of any task of lm-eval."""
+"""Compares any two conditions: of one run or two, or of two sample logs of any lm-eval task."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two.
+    """One of the two conditions.
 
     Attributes:
-        name: What tables call it.
-        samples: Its samples, replicates included.
-        run: Where they are from.
+        name: Its name in tables.
+        samples: Its samples, including repeat runs.
+        run: The run or log that has them.
     """
 
     name: str
@@ -36,74 +36,65 @@ class Side:
     run: Run
 
     @classmethod
-    def read(cls, named: str, metric: str | None = None) -> Side:
-        """The side that is named.
+    def read(cls, name: str, metric: str | None = None) -> Side:
+        """Read a side.
 
         Args:
-            named: A run or a sample log; `RUN:CONDITION` for another condition than its baseline.
+            name: A run or a sample log; `RUN:CONDITION` for another condition than its baseline.
             metric: Of a log of another task: see `read_lm_eval_logs.read_log`.
 
         Raises:
-            RunError: there is none, or no such condition in it.
+            RunError: there is no such run, or no such condition in it.
         """
-        path, colon, condition = named.rpartition(":")
-        if not colon or Path(named).exists():
-            path, condition = named, ""
+        path, colon, condition = name.rpartition(":")
+        if not colon or Path(name).exists():
+            path, condition = name, ""
         try:
             run = Run.load(path, metric=metric)
-            frame = run.samples
+            samples = run.samples
         except RunError:
             if not Path(path).exists() or condition:
                 raise
-            log = one_log(Path(path))  # of a task that names no condition
-            run, condition = Run.load({"log": log}, metric=metric), "log"
-            frame = run.samples
-        there = list(frame["condition"].unique())
-        chosen = condition or (run.baseline if run.baseline in there else there[0])
-        if chosen not in there:
-            raise RunError(
-                f"{path} has no condition {chosen!r}: expected one of {list_near(chosen, there)}."
-            )
-        last = Path(path).resolve().name
-        return cls(
-            name=last if chosen == "log" else f"{last}:{chosen}",
-            samples=frame[frame["condition"] == chosen],
-            run=run,
-        )
+            # a log of a task that names no condition
+            run, condition = Run.load({"log": one_log(Path(path))}, metric=metric), "log"
+            samples = run.samples
+        conditions = list(samples["condition"].unique())
+        if not condition:
+            condition = run.baseline if run.baseline in conditions else conditions[0]
+        if condition not in conditions:
+            near = list_near(condition, conditions)
+            raise RunError(f"{path} has no condition {condition!r}: expected one of {near}.")
+        side_name = Path(path).resolve().name
+        if condition != "log":
+            side_name += f":{condition}"
+        return cls(name=side_name, samples=samples[samples["condition"] == condition], run=run)
 
 
 def compare_pair(old: Side, new: Side) -> Leaderboard:
-    """All tables of the second side against the first, paired by problem; the noise too where both were run twice.
+    """All tables of `new` against `old`, paired by problem; with the noise if both were run twice.
 
     Raises:
-        ComparisonError: they are the same, of other problems, other numbers of samples, or other graders.
+        ComparisonError: the sides are the same, or have other problems, numbers of samples or
+            graders.
     """
     import pandas
 
     sides = (old, new)
-    if old.name == new.name and old.run.name == new.run.name:
-        raise ComparisonError(f"{old.name} is given twice.")
-    if how := other_problems(old.run, new.run):
-        raise ComparisonError(f"{new.run.name} cannot be compared with {old.run.name}: {how}.")
-    graders = [
-        str(side.run.about["grader_version"])
-        for side in sides
-        if side.run.about.get("grader_version")
-    ]
-    if len({*graders}) > 1:
-        raise ComparisonError(
-            f"Graders {' and '.join(graders)} cannot be compared: `mless regrade` the older run."
-        )
+    _refuse_incomparable(old, new)
     model = " / ".join(dict.fromkeys(str(side.run.about["model"]) for side in sides))
-    names = [side.name if old.name != new.name else side.run.name for side in sides]
-    frames = []
-    for name, side in zip(names, sides, strict=True):
-        ids, draws = side.samples["problem_id"].astype(str), side.samples.get("draw", 1)
-        frames.append(
-            side.samples.assign(
-                model=model, layout="paired", condition=name, problem_id=ids, draw=draws
-            )
+    names = [old.name, new.name]
+    if old.name == new.name:
+        names = [old.run.name, new.run.name]
+    frames = [
+        side.samples.assign(
+            model=model,
+            layout="paired",
+            condition=name,
+            problem_id=side.samples["problem_id"].astype(str),
+            draw=side.samples.get("draw", 1),
         )
+        for name, side in zip(names, sides, strict=True)
+    ]
     joined = pandas.concat(frames, ignore_index=True)
     about = {"source": "pair", "model": model, "greedy": old.run.about.get("greedy")}
     run = Run(name=" ".join(names), about=about, read=lambda: joined, read_prompts=list)
@@ -112,11 +103,27 @@ def compare_pair(old: Side, new: Side) -> Leaderboard:
     return replace(board, receipt=tuple(receipts.values()))
 
 
+def _refuse_incomparable(old: Side, new: Side) -> None:
+    """Refuse a side that is given twice, and sides with other problems or graders."""
+    if old.name == new.name and old.run.name == new.run.name:
+        raise ComparisonError(f"{old.name} is given twice.")
+    if difference := other_problems(old.run, new.run):
+        raise ComparisonError(
+            f"{new.run.name} cannot be compared with {old.run.name}: {difference}."
+        )
+    graders = [side.run.about.get("grader_version") for side in (old, new)]
+    if all(graders) and graders[0] != graders[1]:
+        raise ComparisonError(
+            f"Graders {graders[0]} and {graders[1]} cannot be compared: `mless regrade` the older "
+            "run."
+        )
+
+
 def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     """The exit code of a gate in continuous integration, and a sentence that explains it.
 
-    It is 0 if the second side is shown to lose less than `points`, 1 if it is significantly worse, and 3 if neither is
-    shown.
+    The code is 0 if the second side is shown to lose less than `points`, 1 if it is significantly
+    worse, and 3 if neither is shown.
 
     Raises:
         ConfigError: the points are out of range.
@@ -134,12 +141,12 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
         return 3, f"Not shown: {row['unmeasured']}."
     # the length of an interval falls with the root of the number of problems
     quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
-    needed = math.ceil(
-        row["problems"] * (quantiles * (row["difference"] - row["low"]) / points) ** 2
-    )
-    # beside problems, new draws of examples lengthen it
-    draws = ", and as many times the draws of examples," if row["draws"] >= FEWEST_DRAWS else ""
+    factor = (quantiles * (row["difference"] - row["low"]) / points) ** 2
+    problems = f"{math.ceil(row['problems'] * factor):,} problems"
+    if row["draws"] >= FEWEST_DRAWS:  # new draws of examples lengthen the interval too
+        problems += ", and as many times the draws of examples,"
     return 3, (
-        f"Not shown: the interval's lower end is {low}. If both are equally accurate, about {needed:,} problems{draws} "
-        f"would show that {name} loses less than {margin} ({100 * POWER:.0f} % power); here are {row['problems']:,}."
+        f"Not shown: the interval's lower end is {low}. If both are equally accurate, about "
+        f"{problems} would show that {name} loses less than {margin} ({100 * POWER:.0f} % power); "
+        f"here are {row['problems']:,}."
     )

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas
 
 from harness.analysis.count_correct import (
+    Arms,
     Outcomes,
     Setting,
-    by_setting,
     count_outcomes,
+    group_by_setting,
     measure_accuracy,
     refuse_unpaired,
 )
-from harness.analysis.paired_tests import count_flips, fewest_problems, holm, verdict
-from harness.analysis.pool_models import estimate_over_draws
+from harness.analysis.paired_tests import choose_verdict, count_flips, fewest_problems, holm
+from harness.analysis.pool_models import estimate_over_draws, to_points
 from harness.constants import ALPHA, BASELINE, MARGIN, PASSED
 from harness.errors import ComparisonError, list_near
 from harness.experiment.conditions import POSITIVE_CONTROL, contrast_name, read_contrast
 
 FEWEST_GRADED = 0.5
-"""Where a smaller share of a condition's samples has a graded answer, an effect that is not seen says nothing."""
+"""If a smaller share of a condition's samples has a graded answer, the absence of an effect means
+nothing."""
 
 COMPARISON_COLUMNS = {
     "model": "the model's label",
@@ -33,7 +35,7 @@ COMPARISON_COLUMNS = {
     "baseline": "the condition that it is compared with",
     "problems": "number of problems",
     "repeats": "samples of each problem",
-    "draws": "draws of examples; from 4 on, intervals and p are for new draws too, else for these examples",
+    "draws": "draws of examples; with 4 or more, intervals and p hold for new draws",
     "accuracy": "percent right (avg@k)",
     "standard_error": "of the accuracy, in points, clustered by problem or cluster of problems",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
@@ -42,273 +44,300 @@ COMPARISON_COLUMNS = {
     "low": "lower end of its 95 % interval, points; not adjusted: 0 is outside exactly if p < 0.05",
     "high": "upper end",
     "p": "two-sided p-value of the sign-flip test; with one sample a problem, McNemar's exact test",
-    "answered_difference": "the part of the difference from pairs of samples that both have a graded answer, points",
-    "answered_low": "lower end of its 95 % interval; the rest of the difference is format",
+    "answered_difference": "difference among answered samples: both of a pair are graded, points",
+    "answered_low": "lower end of its 95 % interval; the rest of the difference comes from format",
     "answered_high": "upper end",
-    "by_format": "whether a difference that is judged better or worse may be all format",
+    "by_format": "whether format alone may explain a difference judged better or worse",
     "graded": "percent of the samples with a graded answer",
-    "wrong_to_right": "problems that become right, mean over pairs of samples with one draw of examples",
+    "wrong_to_right": "problems that become right, mean over sample pairs with the same examples",
     "right_to_wrong": "the reverse",
-    "role": "baseline, tested, exploratory (not registered beforehand), or reference (the positive control)",
+    "role": "baseline, tested, exploratory (not registered), or reference (positive control)",
     "primary": "whether this is the run's primary contrast",
     "tests": "how many tests share alpha with it",
-    "p_adjusted": "p after Holm over these; not below the primary contrast's",
+    "p_adjusted": "p after Holm over these; not below that of the primary contrast",
     "equivalence_low": "lower end of the 90 % interval, points",
     "equivalence_high": "upper end",
-    "within_margin": "whether this interval lies within the margin, and there are enough problems",
+    "within_margin": "whether this interval lies within the margin, with enough problems",
     "margin": "the margin, points",
-    "aa_difference": "the difference when both sides were run again, less the first, points",
-    "aa_samples": "completions of both sides that were generated again",
-    "aa_changed": "how many of them differ",
+    "aa_difference": "difference of the repeat runs less that of the first runs, points",
+    "aa_samples": "completions of both sides in the repeat run",
+    "aa_changed": "how many of them differ from the first run",
     "verdict": "of a tested difference: better, worse, equivalent, inconclusive or unmeasured",
     "unmeasured": "why the run could not have shown equivalence",
 }
 """Meaning of each column of `compare`."""
 _COUNTS = ("problems", "repeats", "draws", "tests", "aa_samples", "aa_changed")
+_BOOLEANS = ("primary", "within_margin", "by_format")
 
 Row = dict[str, Any]
 """A row of `compare`. A row without a difference is a baseline."""
+ChangedCompletions = Mapping[tuple[Setting, str], tuple[int, int]]
+"""For each setting and condition that was run again: how many completions differ, of how many."""
 
 
-def compare(
-    frame: pandas.DataFrame,
-    *,
-    baseline: str = BASELINE,
-    margin: float = MARGIN,
-    by: Sequence[str] = (),
-    contrasts: Collection[str] | None = None,
-    primary: str | None = None,
-    left_out: Collection[tuple[str, str]] = (),
-    reference_conditions: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-    counted: Sequence[Outcomes] | None = None,
-) -> pandas.DataFrame:
-    """Compare every condition with the baseline: one row for each model, layout and condition.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """What is compared with what, and which differences are tested.
 
-    A verdict rests on the adjusted p-value and on the equivalence interval alone. Intervals are not adjusted for
-    several tests, so the interval of a difference may exclude 0 where its verdict is `inconclusive`.
-
-    Args:
-        frame: One row per sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the
-            next replicate of both sides of a contrast, if they were run again, gives the A/A columns.
+    Attributes:
         baseline: The condition that the others are compared with.
         margin: Equivalence margin in points.
         by: Further columns to split by, such as subject or level.
-        contrasts: Differences to test, named before the run, such as `mless - wo`; the others are exploratory. One
-            with another baseline, such as `mless - random`, gets a row of its own. By default every condition's from
-            the baseline is tested.
-        primary: The contrast that the run is about. It is tested first, at full alpha; the others can only be found
-            behind it.
-        left_out: Models with contrasts that were not named before their runs: exploratory there.
-        reference_conditions: Conditions that are not tested, by name, as of `Run.reference_conditions`.
-        counted: `count_correct.count_outcomes` of the frame, where there is one already.
-
-    Returns:
-        A frame with the columns of `COMPARISON_COLUMNS`, those of `by` after the layout, in the frame's own order.
+        contrasts: Differences to test, registered before the run, such as `mless - wo`; all others
+            are exploratory. A contrast with another baseline, such as `mless - random`, has a row
+            of its own. By default the difference of every condition from the baseline is tested.
+        primary: The contrast that the run is about. It is tested first, at full alpha. The others
+            are tested only if it is significant.
+        unregistered: Models with contrasts that their runs did not register: exploratory there.
+        reference_conditions: Conditions that are not tested, by name, as of
+            `Run.reference_conditions`.
 
     Raises:
-        ComparisonError: no baseline, other problems, missing or doubled samples, or a margin out of range.
+        ComparisonError: the margin is out of range, or the primary contrast is no contrast over all
+            problems.
+    """
+
+    baseline: str = BASELINE
+    margin: float = MARGIN
+    by: Sequence[str] = ()
+    contrasts: Sequence[str] | None = None
+    primary: str | None = None
+    unregistered: Collection[tuple[str, str]] = ()
+    reference_conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin < 100:
+            raise ComparisonError(
+                f"margin: expected points above 0 and below 100, got {self.margin}."
+            )
+        if self.primary is not None and (self.by or self.primary not in (self.contrasts or ())):
+            raise ComparisonError(
+                f"primary: expected one of the contrasts, over all problems, got {self.primary}."
+            )
+
+    def name_row(self, contrast: str) -> str:
+        """A contrast in the column `condition`: its condition alone if the baseline is usual."""
+        condition, against = read_contrast(contrast)
+        return condition if against == self.baseline else contrast_name(condition, against)
+
+    def pair_contrasts(self) -> dict[str, tuple[str, str]]:
+        """The condition of each contrast, and what it is compared with, by the name of its row."""
+        return {
+            self.name_row(contrast): read_contrast(contrast) for contrast in self.contrasts or ()
+        }
+
+    def describe_role(self, model: str, row_name: str) -> Row:
+        """The columns role and primary of a difference."""
+        unregistered = {(name, self.name_row(contrast)) for name, contrast in self.unregistered}
+        is_registered = (model, row_name) not in unregistered
+        is_contrast = self.contrasts is None or row_name in self.pair_contrasts()
+        role = "tested" if is_registered and is_contrast else "exploratory"
+        if row_name in self.reference_conditions:
+            role = "reference"
+        is_primary = self.primary is not None and row_name == self.name_row(self.primary)
+        return {"role": role, "primary": is_primary and is_registered}
+
+
+def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
+    """Compare all conditions with the baseline: one row for each model, layout and condition.
+
+    A verdict depends only on the adjusted p-value and the equivalence interval. Intervals are not
+    adjusted for several tests, so the interval of a difference may exclude 0 although its verdict
+    is `inconclusive`.
+
+    Args:
+        frame: One row per sample, as `harness.load_run` returns it, of one run or several.
+            Replicate 0 is compared. If both sides of a contrast were run again, their replicate 1
+            gives the A/A columns.
+        design: The fields of `Design`: baseline, margin, by, contrasts, primary, unregistered,
+            reference_conditions.
+
+    Returns:
+        A frame with the columns of `COMPARISON_COLUMNS`, those of `by` after the layout, in the
+        frame's order.
+
+    Raises:
+        ComparisonError: there is no baseline, problems differ, samples are missing or occur twice,
+            or see `Design`.
         ConfigError: a contrast is not written as one.
     """
-    if not 0 < margin < 100:
-        raise ComparisonError(f"margin: expected points above 0 and below 100, got {margin}.")
-    if primary is not None and (by or primary not in (contrasts or ())):
-        raise ComparisonError(
-            f"primary: expected one of the contrasts, over all problems, got {primary}."
-        )
-    settings = by_setting(count_outcomes(frame, by=by) if counted is None else counted)
-    pairs = {row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
-    _refuse_unknown(settings, baseline, pairs.values())
-    unnamed = {(model, row_name(*read_contrast(name), baseline)) for model, name in left_out}
-    about = None if primary is None else row_name(*read_contrast(primary), baseline)
-    changed_completions = count_changed_completions(frame, by=by)
+    settings = Design(**design)
+    outcomes = count_outcomes(frame, by=settings.by)
+    return compare_outcomes(outcomes, settings, count_changed_completions(frame, by=settings.by))
+
+
+def compare_outcomes(
+    outcomes: Iterable[Outcomes], design: Design, changed_completions: ChangedCompletions
+) -> pandas.DataFrame:
+    """As `compare`, from what was counted of the samples."""
+    settings = group_by_setting(outcomes)
+    _refuse_unknown(settings, design)
     rows: list[Row] = []
-    for setting, arms in settings.items():
-        table = []
-        for name, (condition, against) in (
-            {name: (name, baseline) for name in arms} | pairs
-        ).items():
-            if condition not in arms or against not in arms:
-                continue
-            new, old = arms[condition][0], arms[against][0]
-            row = {
-                **dict(setting),
-                "condition": name,
-                "baseline": against,
-                "margin": margin,
-                "role": "tested",
-            }
-            row |= measure_accuracy(new)
-            if condition == against:
-                row["role"] = "baseline"
-            else:
-                row |= _compare_pair(old, new, margin=margin)
-                row |= _measure_again(arms[against], arms[condition], changed_completions)
-                is_registered = (str(row["model"]), name) not in unnamed
-                row["primary"] = name == about and is_registered
-                if name in reference_conditions:
-                    row["role"] = "reference"
-                elif not is_registered or (contrasts is not None and name not in pairs):
-                    row["role"] = "exploratory"
-            table.append(row)
-        for row in table:
-            row["unmeasured"] = _why_unmeasured(row, table, reference_conditions)
-        rows += table
-    judge(rows, primary=about)
-    model_column, layout_column, *others = COMPARISON_COLUMNS
-    return pandas.DataFrame(rows, columns=[model_column, layout_column, *by, *others]).astype(
-        {
-            **dict.fromkeys(_COUNTS, "Int64"),
-            **dict.fromkeys(("primary", "within_margin", "by_format"), "boolean"),
-        }
-    )
+    for arms in settings.values():
+        rows += _compare_arms(arms, design, changed_completions)
+    judge(rows, primary=None if design.primary is None else design.name_row(design.primary))
+    model_column, layout_column, *columns = COMPARISON_COLUMNS
+    columns = [model_column, layout_column, *design.by, *columns]
+    types = dict.fromkeys(_COUNTS, "Int64") | dict.fromkeys(_BOOLEANS, "boolean")
+    return pandas.DataFrame(rows, columns=columns).astype(types)
 
 
 def count_changed_completions(
     frame: pandas.DataFrame, *, by: Sequence[str] = ()
-) -> dict[tuple[Setting, str], tuple[int, int]]:
-    """How many completions differ when a condition is run again, and how many there are, by setting and condition.
+) -> ChangedCompletions:
+    """Count the completions that differ between replicates 0 and 1.
 
     Args:
-        frame: As of `compare`, with the completions or their checksums; empty without these.
-        by: As of `compare`.
+        frame: As of `compare`, with the completions or their checksums; without these the result is
+            empty.
+        by: As of `Design`.
     """
     text = "completion_checksum" if "completion_checksum" in frame else "completion"
-    if text not in frame or not (frame.get("replicate", pandas.Series(dtype=int)) == 1).any():
+    if text not in frame or "replicate" not in frame:
         return {}
     split = ["model", "layout", *by]
     keys = [*split, "condition", "problem_id", "sample_index"]
-    first, again = (
-        frame.loc[frame["replicate"] == replicate, [*keys, text]] for replicate in (0, 1)
-    )
-    both = first.merge(again, on=keys)
-    changed = (both[f"{text}_x"] != both[f"{text}_y"]).groupby(
-        [both[key] for key in (*split, "condition")], observed=True
-    )
-    counts: dict[tuple[Setting, str], tuple[int, int]] = {}
-    for (*values, condition), differs in changed:
-        counts[tuple(zip(split, values, strict=True)), str(condition)] = (
-            int(differs.sum()),
-            len(differs),
-        )
+    first = frame.loc[frame["replicate"] == 0, [*keys, text]]
+    again = frame.loc[frame["replicate"] == 1, [*keys, text]]
+    pairs = first.merge(again, on=keys)
+    pairs["is_changed"] = pairs[f"{text}_x"] != pairs[f"{text}_y"]
+    counts = {}
+    for (*values, condition), arm in pairs.groupby([*split, "condition"], observed=True):
+        setting = tuple(zip(split, values, strict=True))
+        counts[setting, str(condition)] = int(arm["is_changed"].sum()), len(arm)
     return counts
 
 
-def effects_by_draw(frame: pandas.DataFrame, contrast: tuple[str, str]) -> Iterator[Row]:
-    """The difference of a condition from another with each draw of examples, in points; nothing for a single draw."""
+def measure_effects_by_draw(frame: pandas.DataFrame, contrast: tuple[str, str]) -> Iterator[Row]:
+    """A contrast's difference with each draw of examples, in points. A single draw has no row."""
     condition, baseline = contrast
-    several = frame[frame["replicate"] == 0] if "draw" in frame else frame[:0]
-    for (model, layout), part in several.groupby(["model", "layout"], observed=True, sort=False):
-        arms: Any = 100 * part.groupby(["condition", "draw"], observed=True)[
-            "correct"
-        ].mean().unstack("draw")
-        if {condition, baseline} <= {*arms.index} and len(arms.columns) > 1:
-            points = (arms.loc[condition] - arms.loc[baseline]).tolist()
+    if "draw" not in frame:
+        return
+    replicate = frame[frame["replicate"] == 0]
+    for (model, layout), samples in replicate.groupby(
+        ["model", "layout"], observed=True, sort=False
+    ):
+        shares = samples.groupby(["condition", "draw"], observed=True)["correct"].mean()
+        accuracies: Any = 100 * shares.unstack("draw")  # [condition, draw]
+        if {condition, baseline} <= {*accuracies.index} and len(accuracies.columns) > 1:
             yield {
                 "model": model,
                 "layout": layout,
                 "contrast": contrast_name(*contrast),
-                "differences": points,
+                "differences": (accuracies.loc[condition] - accuracies.loc[baseline]).tolist(),
             }
 
 
-def row_name(condition: str, against: str, baseline: str) -> str:
-    """What stands under `condition`: the condition where it is compared with the baseline, else the contrast."""
-    return condition if against == baseline else contrast_name(condition, against)
-
-
 def judge(rows: Sequence[Row], *, primary: str | None) -> None:
-    """Add to each tested row with how many tests it shares alpha, the p-value adjusted for them, and the verdict.
+    """Add tests, p_adjusted, verdict and by_format to the tested rows.
 
-    The chance that a table calls anything better or worse by mistake is at most alpha. Without a primary contrast all
-    tests share it. With one, every model and layout has an equal share; there the primary contrast is tested first,
-    with the whole share, and the others are tested only if it is significant.
+    The chance that a table calls any difference better or worse by mistake is at most alpha.
+    Without a primary contrast all tests share alpha. With a primary contrast, all pairs of a model
+    and a layout have equal shares. In each pair the primary contrast is tested first, with the full
+    share. The others are tested only if it is significant.
 
     Args:
         rows: All rows of a table.
-        primary: What stands under `condition` of the contrast that the run is about, if there is one.
+        primary: The entry in the column `condition` of the primary contrast, if there is one.
 
     Source:
-        Serial gatekeeping: Westfall and Krishen (2001), doi:10.1016/S0378-3758(01)00077-5; shares: Bonferroni.
+        Serial gatekeeping: Westfall and Krishen (2001), doi:10.1016/S0378-3758(01)00077-5; shares:
+        Bonferroni.
     """
-    settings: dict[Any, list[Row]] = {}
+    families: dict[Any, list[Row]] = {}
     for row in rows:
         if row["role"] == "tested":
-            settings.setdefault((row["model"], row["layout"]) if primary else None, []).append(row)
-    for tested in settings.values():
-        gate = 0.0
-        first = [row for row in tested if row["condition"] == primary]
-        for step in (first, [row for row in tested if row["condition"] != primary]):
-            adjusted = np.maximum(
-                gate, np.minimum(1, len(settings) * holm([row["p"] for row in step]))
-            )
-            for row, p in zip(step, adjusted.tolist(), strict=True):
-                word = verdict(p, row["difference"], within_margin=row["within_margin"])
-                word = "unmeasured" if row.get("unmeasured") and word not in PASSED else word
-                row |= {"tests": len(settings) * len(step), "p_adjusted": p, "verdict": word}
-                row["by_format"] = word in PASSED and _may_be_format(row)
-                gate = p if row["condition"] == primary else gate
+            family = (row["model"], row["layout"]) if primary else None
+            families.setdefault(family, []).append(row)
+    for tested in families.values():
+        primary_rows = [row for row in tested if row["condition"] == primary]
+        _judge_tests(primary_rows, families=len(families), least_p=0.0)
+        gate = max((row["p_adjusted"] for row in primary_rows), default=0.0)
+        secondary_rows = [row for row in tested if row["condition"] != primary]
+        _judge_tests(secondary_rows, families=len(families), least_p=gate)
+
+
+def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> None:
+    """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
+    shared = np.minimum(1, families * holm([row["p"] for row in tested]))
+    for row, p in zip(tested, np.maximum(least_p, shared).tolist(), strict=True):
+        verdict = choose_verdict(p, row["difference"], within_margin=row["within_margin"])
+        if row.get("unmeasured") and verdict not in PASSED:
+            verdict = "unmeasured"
+        row |= {"tests": families * len(tested), "p_adjusted": p, "verdict": verdict}
+        row["by_format"] = verdict in PASSED and _may_be_format(row)
 
 
 def _may_be_format(row: Row) -> bool:
-    """Whether the part of a difference among answered samples is the smaller one, and may be 0."""
-    return bool(row["answered_low"] <= 0 <= row["answered_high"]) and 2 * abs(
-        row["answered_difference"]
-    ) < abs(row["difference"])
+    """Whether the difference among answered samples may be 0 and is less than half of it."""
+    is_minor = 2 * abs(row["answered_difference"]) < abs(row["difference"])
+    return bool(is_minor and row["answered_low"] <= 0 <= row["answered_high"])
+
+
+def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedCompletions) -> list[Row]:
+    """The rows of one setting: all conditions, then contrasts with another baseline."""
+    pairs = {condition: (condition, design.baseline) for condition in arms}
+    rows = []
+    for name, (condition, against) in (pairs | design.pair_contrasts()).items():
+        if condition not in arms or against not in arms:
+            continue
+        old, new = arms[against], arms[condition]
+        row = {**dict(new[0].setting), "condition": name, "baseline": against}
+        row |= {"margin": design.margin, "role": "baseline", **measure_accuracy(new[0])}
+        if condition != against:
+            row |= design.describe_role(str(row["model"]), name)
+            row |= _compare_pair(old[0], new[0], margin=design.margin)
+            row |= _compare_replicates(old, new, changed_completions)
+        rows.append(row)
+    for row in rows:
+        row["unmeasured"] = _explain_unmeasured(row, rows, design.reference_conditions)
+    return rows
 
 
 def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
-    """A condition against another."""
+    """The difference of a condition from another, with intervals in points, p and flips."""
     refuse_unpaired(old, new)
-    # the samples of a pair have the same examples and instruction
-    right, before = new.right_by_prompt, old.right_by_prompt
+    right, right_before = new.right_by_prompt, old.right_by_prompt
     samples = old.samples_by_prompt
-    most = int(samples.max())
-    gained, lost = (
-        np.sum([count_flips(*pair, k=most) for pair in zip(before, right, strict=True)], axis=0)
-        * most
-        / old.k
+    most_samples = int(samples.max())
+    # both samples of a pair have the same prompt
+    flips = count_flips(right_before, right, k=most_samples)
+    gained, lost = (flip * most_samples / old.k for flip in flips)
+    change = estimate_over_draws(
+        old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
     )
-    change = estimate_over_draws(old.by_draw(right - before), old.by_draw(samples), old.clusters)
-    answered = estimate_over_draws(
-        old.by_draw(right * old.graded_by_prompt - before * new.graded_by_prompt),
-        old.by_draw(samples**2),
-        old.clusters,
+    # of all pairs of a sample before and a sample after, those in which both have a graded answer
+    answered = right * old.graded_by_prompt - right_before * new.graded_by_prompt
+    answered_change = estimate_over_draws(
+        old.sum_by_draw(answered), old.sum_by_draw(samples**2), old.clusters
     )
-    low, high = change.interval()
-    answered_low, answered_high = answered.interval()
+    answered_columns = ("answered_difference", "answered_low", "answered_high")
     equivalence_low, equivalence_high = change.interval(1 - 2 * ALPHA)
     share = margin / 100
+    is_within = -share < equivalence_low and equivalence_high < share
     return {
         "draws": len(np.unique(old.draws)),
-        "difference": 100 * change.difference,
-        "low": 100 * low,
-        "high": 100 * high,
         "p": change.p,
-        "answered_difference": 100 * answered.difference,
-        "answered_low": 100 * answered_low,
-        "answered_high": 100 * answered_high,
-        "wrong_to_right": float(gained),
-        "right_to_wrong": float(lost),
+        **to_points(change),
+        **to_points(answered_change, answered_columns),
+        "wrong_to_right": gained,
+        "right_to_wrong": lost,
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
-        "within_margin": -share < equivalence_low
-        and equivalence_high < share
-        and change.clusters >= fewest_problems(share),
+        "within_margin": is_within and change.clusters >= fewest_problems(share),
     }
 
 
-def _measure_again(
-    old: Sequence[Outcomes],
-    new: Sequence[Outcomes],
-    changed_completions: Mapping[tuple[Setting, str], tuple[int, int]],
+def _compare_replicates(
+    old: Sequence[Outcomes], new: Sequence[Outcomes], changed_completions: ChangedCompletions
 ) -> Row:
-    """What running both sides again changes. Nothing where a side was run once."""
+    """The A/A columns: what changes if both sides are run again. Empty if a side was run once."""
     if min(len(old), len(new)) < 2:
         return {}
     for again in (old[1], new[1]):
         refuse_unpaired(old[0], again)
-    moved = (new[1].right - old[1].right) - (new[0].right - old[0].right)
-    row = {"aa_difference": 100 * float(moved.mean()) / old[0].k}
+    shift = (new[1].right - old[1].right) - (new[0].right - old[0].right)
+    row: Row = {"aa_difference": 100 * float(shift.mean()) / old[0].k}
     sides = [(side[0].setting, side[0].condition) for side in (old, new)]
     if all(side in changed_completions for side in sides):
         changed, samples = zip(*(changed_completions[side] for side in sides), strict=True)
@@ -316,37 +345,38 @@ def _measure_again(
     return row
 
 
-def _why_unmeasured(
-    row: Row, table: Sequence[Row], reference_conditions: Mapping[str, Mapping[str, Any]]
+def _explain_unmeasured(
+    row: Row, rows: Sequence[Row], reference_conditions: Mapping[str, Mapping[str, Any]]
 ) -> str | None:
-    """The reason why a row could not have shown equivalence; None without one. `table` has all rows of its setting."""
-    by_name = {one["condition"]: one for one in table}
-    if "difference" not in row or row["baseline"] not in by_name:
+    """Why a row of a setting's `rows` could not have shown equivalence; None if it could."""
+    row_by_name = {row["condition"]: row for row in rows}
+    if "difference" not in row or row["baseline"] not in row_by_name:
         return None
-    sides = [by_name[row["baseline"]], row]
-    if min(one["graded"] for one in sides) < 100 * FEWEST_GRADED:
+    sides = [row_by_name[row["baseline"]], row]
+    if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
         return "fewer than half of the samples of one side have a graded answer"
-    if all(one["accuracy_low"] <= 0 or one["accuracy_high"] >= 100 for one in sides):
+    if all(side["accuracy_low"] <= 0 or side["accuracy_high"] >= 100 for side in sides):
         return "both accuracies are at the end of the scale"
-    kinds = {name: fields["kind"] for name, fields in reference_conditions.items()}
-    controls = [row for name, row in by_name.items() if kinds.get(name) == POSITIVE_CONTROL]
-    if any(one["p"] >= ALPHA or one["difference"] > 0 for one in controls):
-        return "the positive control was not seen"
+    for name, fields in reference_conditions.items():
+        control = row_by_name.get(name)
+        if fields["kind"] != POSITIVE_CONTROL or control is None:
+            continue
+        if control["p"] >= ALPHA or control["difference"] > 0:
+            return "the positive control was not seen"
     return None
 
 
-def _refuse_unknown(
-    settings: Mapping[Setting, Mapping[str, Any]],
-    baseline: str,
-    contrasts: Iterable[tuple[str, str]],
-) -> None:
+def _refuse_unknown(settings: Mapping[Setting, Arms], design: Design) -> None:
+    """Refuse a setting without the baseline, and a contrast of a condition that no setting has."""
     for setting, arms in settings.items():
-        if baseline not in arms:
-            where = ", ".join(f"{column} {value}" for column, value in setting)
+        if design.baseline not in arms:
+            location = ", ".join(f"{column} {value}" for column, value in setting)
             raise ComparisonError(
-                f"{where}: no baseline condition {baseline!r} among {', '.join(arms)}."
+                f"{location}: no baseline condition {design.baseline!r} among {', '.join(arms)}."
             )
-    known = {name for arms in settings.values() for name in arms}
-    if unknown := [name for pair in contrasts for name in pair if name not in known]:
-        near = list_near(unknown[0], sorted(known))
-        raise ComparisonError(f"There is no condition {unknown[0]!r}: expected one of {near}.")
+    conditions = set().union(*settings.values())
+    for pair in design.pair_contrasts().values():
+        for name in pair:
+            if name not in conditions:
+                near = list_near(name, sorted(conditions))
+                raise ComparisonError(f"There is no condition {name!r}: expected one of {near}.")

@@ -1,38 +1,44 @@
-"""Right samples of each problem under each condition, counted; accuracy of one condition alone."""
+"""Counts of right samples by problem and condition, and the accuracy of a single condition."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas
 
-from harness.analysis.paired_tests import Integers, by_cluster, cluster_terms, score_interval
+from harness.analysis.paired_tests import (
+    Integers,
+    average_clusters,
+    linearise_clusters,
+    score_interval,
+)
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
 Setting = tuple[tuple[str, Any], ...]
-"""Names and values of the columns that a table is split by, beginning with model and layout."""
+"""Names and values of the columns that a table is split by: model, layout and possibly more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """Counts of one condition in one replicate, by problem.
+    """Counts of one condition in one replicate. A prompt is an instruction with a draw of examples.
 
     Attributes:
-        setting: Where.
-        condition: The condition.
-        replicate: Number of the repetition of the condition, from 0.
+        setting: The columns that the table is split by.
+        condition: The condition's name.
+        replicate: Number of the repeat run, from 0.
         problem_ids: [problem] In an order that all outcomes of a frame share.
-        clusters: [problem] The number of its cluster, from 0. Most problems are clusters by themselves.
-        draws: [prompt] Under each instruction and with each draw of examples, the number of the draw.
+        clusters: [problem] The number of its cluster, from 0. Most problems are a cluster each.
+        draws: [prompt] The number of its draw of examples.
         right_by_prompt: [prompt, problem] Right samples.
-        graded_by_prompt: [prompt, problem] Samples with a graded answer, right or wrong; all where the frame has no
-            verdicts.
+        graded_by_prompt: [prompt, problem] Samples with a graded answer, right or wrong; all
+            samples if the frame has no verdicts.
         samples_by_prompt: [prompt, problem] Samples.
     """
 
@@ -52,39 +58,39 @@ class Outcomes:
         return np.asarray(self.right_by_prompt.sum(axis=0))
 
     @property
-    def graded(self) -> Integers:
-        """[problem] Samples with a graded answer."""
-        return np.asarray(self.graded_by_prompt.sum(axis=0))
-
-    @property
     def samples(self) -> Integers:
         """[problem] Samples."""
         return np.asarray(self.samples_by_prompt.sum(axis=0))
 
-    def by_draw(self, table: Integers) -> Integers:
-        """A table [prompt, problem] as sums [draw, problem]."""
+    def sum_by_draw(self, table: Integers) -> Integers:
+        """Sum a table [prompt, problem] to [draw, problem]."""
         return np.array([table[self.draws == draw].sum(axis=0) for draw in np.unique(self.draws)])
 
     @property
     def k(self) -> int:
-        """Samples per problem; the most of any problem, if some are missing."""
+        """Samples a problem; the largest number if some are missing."""
         return int(self.samples.max())
 
     @property
     def name(self) -> str:
         """Setting, condition and replicate, for messages."""
-        words = [
-            f"{column} {value}" for column, value in (*self.setting, ("condition", self.condition))
-        ]
-        return ", ".join([*words, f"replicate {self.replicate}"] if self.replicate else words)
+        fields = {**dict(self.setting), "condition": self.condition}
+        if self.replicate:
+            fields["replicate"] = str(self.replicate)
+        return ", ".join(f"{column} {value}" for column, value in fields.items())
+
+
+Arms = Mapping[str, Sequence[Outcomes]]
+"""The replicates of each condition of one setting."""
 
 
 def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[Outcomes]:
-    """Count the outcomes of every model, layout, condition and replicate, in the frame's order.
+    """Count the outcomes of all models, layouts, conditions and replicates, in the frame's order.
 
     Args:
-        frame: One row per sample, as `harness.load_run` gives it: model, layout, condition, problem_id, sample_index
-            and correct; replicate is 0 where there is no such column, and a problem its own cluster.
+        frame: One row per sample, as `harness.load_run` returns it, with the columns model, layout,
+            condition, problem_id, sample_index and correct. Without a column replicate all samples
+            are of replicate 0; without a column cluster each problem is a cluster.
         by: Further columns to split by, such as subject or level.
 
     Raises:
@@ -94,134 +100,144 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
         frame = frame.assign(replicate=0)
     split = ["model", "layout", *by]
     keys = [*split, "condition", "replicate"]
-    place = [*keys, "problem_id", "sample_index"]
-    for wrong, what in (
-        (frame["correct"].isna(), "has no verdict; grade the run again with `mless regrade`"),
-        (
-            frame.duplicated(place),
-            "occurs more than once; models of different runs need different labels",
-        ),
-    ):
-        if wrong.any():
-            first = frame.loc[wrong.to_numpy(), place].iloc[0]
-            raise ComparisonError(
-                f"{', '.join(f'{name} {value}' for name, value in first.items())}: {what}."
-            )
-    numbers, names = pandas.factorize(frame["problem_id"])
-    clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[
-        np.unique(numbers, return_index=True)[1]
-    ]
-    counts = {
-        "correct": frame["correct"].to_numpy(dtype=np.int64),
-        "graded": frame["verdict"].isin(GRADED).to_numpy(dtype=np.int64)
-        if "verdict" in frame
-        else 1,
-        "samples": 1,
-    }
-    prompt = {name: frame.get(name, 0) for name in ("instruction", "draw")}
-    frame = frame[keys].assign(problem=numbers, **prompt, **counts)
-    problems = frame.groupby([*keys, "problem", *prompt], observed=True, sort=False, dropna=False)[
-        [*counts]
-    ]
-    counted = []
-    arms: Any = problems.sum().groupby(level=keys, observed=True, sort=False, dropna=False)
-    for key, unordered in arms:
-        *setting, condition, replicate = key
-        part = unordered.droplevel(keys).unstack([*prompt], fill_value=0).sort_index()
-        part = part.sort_index(axis="columns")
-        places = part.index
-        counted.append(
+    _check_samples(frame, [*keys, "problem_id", "sample_index"])
+    problems, problem_ids = pandas.factorize(frame["problem_id"])
+    _, first_rows = np.unique(problems, return_index=True)
+    clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
+    outcomes = []
+    for (*setting, condition, replicate), table in _sum_samples(frame, keys, problems):
+        outcomes.append(
             Outcomes(
                 setting=tuple(zip(split, setting, strict=True)),
                 condition=str(condition),
                 replicate=int(replicate),
-                problem_ids=np.asarray(names[places]),
-                clusters=pandas.factorize(clusters[places])[0],
-                draws=part["samples"].columns.get_level_values("draw").to_numpy(),
-                right_by_prompt=part["correct"].to_numpy().T,
-                graded_by_prompt=part["graded"].to_numpy().T,
-                samples_by_prompt=part["samples"].to_numpy().T,
+                problem_ids=np.asarray(problem_ids[table.index]),
+                clusters=pandas.factorize(clusters[table.index])[0],
+                draws=table["samples"].columns.get_level_values("draw").to_numpy(),
+                right_by_prompt=table["right"].to_numpy().T,
+                graded_by_prompt=table["graded"].to_numpy().T,
+                samples_by_prompt=table["samples"].to_numpy().T,
             )
         )
-    return counted
+    return outcomes
 
 
-def by_setting(counted: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outcomes]]]:
-    """The outcomes of each setting by condition, its replicates in order."""
-    found: dict[Setting, dict[str, list[Outcomes]]] = {}
-    for one in sorted(counted, key=lambda one: one.replicate):
-        found.setdefault(one.setting, {}).setdefault(one.condition, []).append(one)
-    return found
+def _sum_samples(
+    frame: pandas.DataFrame, keys: list[str], problems: Integers
+) -> Iterator[tuple[Any, Any]]:
+    """For each arm its keys and a sorted table [problem, count x prompt] of its samples."""
+    prompt = ["instruction", "draw"]
+    samples = frame[keys].assign(
+        problem=problems,
+        **{name: frame.get(name, 0) for name in prompt},
+        right=frame["correct"].to_numpy(dtype=np.int64),
+        graded=1,
+        samples=1,
+    )
+    if "verdict" in frame:
+        samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
+    options: Any = {"observed": True, "sort": False, "dropna": False}
+    sums = samples.groupby([*keys, "problem", *prompt], **options).sum()
+    arms: Any = sums.groupby(level=keys, **options)
+    for key, arm in arms:
+        table = arm.droplevel(keys).unstack(prompt, fill_value=0)
+        yield key, table.sort_index().sort_index(axis="columns")
 
 
-def refuse_unpaired(baseline: Outcomes, other: Outcomes) -> None:
-    """Refuse two conditions with different problems, different numbers of samples or other draws of examples.
+def _check_samples(frame: pandas.DataFrame, identity: list[str]) -> None:
+    """Refuse a sample without a verdict, and one that occurs twice."""
+    faults = {
+        "has no verdict; grade the run again with `mless regrade`": frame["correct"].isna(),
+        "occurs more than once; models of different runs need different labels": frame.duplicated(
+            identity
+        ),
+    }
+    for fault, is_faulty in faults.items():
+        if is_faulty.any():
+            sample = frame.loc[is_faulty.to_numpy(), identity].iloc[0]
+            description = ", ".join(f"{name} {value}" for name, value in sample.items())
+            raise ComparisonError(f"{description}: {fault}.")
+
+
+def group_by_setting(outcomes: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outcomes]]]:
+    """The outcomes of each setting by condition, with the replicates in order."""
+    settings: dict[Setting, dict[str, list[Outcomes]]] = {}
+    for arm in sorted(outcomes, key=attrgetter("replicate")):
+        settings.setdefault(arm.setting, {}).setdefault(arm.condition, []).append(arm)
+    return settings
+
+
+def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
+    """Refuse two conditions that differ in their problems, numbers of samples or draws of examples.
 
     Raises:
-        ComparisonError: one lacks problems or samples, which the message names, or was asked with other draws.
+        ComparisonError: they differ, or samples are missing. The message names the first problems.
     """
-    for one in (baseline, other):
-        if (lacking := one.samples < one.k).any():
-            named = list_first([str(name) for name in one.problem_ids[lacking]])
+    for outcomes in (baseline, arm):
+        is_incomplete = outcomes.samples < outcomes.k
+        if is_incomplete.any():
+            names = list_first([str(name) for name in outcomes.problem_ids[is_incomplete]])
             raise ComparisonError(
-                f"{one.name}: samples are missing: expected {one.k} of each problem, not of {named}."
+                f"{outcomes.name}: samples are missing: expected {outcomes.k} of each problem, "
+                f"not of {names}."
             )
-    ours, theirs = set(baseline.problem_ids.tolist()), set(other.problem_ids.tolist())
-    if only_one := list_first(sorted(map(str, ours ^ theirs))):
+    against = f"the baseline {baseline.condition}"
+    problems, baseline_problems = set(arm.problem_ids.tolist()), set(baseline.problem_ids.tolist())
+    if unshared := list_first(sorted(map(str, problems ^ baseline_problems))):
         raise ComparisonError(
-            f"{other.name}: its problems are not those of the baseline {baseline.condition}: {len(theirs)} against "
-            f"{len(ours)}; only one has {only_one}."
+            f"{arm.name}: its problems are not those of {against}: {len(problems)} against "
+            f"{len(baseline_problems)}; only one has {unshared}."
         )
-    if baseline.k != other.k:
-        expected = f"{baseline.k} samples a problem as the baseline {baseline.condition} has"
-        raise ComparisonError(f"{other.name}: expected {expected}, got {other.k}.")
-    if not np.array_equal(baseline.samples_by_prompt, other.samples_by_prompt):
+    if baseline.k != arm.k:
         raise ComparisonError(
-            f"{other.name}: its draws of examples are not those of the baseline {baseline.condition}."
+            f"{arm.name}: expected {baseline.k} samples a problem as {against} has, got {arm.k}."
         )
+    if not np.array_equal(baseline.samples_by_prompt, arm.samples_by_prompt):
+        raise ComparisonError(f"{arm.name}: its draws of examples are not those of {against}.")
 
 
 def clustered_error(scores: npt.ArrayLike) -> float:
-    """Standard error of the mean of `scores` [problem], where a score is the mean of a problem's samples.
+    """Standard error of the mean of `scores` [problem], each the mean of a problem's samples.
 
-    Averaging a problem's samples first means that asking a problem again does not count as asking another one. NaN for
-    a single problem.
+    A problem's samples are averaged first, so further samples of a problem do not count as further
+    problems. NaN for a single problem.
 
     Source:
-        Miller (2024), Adding Error Bars to Evals, arXiv:2411.00640, sections 2.2 and 3.1; the cluster-robust variance
-        with equal cluster sizes: Liang and Zeger (1986), doi:10.1093/biomet/73.1.13.
+        Miller (2024), Adding Error Bars to Evals, arXiv:2411.00640, sections 2.2 and 3.1; the
+        cluster-robust variance with equal cluster sizes: Liang and Zeger (1986),
+        doi:10.1093/biomet/73.1.13.
     """
     values = np.asarray(scores, dtype=float)
-    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    if len(values) < 2:
+        return math.nan
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
-def measure_accuracy(one: Outcomes) -> dict[str, Any]:
-    """The comparison's columns that one condition has by itself."""
-    scores = one.right / one.samples
-    means, weights = by_cluster(scores, one.clusters)
+def measure_accuracy(arm: Outcomes) -> dict[str, Any]:
+    """The columns of the comparison that need one condition only."""
+    scores = arm.right / arm.samples
+    means, weights = average_clusters(scores, arm.clusters)
     low, high = score_interval(means, weights=weights)
     return {
         "problems": len(scores),
-        "repeats": one.k,
+        "repeats": arm.k,
         "accuracy": 100 * float(scores.mean()),
-        "standard_error": 100 * clustered_error(cluster_terms(scores, one.clusters)),
+        "standard_error": 100 * clustered_error(linearise_clusters(scores, arm.clusters)),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
-        "graded": 100 * float(one.graded.sum() / one.samples.sum()),
+        "graded": 100 * float(arm.graded_by_prompt.sum() / arm.samples_by_prompt.sum()),
     }
 
 
 def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Accuracy in percent with its error and interval, by model, layout and condition.
 
-    The columns problems to accuracy_high are those of `analysis.compare`. Use it for runs without the baseline, which
-    `compare` refuses. Whether two conditions differ is a paired question that this table does not answer. Replicates of
-    the baseline are left out.
+    It is for runs without the baseline, which `analysis.compare` refuses. The columns problems to
+    accuracy_high are those of `compare`. Whether two conditions differ is a paired question that
+    this table does not answer. Only replicate 0 counts.
     """
-    counted = count_outcomes(frame[frame["replicate"] == 0])
-    return pandas.DataFrame(
-        [
-            {**dict(one.setting), "condition": one.condition, **measure_accuracy(one)}
-            for one in counted
-        ]
-    )
+    rows = [
+        {**dict(arm.setting), "condition": arm.condition, **measure_accuracy(arm)}
+        for arm in count_outcomes(frame[frame["replicate"] == 0])
+    ]
+    return pandas.DataFrame(rows)

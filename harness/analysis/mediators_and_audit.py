@@ -1,7 +1,7 @@
-"""What else a condition changes, and what other graders say of the same completions.
+"""Mediators and audit: what else a condition changes, and how other graders judge its completions.
 
-Mediators are missing boxes, length and loops. The audit has the verdicts of all graders on the same completions, and
-how often each differs from ours.
+Mediators are missing boxes, lengths and loops. The audit compares the verdicts of all graders on
+the same completions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from harness.constants import BASELINE
 from harness.grading import GRADERS
 
 MEDIATOR_COLUMNS = {
-    "samples": "samples, replicates of the baseline left out",
-    "no_box": "percent of them that ended by themselves without an answer in a closed box",
-    "truncated": "percent that ran into the limit without an answer in a closed box",
+    "samples": "number of samples, without repeat runs",
+    "no_box": "percent that ended by themselves without an answer in a closed box",
+    "truncated": "percent that reached the token limit without an answer in a closed box",
     "refused": "percent whose answer the grader refused to read",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
@@ -27,31 +27,30 @@ MEDIATOR_COLUMNS = {
 }
 """Meaning of each column of `mediator_table`."""
 
-_STATES = ["no_box", "truncated", "refused", "timed_out"]
-
 
 def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
-    """One row for each model, layout and condition: the columns of `MEDIATOR_COLUMNS`.
+    """The columns of `MEDIATOR_COLUMNS` for each model, layout and condition.
 
     Args:
-        frame: One row per sample, as `samples_frame.read_frame` gives it.
+        frame: One row per sample, as `samples_frame.read_frame` returns it.
         by: Further columns to split by.
     """
     keys = ["model", "layout", *by, "condition"]
-    first = frame[frame["replicate"] == 0]
-    verdict = first["verdict"]
-    counted = first[[*keys, "completion_tokens", "characters"]].assign(
-        samples=1,
-        no_box=verdict == "no_box",
-        truncated=verdict == "truncated",
-        refused=verdict == "refused",
-        timed_out=verdict.isin(["timeout", "crashed"]),
-        looping=first["looping"].astype(float),
-    )
-    arms = counted.groupby(keys, observed=True, sort=False)
-    table = arms[["completion_tokens", "characters"]].mean()
-    table["samples"] = arms["samples"].sum()
-    table[[*_STATES, "looping"]] = 100 * arms[[*_STATES, "looping"]].mean()
+    samples = frame[frame["replicate"] == 0]
+    verdict = samples["verdict"]
+    shares = {
+        "no_box": verdict == "no_box",
+        "truncated": verdict == "truncated",
+        "refused": verdict == "refused",
+        "timed_out": verdict.isin(["timeout", "crashed"]),
+        "looping": samples["looping"],
+    }
+    means = ["completion_tokens", "characters"]
+    scores = samples[[*keys, *means]].assign(**shares).astype(dict.fromkeys(shares, float))
+    arms = scores.groupby(keys, observed=True, sort=False)
+    table = arms[[*means, *shares]].mean()
+    table[list(shares)] *= 100
+    table["samples"] = arms.size()
     return table[list(MEDIATOR_COLUMNS)].reset_index()
 
 
@@ -60,43 +59,41 @@ def audit_table(
 ) -> pandas.DataFrame:
     """Accuracy by each grader of the same completions, in percent, by model, layout and condition.
 
-    Beside each grader's column stands `..._difference`: from the baseline in points, over problems that the grader
-    judged under both. `boxes_after_first` counts samples with a further box after the first. Replicates of the baseline
-    are left out.
+    After the column of a grader follows `..._difference`: from the baseline in points, over
+    problems that the grader judged under both. `boxes_after_first` counts samples with a further
+    box after the first. Repeat runs are left out.
 
     Args:
-        frame: One row per sample, as `harness.load_run` gives it.
+        frame: One row per sample, as `harness.load_run` returns it.
         baseline: The condition that the others are compared with.
         by: Further columns to split by, such as subject or level.
     """
-    first = frame[frame["replicate"] == 0]
-    keys, names = ["model", "layout", *by, "condition"], ["ours", *GRADERS]
-    scores = first[[*keys, "problem_id"]].assign(ours=first["correct"], **first[list(GRADERS)])
-    scores = scores.assign(
-        **scores[names].astype(float), boxes_after_first=first["boxes_after_first"] > 0
+    samples = frame[frame["replicate"] == 0]
+    keys, graders = ["model", "layout", *by, "condition"], ["ours", *GRADERS]
+    scores = samples[[*keys, "problem_id"]].assign(
+        ours=samples["correct"],
+        **samples[list(GRADERS)],
+        boxes_after_first=samples["boxes_after_first"] > 0,
     )
+    scores = scores.astype(dict.fromkeys(graders, float))
     arms = scores.groupby(keys, observed=True, sort=False)
-    right = 100 * arms[names].mean()
-    new, old = _pair(scores, keys, names, baseline)
-    changes = 100 * (new - old).groupby(level=keys, observed=True, sort=False).mean()
-    table = right.join(changes.add_suffix("_difference"))
+    accuracies = 100 * arms[graders].mean()
+    problems = scores.groupby([*keys, "problem_id"], observed=True, sort=False)[graders].mean()
+    changes = problems - _repeat_baseline(problems, baseline)
+    differences = 100 * changes.groupby(level=keys, observed=True, sort=False).mean()
+    table = accuracies.join(differences.add_suffix("_difference"))
     table["boxes_after_first"] = arms["boxes_after_first"].sum()
-    each = [column for name in names for column in (name, f"{name}_difference")]
-    return table[[*each, "boxes_after_first"]].reset_index()
+    columns = []
+    for grader in graders:
+        columns += [grader, f"{grader}_difference"]
+    return table[[*columns, "boxes_after_first"]].reset_index()
 
 
-def _pair(
-    samples: pandas.DataFrame, keys: list[str], columns: list[str], baseline: str
-) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    """Means by problem, and those of the baseline for the same problems; missing where there are none to compare."""
-    new = samples.groupby([*keys, "problem_id"], observed=True, sort=False)[columns].mean()
-    places: Any = new.index
-    at_baseline = places.get_level_values("condition") == baseline
-    old = (
-        new[at_baseline]
-        .droplevel("condition")
-        .reindex(places.droplevel("condition"))
-        .set_axis(places)
-    )
-    old.loc[at_baseline] = np.nan
-    return new, old
+def _repeat_baseline(problems: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
+    """For each row the baseline's means of its problem; missing in rows of the baseline."""
+    index: Any = problems.index
+    is_baseline = index.get_level_values("condition") == baseline
+    values = problems[is_baseline].droplevel("condition")
+    repeated: pandas.DataFrame = values.reindex(index.droplevel("condition")).set_axis(index)
+    repeated.loc[is_baseline] = np.nan
+    return repeated

@@ -1,7 +1,8 @@
-"""Does an effect hold for one text in one prompt only? A condition against other texts, and under other instructions.
+"""Does an effect hold for other texts and under other instructions?
 
-Both tables have a mean over several prompts, asked about the same problems. Prompts and problems are crossed random
-effects, so the interval holds for new prompts of the same kind on new problems.
+Both tables have a mean over several prompts that were asked about the same problems. Prompts and
+problems are crossed random effects, so the interval holds for new prompts of the same kind and new
+problems.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.count_correct import Outcomes, Setting
+from harness.analysis.count_correct import Arms, Outcomes, Setting
 from harness.analysis.pool_models import pool_changes
 from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS
 from harness.experiment.conditions import OTHER_INSTRUCTION, Condition
 
-Arms = Mapping[str, Sequence[Outcomes]]
-"""The outcomes of one setting by condition."""
 KINDS = {"sentence": "sentences", "random_ids": "random tokens", "text": "own texts"}
-"""What texts of a kind are called, by the key of their filler."""
+"""Names of the kinds of text in the table, by the kind of filler."""
 
 TEXT_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition",
-    "kind": "what it is held against: sentences, random tokens or own texts of its length, at its place",
-    "texts": "how many of them",
-    "least": "accuracy under the worst of them, percent",
-    "most": "under the best",
+    "kind": "texts that it is compared with: sentences, random tokens or own texts",
+    "texts": "number of these texts, of the same length and placement",
+    "least": "lowest accuracy under one of them, percent",
+    "most": "highest accuracy",
     "problems": "number of problems",
     "difference": "accuracy less the mean under these texts, points",
     "new_low": "lower end of its interval for new texts of this kind, on new problems",
@@ -41,19 +40,19 @@ INSTRUCTION_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "condition": "the condition, or a contrast with another baseline",
-    "instructions": "instructions that it was asked under, its own among them",
+    "instructions": "number of instructions, including that of the run",
     "problems": "number of problems",
     "difference": "mean over the instructions of the difference, points",
     "new_low": "lower end of its interval for new instructions of this kind, on new problems",
     "new_high": "upper end",
     "new_p": "its p-value",
-    "least": "the least difference under one instruction and draw of examples, points",
-    "most": "the greatest",
-    "better": "instructions under which it is better, each with p < 0.05, not adjusted",
-    "worse": "under which it is worse",
+    "least": "lowest difference under one instruction and draw of examples, points",
+    "most": "highest difference",
+    "better": "instructions under which it is better, with p < 0.05 each, not adjusted",
+    "worse": "instructions under which it is worse",
     "low": "lower end of the mean's interval for these instructions, on new problems",
     "high": "upper end",
-    "effects": "difference, lower and upper end under each instruction, the run's own first",
+    "effects": "difference, lower and upper end under each instruction, that of the run first",
 }
 """Meaning of each column of `instructions_table`."""
 
@@ -61,64 +60,70 @@ INSTRUCTION_COLUMNS = {
 def text_table(
     settings: Mapping[Setting, Arms], conditions: Mapping[str, Condition]
 ) -> pandas.DataFrame:
-    """Each condition with a filler against the mean of other texts of its length and place: a row for each kind.
+    """Each condition with a filler against the mean of other texts: a row for each kind of text.
 
-    A condition that is itself one of so many texts has no row.
+    The texts have the length and placement of the condition's filler. A condition that is itself
+    such a text has no row.
 
     Args:
-        settings: As of `count_correct.by_setting`, split by model and layout alone.
-        conditions: The config's, by name.
+        settings: From `count_correct.group_by_setting`, split by model and layout alone.
+        conditions: The conditions of the config, by name.
     """
     fillers = {name: condition for name, condition in conditions.items() if condition.filler_tokens}
     texts: dict[tuple[Any, ...], list[str]] = {}
     for name, condition in fillers.items():
         if condition.filler in KINDS and not condition.fresh:
-            texts.setdefault((KINDS[condition.filler], *_position(condition)), []).append(name)
-    every = [name for names in texts.values() if len(names) >= FEWEST_TEXTS for name in names]
+            key = (KINDS[condition.filler], _locate_filler(condition))
+            texts.setdefault(key, []).append(name)
+    groups = {key: names for key, names in texts.items() if len(names) >= FEWEST_TEXTS}
+    grouped_names = set().union(*groups.values())
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
-        for name in (name for name in fillers if name in arms and name not in every):
-            for (kind, *place), members in texts.items():
-                others = [arms[one][0] for one in members if one in arms]
-                if place != _position(fillers[name]) or len(others) < FEWEST_TEXTS:
+        for name, condition in fillers.items():
+            if name not in arms or name in grouped_names:
+                continue
+            for (kind, location), text_names in groups.items():
+                prompts = [arms[text][0] for text in text_names if text in arms]
+                if location != _locate_filler(condition) or len(prompts) < FEWEST_TEXTS:
                     continue
-                means = [100 * float((one.right / one.samples).mean()) for one in others]
-                row = {**dict(setting), "condition": name, "kind": kind, "texts": len(others)}
-                row |= {"least": min(means), "most": max(means)}
-                rows.append(row | _over_prompts([(one, arms[name][0]) for one in others]))
+                accuracies = [100 * float((text.right / text.samples).mean()) for text in prompts]
+                row = {**dict(setting), "condition": name, "kind": kind, "texts": len(prompts)}
+                row |= {"least": min(accuracies), "most": max(accuracies)}
+                rows.append(row | _pool_prompts([(text, arms[name][0]) for text in prompts]))
     return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
 
 
 def merge_instructions(
     frame: pandas.DataFrame, reference_conditions: Mapping[str, Mapping[str, Any]]
 ) -> pandas.DataFrame:
-    """The samples under other instructions as further samples of their condition, with a column `instruction`.
+    """Turn samples under other instructions into samples of the conditions themselves.
+
+    The column `instruction` has the number of a sample's instruction.
 
     Args:
-        frame: One row per sample, as of `samples_frame.read_frame`. Without other instructions it is returned as it is.
+        frame: One row per sample, as of `samples_frame.read_frame`. Without other instructions it
+            is returned unchanged.
         reference_conditions: By name, with kind, `of` and number.
     """
     conditions = [str(name) for name in frame["condition"].unique()]
-    others = {
+    instructions = {
         name: fields
         for name, fields in reference_conditions.items()
         if fields["kind"] == OTHER_INSTRUCTION
     }
-    if not others.keys() & set(conditions):
+    if not instructions.keys() & set(conditions):
         return frame
+    numbers = {name: fields["number"] for name, fields in instructions.items()}
+    merged_names = {name: fields["of"] for name, fields in instructions.items()}
+    merged_conditions = [name for name in conditions if name not in instructions]
     names = frame["condition"].astype(str)
-    numbers = names.map(
-        {name: others[name]["number"] if name in others else 0 for name in conditions}
-    )
-    merged = names.map(
-        {name: others[name]["of"] if name in others else name for name in conditions}
-    )
+    numbers_by_sample = names.map(lambda name: numbers.get(name, 0))
+    merged = names.map(lambda name: merged_names.get(name, name))
     return frame.assign(
-        condition=pandas.Categorical(
-            merged, [name for name in conditions if name not in others], ordered=True
-        ),
-        sample_index=frame["sample_index"] + numbers * (1 + frame["sample_index"].max()),
-        instruction=numbers,
+        condition=pandas.Categorical(merged, merged_conditions, ordered=True),
+        # the samples of a condition keep different numbers
+        sample_index=frame["sample_index"] + numbers_by_sample * (1 + frame["sample_index"].max()),
+        instruction=numbers_by_sample,
     ).sort_values("condition", kind="stable", ignore_index=True)
 
 
@@ -127,11 +132,12 @@ def instructions_table(
     contrasts: Mapping[str, tuple[str, str]],
     reference_conditions: Mapping[str, Mapping[str, Any]],
 ) -> pandas.DataFrame:
-    """Each contrast over all instructions that its two conditions were asked under.
+    """Each contrast over all instructions that both of its conditions were asked under.
 
     Args:
-        settings: As of `count_correct.by_setting`, split by model and layout alone.
-        contrasts: What stands under `condition`, with the condition and what it is compared with.
+        settings: From `count_correct.group_by_setting`, split by model and layout alone.
+        contrasts: The condition and what it is compared with, by their entry in the column
+            `condition`.
         reference_conditions: As of `merge_instructions`.
     """
     names = {
@@ -139,63 +145,49 @@ def instructions_table(
     }
     rows: list[dict[str, Any]] = []
     for setting, arms in settings.items():
-        for name, pair in contrasts.items():
-            both = [
-                (arms[old][0], arms[new][0])
-                for new, old in _under_each_instruction(pair, arms, names)
-            ]
-            if len(both) < FEWEST_INSTRUCTIONS:
-                continue
-            effects = [
-                pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in both
-            ]
-            found = [one["difference"] for one in effects if one["p"] < ALPHA]
-            draws = [
-                100 * float(changes.sum() / samples.sum())
-                for old, new in both
-                for changes, samples in zip(
-                    new.right_by_prompt - old.right_by_prompt, old.samples_by_prompt, strict=True
-                )
-            ]
-            row = {
-                **dict(setting),
-                "condition": name,
-                "instructions": len(both),
-                **_over_prompts(both),
-            }
-            row |= {"least": min(draws), "most": max(draws)}
-            row |= {"better": sum(one > 0 for one in found), "worse": sum(one < 0 for one in found)}
-            rows.append(
-                row
-                | {
-                    "effects": [
-                        [one[end] for end in ("difference", "low", "high")] for one in effects
-                    ]
-                }
-            )
+        for name, contrast in contrasts.items():
+            pairs = list(_pair_by_instruction(contrast, arms, names))
+            if len(pairs) >= FEWEST_INSTRUCTIONS:
+                rows.append({**dict(setting), "condition": name, **_compare_instructions(pairs)})
     return pandas.DataFrame(rows, columns=list(INSTRUCTION_COLUMNS))
 
 
-def _under_each_instruction(
-    pair: tuple[str, str], arms: Arms, names: Mapping[tuple[str, int], str]
-) -> Iterator[tuple[str, str]]:
-    """The names of the pair itself, and of the pair under each other instruction."""
-    number, (new, old) = 0, pair
-    while new in arms and old in arms:
-        yield new, old
+def _pair_by_instruction(
+    contrast: tuple[str, str], arms: Arms, names: Mapping[tuple[str, int], str]
+) -> Iterator[tuple[Outcomes, Outcomes]]:
+    """The outcomes before and after under each instruction, that of the run first."""
+    number, (condition, baseline) = 0, contrast
+    while condition in arms and baseline in arms:
+        yield arms[baseline][0], arms[condition][0]
         number += 1
-        new, old = (names.get((name, number), "") for name in pair)
+        condition, baseline = (names.get((name, number), "") for name in contrast)
 
 
-def _position(condition: Condition) -> list[Any]:
-    return [condition.filler_tokens, condition.placement, condition.words]
-
-
-def _over_prompts(both: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
-    """The mean difference over pairs of outcomes, the second less the first, with its interval for new prompts."""
-    clusters = both[0][0].clusters
-    pooled = pool_changes([(new.right - old.right, old.k) for old, new in both], clusters)
+def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
+    """The columns of a contrast."""
+    effects = [pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in pairs]
+    significant = [effect["difference"] for effect in effects if effect["p"] < ALPHA]
+    differences_by_prompt: list[float] = []
+    for old, new in pairs:
+        changes = (new.right_by_prompt - old.right_by_prompt).sum(axis=1)
+        differences_by_prompt += (100 * (changes / old.samples_by_prompt.sum(axis=1))).tolist()
     return {
-        name: pooled[name]
-        for name in ("problems", "difference", "low", "high", "new_low", "new_high", "new_p")
+        "instructions": len(pairs),
+        **_pool_prompts(pairs),
+        "least": min(differences_by_prompt),
+        "most": max(differences_by_prompt),
+        "better": sum(difference > 0 for difference in significant),
+        "worse": sum(difference < 0 for difference in significant),
+        "effects": [[effect[key] for key in ("difference", "low", "high")] for effect in effects],
     }
+
+
+def _locate_filler(condition: Condition) -> tuple[Any, ...]:
+    """What a condition and the texts that it is compared with must share."""
+    return condition.filler_tokens, condition.placement, condition.words
+
+
+def _pool_prompts(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
+    """The mean difference over pairs of outcomes (before, after), also for new prompts."""
+    clusters = pairs[0][0].clusters
+    return pool_changes([(new.right - old.right, old.k) for old, new in pairs], clusters)

@@ -1,8 +1,8 @@
-"""The test and interval of a paired difference, score intervals of accuracies, p-values adjusted for several tests.
+"""Paired differences with test and interval, score intervals of accuracies, adjusted p-values.
 
-All of them take one number for each problem, or p-values. They know of no model, condition or frame. Where problems
-stand in clusters, which count as one, the number is a cluster's mean, and `weights` say what part of the problems the
-cluster holds: see `by_cluster`.
+Every function takes one number for each problem, or p-values. None knows of models, conditions or
+data frames. Problems in one cluster count as one: then the number is the cluster's mean, and
+`weights` has the size of each cluster, see `average_clusters`.
 """
 
 from __future__ import annotations
@@ -18,55 +18,66 @@ from scipy.special import bdtr, betaincinv, ndtri
 from harness.constants import ALPHA, DEFAULT_SEED
 
 EXACT_SIGN_FLIPS = 20_000
-"""Differences that add up to at most this many samples have the exact distribution: it takes a second at most."""
+"""If the absolute differences add up to at most this many samples, p is exact. This takes at most a
+second."""
 SIGN_PATTERNS = 10_000
-"""Random sign patterns of an interval: its ends are then right to 2 percent of a standard error."""
+"""Random sign patterns of an interval. Its ends are then accurate to 2 percent of a standard
+error."""
 ROOT_GAP = 1e-12
-"""How far from an end, relatively, a root is looked for: at the end itself a weight would be infinite."""
+"""Relative distance from the end of a range at which a root search begins: at the end a weight
+would be infinite."""
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-def by_cluster(values: npt.ArrayLike, clusters: Integers) -> tuple[Floats, Floats]:
-    """The mean [cluster] of `values` [problem], and the weight [cluster] of each: its size over the mean size.
+def average_clusters(values: Floats, clusters: Integers) -> tuple[Floats, Floats]:
+    """The means [cluster] of `values` [problem], and weights [cluster]: size over mean size.
 
     Args:
-        values: Each problem's value.
-        clusters: The number of its cluster, from 0 without gaps.
+        values: [problem] Any numbers.
+        clusters: [problem] The number of the problem's cluster, from 0 without gaps.
     """
     sizes = np.bincount(clusters)
-    return np.bincount(clusters, values) / sizes, np.asarray(
-        sizes * (len(sizes) / len(clusters)), dtype=np.float64
-    )
+    weights = np.asarray(sizes * (len(sizes) / len(clusters)), dtype=np.float64)
+    return np.bincount(clusters, values) / sizes, weights
 
 
-def cluster_terms(values: npt.ArrayLike, clusters: Integers) -> Floats:
-    """Numbers [cluster] with the mean of `values` [problem], whose standard error is that of the mean over clusters.
+def linearise_clusters(values: Floats, clusters: Integers) -> Floats:
+    """Terms [cluster] whose mean and standard error are those of the mean of `values` [problem].
 
     Source:
-        The linearised ratio of two means, as clusters differ in size: Cochran (1977), Sampling Techniques, section 6.
+        The linearised ratio of two means, as clusters differ in size: Cochran (1977), Sampling
+        Techniques, section 6.
     """
-    means, weights = by_cluster(values, clusters)
-    return weights * means + (1 - weights) * float(np.asarray(values).mean())
+    means, weights = average_clusters(values, clusters)
+    return weights * means + (1 - weights) * float(values.mean())
 
 
 def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> tuple[float, float]:
-    """Problems from wrong to right and from right to wrong, between counts of right samples out of k, [problem] each.
+    """Numbers of problems that change from wrong to right, and from right to wrong.
 
-    With several samples these are averages over the k * k ways of taking one sample of either side, so that they mean
-    the same. The first less the second is always n times the difference in accuracy.
+    With several samples a problem, both are averages over the k * k pairs of a sample before and a
+    sample after. The first less the second is always the number of problems times the difference in
+    accuracy.
+
+    Args:
+        before: [problem] Right samples under the baseline.
+        after: [problem] Right samples under the condition.
+        k: Samples a problem under either.
 
     Source:
-        The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice of samples.
+        The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice
+        of samples.
     """
-    old, new = np.asarray(before) / k, np.asarray(after) / k
+    old = np.asarray(before) / k
+    new = np.asarray(after) / k
     return float(((1 - old) * new).sum()), float((old * (1 - new)).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
-    """The mean difference between two conditions, its sign-flip test, and intervals that invert this test.
+    """The mean difference between two conditions, its sign-flip test, and the inverted test.
 
     Attributes:
         difference: The mean over problems, as a share.
@@ -74,8 +85,10 @@ class PairedDifference:
         clusters: The number of clusters.
         gains: The number of clusters that changed in the direction of the difference.
         losses: The number that changed in the other direction.
-        subset_means: [2, pattern] For each random sign pattern, the smaller and the larger of two means: over the
-            clusters with a plus, and over those with a minus. Signs are such that the difference is not below 0.
+        subset_means: [2, pattern] For each random sign pattern, the smaller and the larger of two
+            means: over the clusters with a plus, and over those with a minus. They are of changes
+            whose mean is not below 0: where the difference is negative, of the changes with the
+            other sign.
     """
 
     difference: float
@@ -86,98 +99,116 @@ class PairedDifference:
     subset_means: Floats
 
     def interval(self, level: float = 1 - ALPHA) -> tuple[float, float]:
-        """Every mean that the sign-flip test does not reject at 1 - `level`, so 0 is outside exactly if p is below it.
+        """All means that the sign-flip test does not reject at 1 - `level`.
 
-        The test of a mean subtracts it from each difference and flips the signs of the rest. A flipped sum is as far
-        out as the observed one exactly if the mean lies between the pattern's two subset means, or at one of them. So
+        So 0 is outside exactly if p is below 1 - `level`. The test of a mean subtracts it from each
+        difference and flips the signs of the results. A flipped sum is as extreme as the observed
+        sum exactly if the mean lies between the pattern's two subset means, or at one of them. So
         each end is a quantile of these means.
 
-        Sign flips do not know of changes that no problem showed. With up to five changes nothing is significant at 5
-        percent. There the interval also holds what so many clusters may miss: the exact limits of the shares of
-        clusters that gain and that lose, as if each change that was missed were a whole problem.
+        Sign flips do not know of changes that no problem of the sample has. With up to five changes
+        nothing is significant at 5 percent. In this case the interval is extended by the changes
+        that this number of clusters may miss: by the exact limits of the shares of clusters that
+        gain and that lose. Each missed change counts as a full problem.
 
         Source:
-            Intervals from subset means: Hartigan (1969), doi:10.1080/01621459.1969.10501057. Exact limits: Clopper and
-            Pearson (1934), doi:10.1093/biomet/26.4.404.
+            Intervals from subset means: Hartigan (1969), doi:10.1080/01621459.1969.10501057. Exact
+            limits: Clopper and Pearson (1934), doi:10.1093/biomet/26.4.404.
         """
         alpha = 1 - level
         smaller, larger = self.subset_means
-        below = smaller <= 0
+        is_below_zero = smaller <= 0
         weights = np.ones(len(smaller))
-        if 0 < below.mean() < 1:
-            # the random patterns only estimate p: with these weights they agree with the exact test at 0
-            weights = np.where(below, self.p / below.mean(), (1 - self.p) / (1 - below.mean()))
+        share = is_below_zero.mean()
+        if 0 < share < 1:
+            # Random patterns only estimate p. These weights make the interval agree with it at 0.
+            weights = np.where(is_below_zero, self.p / share, (1 - self.p) / (1 - share))
         low = float(np.quantile(smaller, alpha, weights=weights, method="inverted_cdf"))
         high = -float(np.quantile(-larger, alpha, method="inverted_cdf"))
         if 2.0 ** (1 - self.gains - self.losses) >= alpha:
-            low = min(low, abs(self.difference) - self._missed(self.losses, alpha))
-            high = max(high, abs(self.difference) + self._missed(self.gains, alpha))
+            low = min(low, abs(self.difference) - self._missed_share(self.losses, alpha))
+            high = max(high, abs(self.difference) + self._missed_share(self.gains, alpha))
         low, high = max(low, -1.0), min(high, 1.0)
         return (low, high) if self.difference >= 0 else (-high, -low)
 
-    def _missed(self, changes: int, alpha: float) -> float:
-        """By how much the exact upper limit of a share of clusters exceeds the observed one."""
+    def _missed_share(self, changes: int, alpha: float) -> float:
+        """The exact upper limit of a share of clusters, less the observed share."""
         if changes == self.clusters:
             return 0.0
-        return (
-            float(betaincinv(changes + 1, self.clusters - changes, 1 - alpha / 2))
-            - changes / self.clusters
-        )
+        limit = float(betaincinv(changes + 1, self.clusters - changes, 1 - alpha / 2))
+        return limit - changes / self.clusters
 
 
 def estimate_difference(
     changes: npt.ArrayLike, k: int, *, clusters: Integers | None = None
 ) -> PairedDifference:
-    """The difference between two conditions with its test and interval: those of every table.
+    """The difference between two conditions with its test and interval, as all tables have them.
 
-    The test takes a gain and a loss of one size for equally likely. Where few problems gain much and many lose a
-    little, it errs in 6 instead of 5 of 100 (1 % of 200 problems, k = 20).
+    The test assumes that a gain and a loss of the same size are equally likely. Where few problems
+    gain much and many lose a little, it errs in 6 instead of 5 of 100 runs (1 % of 200 problems, k
+    = 20).
 
     Args:
         changes: [problem] Right samples under a condition less those under the baseline.
         k: Samples a problem under either.
-        clusters: As of `by_cluster`; by default each problem is one.
+        clusters: As of `average_clusters`; by default each problem is a cluster.
     """
     numbers = np.asarray(changes, dtype=np.int64)
     clusters = np.arange(len(numbers)) if clusters is None else clusters
     sums = np.bincount(clusters, numbers).astype(np.int64)
-    # a loss is measured as the gain that it mirrors, so that exchanging the conditions mirrors the interval
-    sized_sums = np.column_stack([-sums if sums.sum() < 0 else sums, np.bincount(clusters)])
-    kinds, counts = np.unique(sized_sums, axis=0, return_counts=True)
-    plus = (
-        np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts)))
-        @ kinds
-    )
-    minus = counts @ kinds - plus
-    with np.errstate(divide="ignore", invalid="ignore"):
-        means = np.stack([plus[:, 0] / plus[:, 1], minus[:, 0] / minus[:, 1]]) / k
-    # where all signs are alike, one subset is empty, and no mean is rejected
-    alike = np.isnan(means).any(axis=0)
-    smaller, larger = (
-        np.where(alike, -np.inf, means.min(axis=0)),
-        np.where(alike, np.inf, means.max(axis=0)),
-    )
+    sizes = np.bincount(clusters)
+    total = int(sums.sum())
+    # a negative difference is measured as its mirror image, so exchanging the conditions mirrors
+    # the interval
+    directed = -sums if total < 0 else sums
+    subset_means = _draw_subset_means(directed, sizes)
+    if total == 0:
+        # A difference of 0 has no direction. Patterns of both directions make the interval mirror
+        # exactly.
+        smaller, larger = _draw_subset_means(-directed, sizes)
+        subset_means = np.hstack([subset_means, [-larger, -smaller]])
     return PairedDifference(
         difference=float(numbers.mean()) / k,
         p=sign_flip_test(sums),
         clusters=len(sums),
-        gains=int((sized_sums[:, 0] > 0).sum()),
-        losses=int((sized_sums[:, 0] < 0).sum()),
-        subset_means=np.stack([smaller, larger]),
+        gains=int((directed > 0).sum()),
+        losses=int((directed < 0).sum()),
+        subset_means=subset_means / k,
     )
 
 
-def sign_flip_test(differences: npt.ArrayLike) -> float:
-    """Two-sided p-value that whole numbers `differences` [problem] are as likely with either sign.
+def _draw_subset_means(sums: Integers, sizes: Integers) -> Floats:
+    """As `PairedDifference.subset_means`, in samples a problem."""
+    kinds, counts = np.unique(np.column_stack([sums, sizes]), axis=0, return_counts=True)
+    plus = _draw_plus_counts(counts) @ kinds
+    minus = counts @ kinds - plus
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = np.stack([plus[:, 0] / plus[:, 1], minus[:, 0] / minus[:, 1]])
+    # where all signs are alike, one subset is empty, and no mean is rejected
+    is_alike = np.isnan(means).any(axis=0)
+    smaller = np.where(is_alike, -np.inf, means.min(axis=0))
+    larger = np.where(is_alike, np.inf, means.max(axis=0))
+    return np.stack([smaller, larger])
 
-    The sum of randomly signed whole numbers has a distribution that convolution gives without listing all sign
-    patterns. Where the differences add up to more than `EXACT_SIGN_FLIPS`, seeded random patterns take its place, with
-    p = (1 + as far out) / (1 + patterns). For differences of -1, 0 and 1 this is McNemar's exact test.
+
+def _draw_plus_counts(counts: Integers) -> Integers:
+    """In random sign patterns, how many of `counts` [kind] have a plus: [pattern, kind]."""
+    rng = np.random.default_rng(DEFAULT_SEED)
+    return rng.binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts)))
+
+
+def sign_flip_test(differences: npt.ArrayLike) -> float:
+    """Two-sided p-value of integers `differences` [problem], if both signs are equally likely.
+
+    Convolution gives the exact distribution of the sum of randomly signed integers without a list
+    of all patterns. If the absolute differences add up to more than `EXACT_SIGN_FLIPS`, seeded
+    random patterns replace it: then p = (1 + patterns at least as extreme) / (1 + patterns). For
+    differences of -1, 0 and 1 this is McNemar's exact test.
 
     Source:
-        Fisher (1935), The Design of Experiments, section 21; distribution by convolution: Pagano and Tritchler
-        (1983), doi:10.1080/01621459.1983.10477990; p of random patterns: Phipson and Smyth (2010),
-        doi:10.2202/1544-6115.1585; McNemar (1947), doi:10.1007/BF02295996.
+        Fisher (1935), The Design of Experiments, section 21; distribution by convolution: Pagano
+        and Tritchler (1983), doi:10.1080/01621459.1983.10477990; p of random patterns: Phipson and
+        Smyth (2010), doi:10.2202/1544-6115.1585; McNemar (1947), doi:10.1007/BF02295996.
     """
     numbers = np.asarray(differences, dtype=np.int64)
     sizes, counts = np.unique(np.abs(numbers[numbers != 0]), return_counts=True)
@@ -188,112 +219,104 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
     observed = abs(int(numbers.sum())) // common
     total = int(sizes @ counts)
     if total > EXACT_SIGN_FLIPS:
-        plus = (
-            np.random.default_rng(DEFAULT_SEED).binomial(
-                counts, 0.5, size=(SIGN_PATTERNS, len(counts))
-            )
-            @ sizes
-        )
-        return (1 + int((np.abs(2 * plus - total) >= observed).sum())) / (1 + SIGN_PATTERNS)
-    chances: Floats = np.ones(1)  # of each sum of the sizes with a plus
+        plus = _draw_plus_counts(counts) @ sizes
+        extreme_patterns = int((np.abs(2 * plus - total) >= observed).sum())
+        return (1 + extreme_patterns) / (1 + SIGN_PATTERNS)
+    chances: Floats = np.ones(1)  # [sum] of the sizes with a plus
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         spread = np.zeros(size * count + 1)
-        # scipy.stats.binom.pmf, but loading scipy.stats takes longer than making a table
+        # scipy.stats.binom.pmf does the same, but importing scipy.stats takes longer than computing
+        # a table
         spread[::size] = np.diff(bdtr(np.arange(count + 1), count, 0.5), prepend=0)
         chances = np.convolve(chances, spread).astype(np.float64, copy=False)
     return min(1.0, 2 * float(chances[: (total - observed) // 2 + 1].sum()))
 
 
 def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tuple[float, float]:
-    """The interval of a mean of `values` [problem] between 0 and 1: every mean that the score test does not reject.
+    """The score interval of a mean of numbers from 0 to 1: all means that the test does not reject.
 
-    The test divides by the standard error under its hypothesis, that of the likeliest distribution on the values, 0
-    and 1 that has the mean. For right or wrong this is Wilson's interval; for averages over k samples it is the same
-    construction on more possible values, which is ours. It needs no draws, has positive length even if all problems
-    are alike, and never leaves 0 to 1.
+    The test divides by the standard error under its hypothesis: that of the likeliest distribution
+    with the hypothetical mean on the observed values, 0 and 1. For right or wrong this is Wilson's
+    interval; for averages over k samples it is the same construction on more possible values, which
+    is ours. It needs no random draws, has positive length even if all problems are alike, and never
+    leaves 0 to 1.
 
     Args:
-        values: Each problem's value.
-        weights: Of clusters; by default all are alike.
+        values: [problem] or [cluster] Numbers from 0 to 1.
+        weights: [cluster] As of `average_clusters`; by default all are equal.
 
     Source:
-        Wilson (1927), doi:10.1080/01621459.1927.10502953; the likeliest distribution with a given mean: Owen (1988),
-        doi:10.1093/biomet/75.2.237, here with 0 and 1 as further possible values.
+        Wilson (1927), doi:10.1080/01621459.1927.10502953; the likeliest distribution with a fixed
+        mean: Owen (1988), doi:10.1093/biomet/75.2.237, here with 0 and 1 as further possible
+        values.
     """
-    distinct = _distinct(values, weights)
-    critical = float(ndtri(1 - ALPHA / 2))
-    mean = float((distinct[0] * distinct[1]) @ distinct[2] / distinct[2].sum())
-    ends = [
-        outer
-        if abs(mean - outer) < ROOT_GAP
-        else brentq(
-            lambda at: abs(_statistic(*distinct, at)) - critical, mean, _towards(outer, mean)
-        )
-        for outer in (0.0, 1.0)
-    ]
-    return float(ends[0]), float(ends[1])
-
-
-def _distinct(values: npt.ArrayLike, weights: npt.ArrayLike) -> tuple[Floats, Floats, Integers]:
-    """The values that there are, each with the weight that it has, and how often they occur."""
     pairs = np.column_stack(np.broadcast_arrays(np.asarray(values, dtype=float), weights))
-    found, counts = np.unique(pairs, axis=0, return_counts=True)
-    return found[:, 0].copy(), found[:, 1].copy(), counts
+    distinct_pairs, counts = np.unique(pairs, axis=0, return_counts=True)
+    distinct, pair_weights = distinct_pairs.T.copy()
+    mean = float((distinct * pair_weights) @ counts / counts.sum())
+    critical = float(ndtri(1 - ALPHA / 2))
+
+    def excess(hypothetical_mean: float) -> float:
+        return abs(_score_statistic(distinct, pair_weights, counts, hypothetical_mean)) - critical
+
+    low, high = 0.0, 1.0
+    if mean - low >= ROOT_GAP:
+        low = float(brentq(excess, mean, _towards(low, mean)))
+    if high - mean >= ROOT_GAP:
+        high = float(brentq(excess, mean, _towards(high, mean)))
+    return low, high
 
 
-def _statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float) -> float:
-    """How many standard errors the observed mean lies above `mean`, if `mean` were the true one."""
+def _score_statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float) -> float:
+    """By how many standard errors the observed mean exceeds the hypothetical `mean`."""
     n = int(counts.sum())
     difference = float((distinct * weights) @ counts) / n - mean
     if difference == 0:
         return 0.0
-    variance = _variance(weights * (distinct - mean), counts / n, -mean, 1 - mean)
-    return (
-        math.copysign(math.inf, difference)
-        if variance <= 0
-        else difference / math.sqrt(variance / n)
-    )
+    variance = _likeliest_variance(weights * (distinct - mean), counts / n, -mean, 1 - mean)
+    if variance <= 0:
+        return math.copysign(math.inf, difference)
+    return difference / math.sqrt(variance / n)
 
 
-def _variance(centred: Floats, shares: Floats, low: float, high: float) -> float:
-    """Variance of the likeliest distribution with mean 0 on the values and the bounds.
+def _likeliest_variance(centred: Floats, shares: Floats, low: float, high: float) -> float:
+    """Variance of the likeliest distribution with mean 0 on the values and the two bounds.
 
-    Its weights are shares / (1 + tilt * value); the tilt is where their mean is right. A bound that no problem reached
-    takes what weight is left if even the strongest tilt does not get there. Values of large clusters lie beyond the
-    bounds, which are those of a cluster of average size.
+    Its weights are shares / (1 + tilt * value), with the tilt that makes the mean 0. If even the
+    strongest tilt does not reach this, the remaining weight goes to a bound. Values of large
+    clusters may lie beyond the bounds, which are those of a cluster of average size.
     """
     if not low < 0 < high:
         return 0.0
 
-    def excess(tilt: float) -> float:
+    def tilted_mean(tilt: float) -> float:
         return float((shares * centred / (1 + tilt * centred)).sum())
 
-    weakest, strongest = (
-        _towards(-1 / max(high, centred.max()), 0),
-        _towards(-1 / min(low, centred.min()), 0),
-    )
-    if excess(weakest) <= 0:
+    weakest = _towards(-1 / max(high, centred.max()), 0)
+    strongest = _towards(-1 / min(low, centred.min()), 0)
+    if tilted_mean(weakest) <= 0:
         tilt = weakest
-    elif excess(strongest) >= 0:
+    elif tilted_mean(strongest) >= 0:
         tilt = strongest
     else:
-        tilt = brentq(excess, weakest, strongest, xtol=1e-13)
+        tilt = brentq(tilted_mean, weakest, strongest, xtol=1e-13)
     weights = shares / (1 + tilt * centred)
-    left = max(0.0, 1 - float(weights.sum()))
+    remaining_weight = max(0.0, 1 - float(weights.sum()))
     bound = low if tilt > 0 else high
-    return float(weights @ centred**2) + left * bound**2
+    return float(weights @ centred**2) + remaining_weight * bound**2
 
 
 def _towards(end: float, inner: float) -> float:
-    """A point just short of `end`, seen from `inner`."""
+    """A point just short of `end`, on the side of `inner`."""
     return end + (inner - end) * ROOT_GAP
 
 
 def fewest_problems(margin: float) -> int:
-    """How many problems equivalence within the margin needs: so many that (1 - margin)^n is at most 5 percent.
+    """The problems that equivalence within the margin needs: (1 - margin)^n is at most 0.05.
 
-    This is for what no interval sees: a share `margin` of all problems changes wholly, and no other does. The number is
-    about 3 / margin, the rule of three.
+    It guards against an effect that no interval can show: only a share `margin` of all problems
+    changes, from right to wrong or back, and none of them is in the sample. The number is about 3 /
+    margin, the rule of three.
 
     Source:
         Hanley and Lippman-Hand (1983), doi:10.1001/jama.1983.03330370053031.
@@ -302,13 +325,14 @@ def fewest_problems(margin: float) -> int:
 
 
 def holm(p_values: npt.ArrayLike) -> Floats:
-    """Adjusted p-values [test]: calling those below alpha real errs anywhere with probability at most alpha.
+    """Adjusted p-values [test]. With probability 1 - alpha no true hypothesis has one below alpha.
 
-    Holds however the tests depend on each other, as they do where all compare with one baseline. NaN stays NaN and
-    does not count as a test.
+    This holds for dependent tests too, such as comparisons with one common baseline. NaN stays NaN
+    and does not count as a test.
 
     Source:
-        Holm (1979), Scandinavian Journal of Statistics 6:65-70, https://www.jstor.org/stable/4615733.
+        Holm (1979), Scandinavian Journal of Statistics 6:65-70,
+        https://www.jstor.org/stable/4615733.
     """
     p = np.asarray(p_values, dtype=float)
     adjusted = np.full(p.shape, np.nan)
@@ -319,11 +343,8 @@ def holm(p_values: npt.ArrayLike) -> Floats:
     return adjusted
 
 
-def verdict(p_adjusted: float, difference: float, *, within_margin: bool) -> str:
-    """Better or worse if the test is significant, else equivalent if within the margin, else inconclusive.
-
-    A difference that is both significant and within the margin is called better or worse.
-    """
+def choose_verdict(p_adjusted: float, difference: float, *, within_margin: bool) -> str:
+    """`better` or `worse` if significant, else `equivalent` within the margin or `inconclusive`."""
     if p_adjusted < ALPHA:
         return "better" if difference > 0 else "worse"
     return "equivalent" if within_margin else "inconclusive"

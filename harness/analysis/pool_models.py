@@ -1,13 +1,14 @@
-"""One effect over several models: of these models on new problems, and of new models.
+"""One effect over several models: for these models on new problems, and for new models.
 
-Four models that each gain three points may be four times "inconclusive" and plain together. Two questions hide in "the
-effect over models", and a table answers both:
+Four models that each gain three points may each be inconclusive, although together they show a
+clear effect. "The effect over models" can mean two things, and a table shows both:
 
-- These models, new problems. A problem's difference is averaged over the models, and tested as one model's is:
-  models that were asked the same problems are no independent witnesses.
-- New models, new problems. The models are a sample too. Models and problems are crossed random effects.
+- These models, new problems. The differences of a problem are averaged over the models, and tested
+  as those of a single model are: models that were asked the same problems are not independent.
+- New models, new problems. The models are a sample too. Models and problems are crossed random
+  effects.
 
-The second question is asked of texts, instructions and draws of examples too, in the same way.
+The second analysis is also made over texts, instructions and draws of examples.
 """
 
 from __future__ import annotations
@@ -15,23 +16,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.count_correct import Outcomes, by_setting
+from harness.analysis.count_correct import Arms, Outcomes, group_by_setting
 from harness.analysis.paired_tests import Floats, Integers, PairedDifference, estimate_difference
 from harness.constants import ALPHA, FEWEST_MODELS
 
 MODELS_HEEDED = 0.7
-"""From this share of the problems' part of the variance on, the models' part decides the degrees of freedom: with it
-4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md)."""
+"""If the variance due to models exceeds this share of the variance due to problems, models limit
+the degrees of freedom. With it 4 to 20 models err at most 5 times in 100
+(benchmarks/CALIBRATION.md)."""
 
 FEWEST_DRAWS = FEWEST_MODELS
-"""Fewer draws of examples say nothing about new ones, by the same arithmetic: results are for these examples."""
+"""With fewer draws of examples, results hold for these examples only, for the same reason as with
+few models."""
 
 POOLED_COLUMNS = {
     "layout": "how instruction, filler and problem make a prompt",
@@ -42,97 +47,107 @@ POOLED_COLUMNS = {
     "difference": "mean over models of the difference in accuracy, points",
     "low": "lower end of its 95 % interval: these models, new problems",
     "high": "upper end",
-    "p": "two-sided p-value of the same, problems being the unit; exploratory, so neither adjusted nor judged",
-    "new_low": "lower end of the interval for new models; never shorter than that for these models",
+    "p": "its two-sided p-value, over problems; exploratory, so neither adjusted nor judged",
+    "new_low": "lower end of the interval for new models, never shorter than for these models",
     "new_high": "upper end",
     "new_p": "its p-value",
 }
 """Meaning of each column of `pool`."""
 
 
-def pool(counted: Iterable[Outcomes], contrasts: Mapping[str, tuple[str, str]]) -> pandas.DataFrame:
-    """The pooled effect of every contrast that two models have, in each layout: the columns of `POOLED_COLUMNS`.
+def pool(
+    outcomes: Iterable[Outcomes], contrasts: Mapping[str, tuple[str, str]]
+) -> pandas.DataFrame:
+    """The pooled effect of each contrast that two models or more have, by layout.
 
-    Whoever picks models after seeing them can have any effect, so it has no verdict.
+    It has no verdict, because whoever picks models after the results can obtain any effect.
 
     Args:
-        counted: Of all models, as `count_correct.count_outcomes` gives them, not split any further.
-        contrasts: What stands under `condition`, with the condition and what it is compared with.
+        outcomes: Of all models, from `count_correct.count_outcomes`, split by model and layout
+            alone.
+        contrasts: The condition and what it is compared with, by their entry in the column
+            `condition`.
+
+    Returns:
+        A frame with the columns of `POOLED_COLUMNS`.
     """
-    layouts: dict[str, list[dict[str, Outcomes]]] = {}
-    for (_, (_, layout)), arms in by_setting(counted).items():
-        layouts.setdefault(str(layout), []).append({name: one for name, (one, *_) in arms.items()})
+    layouts: dict[str, list[Arms]] = {}
+    for (_, (_, layout)), arms in group_by_setting(outcomes).items():
+        layouts.setdefault(str(layout), []).append(arms)
     rows = []
-    for (layout, every), (name, (condition, baseline)) in product(
+    for (layout, models), (name, (condition, baseline)) in product(
         layouts.items(), contrasts.items()
     ):
-        both = [
-            (arms[baseline], arms[condition])
-            for arms in every
+        pairs = [
+            (arms[baseline][0], arms[condition][0])
+            for arms in models
             if {condition, baseline} <= arms.keys()
         ]
-        problems = [set(old.problem_ids.tolist()) for old, _ in both]
-        paired = all(
-            old.k == new.k and (old.problem_ids == new.problem_ids).all() for old, new in both
-        )
-        if (
-            len(both) < 2 or not (shared := set.intersection(*problems)) or not paired
-        ):  # which `compare` refuses
-            continue
-        asked = [[problem in shared for problem in old.problem_ids.tolist()] for old, _ in both]
-        changes = [
-            ((new.right - old.right)[kept], old.k)
-            for kept, (old, new) in zip(asked, both, strict=True)
-        ]
-        clusters = pandas.factorize(both[0][0].clusters[asked[0]])[0]
-        rows.append(
-            {"layout": layout, "condition": name, "baseline": baseline}
-            | pool_changes(changes, clusters)
-        )
-    return pandas.DataFrame(rows, columns=list(POOLED_COLUMNS)).astype(
-        {"models": "Int64", "problems": "Int64"}
+        effect = _pool_pairs(pairs)
+        if effect:
+            rows.append({"layout": layout, "condition": name, "baseline": baseline, **effect})
+    table = pandas.DataFrame(rows, columns=list(POOLED_COLUMNS))
+    return table.astype({"models": "Int64", "problems": "Int64"})
+
+
+def _pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
+    """The pooled effect of one contrast over the problems that all its models have.
+
+    Args:
+        pairs: For each model the outcomes of the baseline and of the condition.
+
+    Returns:
+        As `pool_changes`; empty if models or shared problems are too few, or a pair is not
+        comparable.
+    """
+    is_paired = all(
+        old.k == new.k and np.array_equal(old.problem_ids, new.problem_ids) for old, new in pairs
     )
+    if len(pairs) < 2 or not is_paired:  # `compare` refuses pairs with different problems
+        return {}
+    shared = reduce(np.intersect1d, (old.problem_ids for old, _ in pairs))
+    if not len(shared):
+        return {}
+    changes = []
+    for old, new in pairs:
+        is_shared = np.isin(old.problem_ids, shared)
+        changes.append(((new.right - old.right)[is_shared], old.k))
+    first, _ = pairs[0]
+    clusters = first.clusters[np.isin(first.problem_ids, shared)]
+    return pool_changes(changes, pandas.factorize(clusters)[0])
 
 
 def pool_changes(
     changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None
 ) -> dict[str, Any]:
-    """The pooled effect of one contrast, as the columns of `POOLED_COLUMNS` that are numbers.
+    """The pooled effect of one contrast: the numeric columns of `POOLED_COLUMNS`.
 
     Args:
-        changes: For each model (or text, or instruction) its changes [problem] in right samples, over the same problems
-            in the same order, and its samples a problem.
-        clusters: As of `paired_tests.by_cluster`; by default each problem is one.
+        changes: For each model (or text, or instruction) the changes [problem] in right samples,
+            over the same problems in the same order, and its samples a problem.
+        clusters: As of `paired_tests.average_clusters`; by default each problem is a cluster.
     """
     k = math.lcm(*(samples for _, samples in changes))
     scaled = np.array([change * (k // samples) for change, samples in changes])
     clusters = np.arange(scaled.shape[1]) if clusters is None else clusters
     pooled = estimate_difference(scaled.sum(axis=0), k * len(changes), clusters=clusters)
-    low, high = pooled.interval()
-    row = {
-        "models": len(changes),
-        "problems": len(clusters),
-        "difference": pooled.difference,
-        "p": pooled.p,
-    }
-    row |= {"low": low, "high": high}
+    row = {"models": len(changes), "problems": len(clusters), "p": pooled.p, **to_points(pooled)}
     if len(changes) >= FEWEST_MODELS:
         crossed = estimate_crossed(scaled, np.full_like(scaled, k), clusters)
-        new_low, new_high = crossed.interval()
-        row |= {"new_low": new_low, "new_high": new_high, "new_p": crossed.p}
-    points = ("difference", "low", "high", "new_low", "new_high")
-    return {name: 100 * value if name in points else value for name, value in row.items()}
+        row |= to_points(crossed, ("difference", "new_low", "new_high")) | {"new_p": crossed.p}
+    return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossedDifference:
-    """The mean difference over all models and problems that there might be: both are samples.
+    """The mean difference if models and problems are both samples of larger populations.
 
     Attributes:
-        fixed: The same for these models alone. No interval is shorter than its interval, and no p-value below its p:
-            it knows of changes that no problem showed, and a variance does not.
+        fixed: The difference for these models only. No interval is shorter than the interval of
+            `fixed`, and no p-value is below its p-value: sign flips allow for changes that no
+            problem of the sample has, and a variance does not.
         error: Standard error of the mean.
-        freedom: Its degrees of freedom.
+        freedom: Degrees of freedom of the standard error.
     """
 
     fixed: PairedDifference
@@ -154,26 +169,36 @@ class CrossedDifference:
         """Two-sided p-value of the true mean being 0."""
         if not self.error:
             return self.fixed.p
-        return max(self.fixed.p, 2 * float(stdtr(self.freedom, -abs(self.difference) / self.error)))
+        t = abs(self.difference) / self.error
+        return max(self.fixed.p, 2 * float(stdtr(self.freedom, -t)))
 
     def interval(self, level: float = 1 - ALPHA) -> tuple[float, float]:
         """The interval of the mean: 0 is outside exactly if p is below 1 - `level`."""
         low, high = self.fixed.interval(level)
         reach = float(stdtrit(self.freedom, (1 + level) / 2)) * self.error
-        return max(-1.0, min(low, self.difference - reach)), min(
-            1.0, max(high, self.difference + reach)
-        )
+        low = min(low, self.difference - reach)
+        high = max(high, self.difference + reach)
+        return max(-1.0, low), min(1.0, high)
 
 
-def estimate_over_draws(
-    changes: Integers, samples: Integers, clusters: Integers
-) -> PairedDifference | CrossedDifference:
-    """The difference between two conditions; with `FEWEST_DRAWS` draws of examples or more, for new draws too.
+Difference = PairedDifference | CrossedDifference
+
+
+def to_points(
+    difference: Difference, columns: Sequence[str] = ("difference", "low", "high")
+) -> dict[str, float]:
+    """A difference and the ends of its 95 % interval in points, in three columns."""
+    shares = (difference.difference, *difference.interval())
+    return {column: 100 * share for column, share in zip(columns, shares, strict=True)}
+
+
+def estimate_over_draws(changes: Integers, samples: Integers, clusters: Integers) -> Difference:
+    """The difference between two conditions; for new draws of examples if there are enough draws.
 
     Args:
         changes: [draw, problem] Right samples under a condition less those under the baseline.
         samples: [draw, problem] Samples under either.
-        clusters: As of `paired_tests.by_cluster`.
+        clusters: As of `paired_tests.average_clusters`.
     """
     if len(changes) >= FEWEST_DRAWS:
         return estimate_crossed(changes, samples, clusters)
@@ -183,79 +208,93 @@ def estimate_over_draws(
 
 
 def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -> CrossedDifference:
-    """The difference over some models (or texts, instructions, draws of examples) and problems, for new ones of both.
+    """The mean difference for new models (or texts, instructions, draws) and new problems.
 
     Args:
         changes: [model, problem] Right samples under a condition less those under the baseline.
-        samples: [model, problem] Samples under either; 0 where a model was not asked a problem. All problems have the
-            same number over all models.
-        clusters: As of `paired_tests.by_cluster`.
+        samples: [model, problem] Samples under either; 0 where a model was not asked a problem. The
+            sum over models is the same for all problems.
+        clusters: As of `paired_tests.average_clusters`.
     """
     k = int(samples.sum(axis=0).max())
     fixed = estimate_difference(changes.sum(axis=0), k, clusters=clusters)
     sizes = np.bincount(clusters)
-    of_cells, in_cells = (
-        np.array([np.bincount(clusters, row, minlength=len(sizes)) for row in table])
-        for table in (changes, samples)
-    )
-    means = np.divide(of_cells, in_cells, out=np.full(of_cells.shape, np.nan), where=in_cells > 0)
-    # the terms of a ratio, as in `paired_tests.cluster_terms`
+    changes_by_cluster = _sum_by_cluster(changes, clusters)
+    samples_by_cluster = _sum_by_cluster(samples, clusters)
+    with np.errstate(invalid="ignore"):  # 0 / 0 where a model was not asked a cluster's problems
+        means = changes_by_cluster / samples_by_cluster
+    # the terms of a ratio, as in `paired_tests.linearise_clusters`
     effects = fixed.difference + sizes / sizes.mean() * (means - fixed.difference)
     error, freedom = crossed_error(effects)
     return CrossedDifference(fixed=fixed, error=error, freedom=freedom)
 
 
-def crossed_error(effects: Floats) -> tuple[float, float]:
-    """The standard error of the mean of a table whose rows and columns are random effects, and its degrees of freedom.
+def _sum_by_cluster(table: Integers, clusters: Integers) -> Floats:
+    """Sum a table [model, problem] to [model, cluster]."""
+    return np.array([np.bincount(clusters, row) for row in table])
 
-    The variance components of models, problems and the rest are those with which the sums of squares are what they are
-    expected to be (Henderson's Method I). If no cell is missing, this is the analysis of variance of a two-way table:
-    the variance of the mean is that of models over their number, plus that of problems over theirs, less what both
-    count. Its degrees of freedom are Satterthwaite's. It is never less than either part alone. Few models may lie close
-    together by luck, and Satterthwaite then trusts the problems too much. So there are at most as many degrees of
-    freedom as models less one, as soon as their part counts; with `MODELS_HEEDED` 4 to 20 models err at most 5 times in
-    100 (benchmarks/CALIBRATION.md).
+
+def crossed_error(effects: Floats) -> tuple[float, float]:
+    """The standard error of the mean over crossed random effects, and its degrees of freedom.
+
+    The variance components of models, problems and the residual are those for which the expected
+    sums of squares equal the observed ones (Henderson's Method I). Without missing cells this is
+    the analysis of variance of a two-way table: the variance of the mean is that of the model means
+    over the number of models, plus that of the problem means over the number of problems, less the
+    residual, which both contain. The degrees of freedom are Satterthwaite's.
+
+    The variance is at least that due to models and at least that due to problems. A few models may
+    lie close together by chance, and Satterthwaite's formula then gives too many degrees of
+    freedom. So there are at most as many as models less one, if the variance due to models is not
+    small (`MODELS_HEEDED`).
 
     Args:
-        effects: [model, problem] Each problem's difference under each model, or each cluster's; NaN where a model was
-            not asked.
+        effects: [model, problem] The difference of each problem, or of each cluster, under each
+            model; NaN where a model was not asked.
 
     Source:
-        Searle, Casella and McCulloch (1992), Variance Components, chapters 4 and 5; degrees of freedom: Satterthwaite
-        (1946), doi:10.2307/3002019.
+        Searle, Casella and McCulloch (1992), Variance Components, chapters 4 and 5; degrees of
+        freedom: Satterthwaite (1946), doi:10.2307/3002019.
     """
     is_cell = ~np.isnan(effects)
     models, problems = is_cell.shape
     cells = int(is_cell.sum())
+    terms = _split_variance(effects, is_cell)
+    of_models, of_problems, _ = terms
+    freedoms = np.maximum(1, [models - 1, problems - 1, cells - models - problems + 1])
+    variance = float(terms.sum())
+    freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
+    for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
+        if term > variance:
+            variance, freedom = float(term), float(term_freedom)
+    if of_models > MODELS_HEEDED * of_problems:
+        freedom = min(freedom, models - 1)
+    return math.sqrt(max(0.0, variance)), max(1.0, freedom)
+
+
+def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
+    """The variance of the mean due to models and to problems, and less what both contain."""
+    models, problems = is_cell.shape
+    cells = int(is_cell.sum())
     residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)
-    per_model, per_problem = is_cell.sum(axis=1), is_cell.sum(axis=0)
-    # with how many cells a cell shares its model, and its problem: the mean over cells
-    same_model, same_problem = (
-        float((per_model**2).sum()) / cells,
-        float((per_problem**2).sum()) / cells,
-    )
+    cells_per_model = is_cell.sum(axis=1)
+    cells_per_problem = is_cell.sum(axis=0)
+    # mean over cells of the number of cells with the same model, and with the same problem
+    same_model = float((cells_per_model**2).sum()) / cells
+    same_problem = float((cells_per_problem**2).sum()) / cells
     squares = [
-        float((residuals.sum(axis=1) ** 2 / per_model).sum()),
-        float((residuals.sum(axis=0) ** 2 / per_problem).sum()),
+        float((residuals.sum(axis=1) ** 2 / cells_per_model).sum()),
+        float((residuals.sum(axis=0) ** 2 / cells_per_problem).sum()),
         float((residuals**2).sum()),
     ]
+    # expected sums of squares as multiples of the components of models, problems and residual
     expected = [
         [cells - same_model, models - same_problem, models - 1],
         [problems - same_model, cells - same_problem, problems - 1],
         [cells - same_model, cells - same_problem, cells - 1],
     ]
-    # least squares, as problems that were asked by one model each cannot be told from the rest: only their sum counts
-    of_models, of_problems, of_rest = np.linalg.lstsq(expected, squares)[0]
-    parts = (
-        np.array([same_model * of_models + of_rest, same_problem * of_problems + of_rest, -of_rest])
-        / cells
-    )
-    freedoms = np.maximum(1, [models - 1, problems - 1, cells - models - problems + 1])
-    variance = float(parts.sum())
-    freedom = variance**2 / float((parts**2 / freedoms).sum()) if variance > 0 else 0.0
-    for part, degrees in zip(parts[:2], freedoms[:2], strict=True):
-        if part > variance:
-            variance, freedom = float(part), float(degrees)
-    if parts[0] > MODELS_HEEDED * parts[1]:
-        freedom = min(freedom, models - 1)
-    return math.sqrt(max(0.0, variance)), max(1.0, freedom)
+    # Least squares, because the components of problems and residual are not separable where each
+    # problem was asked of a single model. Then only their sum matters.
+    model, problem, residual = np.linalg.lstsq(expected, squares)[0]
+    terms = [same_model * model + residual, same_problem * problem + residual, -residual]
+    return np.array(terms) / cells

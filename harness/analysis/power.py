@@ -1,8 +1,10 @@
-"""Power: which differences a planned run can detect. It is no evidence about a run that was made."""
+"""Power: which differences a planned run can detect. It says nothing about a finished run."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import bdtr, ndtri, stdtrit
@@ -12,98 +14,122 @@ from harness.constants import ALPHA, DEFAULT_SEED, POWER
 from harness.errors import ComparisonError
 
 SIMULATED_RUNS = 4_000
-"""Of a plan: the power then has a standard error of at most 0.8 percent."""
+"""Simulated runs of a plan: the power then has a standard error of at most 0.8 percent."""
 EFFECT_STEPS = 12
-"""Halvings of the range of effects: far finer than what the simulated runs tell apart."""
+"""Halvings of the range of effects: far finer than the precision of the simulated runs."""
 
 
-def detection_power(
-    effect: float,
-    *,
-    n: int,
-    k: int = 1,
-    discordance: float,
-    alpha: float = ALPHA,
-    prompts: int = 1,
-    spread: float = 0.0,
-) -> float:
-    """Share of simulated runs of a plan in which a true difference is found, in its own direction.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A planned comparison of a condition with the baseline.
 
-    Some problems are undecided: each of their samples is a coin that the condition weights in one direction. All others
-    are settled. With one prompt the test is the sign-flip test, in its normal approximation with continuity correction.
-    With several (texts, instructions or draws of examples) it is the test for new prompts, whose effects scatter. They
-    are asked about the same problems, so the problems' noise is taken to be the same under each: then it stays, however
-    many prompts there are. Where a condition moves some problems up and others down, more samples help less than this
-    says.
-
-    Args:
-        effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not matter.
+    Attributes:
         n: Number of problems, or of clusters that count as one problem each.
+        discordance: Share of the problems in which one sample of either condition, taken alone,
+            would disagree.
         k: Samples a problem in either condition.
-        discordance: Share of the problems in which one sample of either condition, taken alone, would disagree.
         alpha: Significance level, two-sided; with Holm over m tests, alpha / m is the safe choice.
         prompts: Prompts of each condition: texts, instructions or draws of examples.
         spread: Standard deviation of the true difference between prompts.
+    """
+
+    n: int
+    discordance: float
+    k: int = 1
+    alpha: float = ALPHA
+    prompts: int = 1
+    spread: float = 0.0
+
+
+def detection_power(effect: float, **plan: Any) -> float:
+    """Share of simulated runs of a plan in which a true difference is found, in its direction.
+
+    Some problems are undecided: each of their samples is a coin whose chances the condition shifts
+    in one direction. All other problems are settled. With one prompt the test is the sign-flip
+    test, in its normal approximation with continuity correction. With several prompts (texts,
+    instructions or draws of examples) it is the test for new prompts. All prompts are asked about
+    the same problems, so the noise of the problems is taken to be equal under each: further prompts
+    do not reduce it. If a condition changes some problems up and others down, further samples help
+    less than this result says.
+
+    Args:
+        effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not
+            matter.
+        plan: The fields of `Plan`: n, discordance, k, alpha, prompts, spread.
 
     Raises:
-        ComparisonError: a discordance out of range, or below the effect.
+        ComparisonError: the discordance is out of range, or below the effect.
     """
-    size = abs(effect)
-    # samples of one problem that do not know of each other disagree at most half of the time
-    most = 1 if k == 1 else 0.5
-    if not (0 < discordance <= most and size <= discordance):
+    size, planned = abs(effect), Plan(**plan)
+    # independent samples of one problem disagree at most half of the time
+    most = 1 if planned.k == 1 else 0.5
+    if not (0 < planned.discordance <= most and size <= planned.discordance):
         least = f"at least the effect, {size:g}," if size else "above 0"
         raise ComparisonError(
-            f"discordance: expected {least} and up to {most:g} with k = {k}, got {discordance:g}."
+            f"discordance: expected {least} and up to {most:g} with k = {planned.k}, "
+            f"got {planned.discordance:g}."
         )
+    if planned.prompts > 1:
+        return _power_over_prompts(size, planned)
+    return _power_of_one_prompt(size, planned)
+
+
+def _power_over_prompts(size: float, plan: Plan) -> float:
+    """The power of the test for new prompts."""
     rng = np.random.default_rng(DEFAULT_SEED)
-    if prompts > 1:
-        effects = rng.normal(size, spread, size=(SIMULATED_RUNS, prompts))
-        of_prompts, of_problems = effects.var(axis=1, ddof=1) / prompts, discordance / (n * k)
-        means = effects.mean(axis=1) + rng.normal(0, math.sqrt(of_problems), size=SIMULATED_RUNS)
-        variance = of_prompts + of_problems
-        # the degrees of freedom of `pool_models.crossed_error`
-        freedom = variance**2 / (of_prompts**2 / (prompts - 1) + of_problems**2 / max(1, n - 1))
-        freedom = np.where(
-            of_prompts > MODELS_HEEDED * of_problems, np.minimum(freedom, prompts - 1), freedom
-        )
-        return float((means > stdtrit(freedom, 1 - alpha / 2) * np.sqrt(variance)).mean())
-    # a sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h under the baseline,
-    # so its difference is a binomial of 2 k draws less k; their share and h give the effect and the discordance
-    undecided = discordance + math.sqrt(discordance**2 - size**2)
+    effects = rng.normal(size, plan.spread, size=(SIMULATED_RUNS, plan.prompts))
+    of_prompts = effects.var(axis=1, ddof=1) / plan.prompts
+    of_problems = plan.discordance / (plan.n * plan.k)
+    noise = rng.normal(0, math.sqrt(of_problems), size=SIMULATED_RUNS)
+    variance = of_prompts + of_problems
+    # the degrees of freedom of `pool_models.crossed_error`
+    freedom = variance**2 / (
+        of_prompts**2 / (plan.prompts - 1) + of_problems**2 / max(1, plan.n - 1)
+    )
+    prompts_decide = of_prompts > MODELS_HEEDED * of_problems
+    freedom = np.where(prompts_decide, np.minimum(freedom, plan.prompts - 1), freedom)
+    critical = stdtrit(freedom, 1 - plan.alpha / 2) * np.sqrt(variance)
+    return float((effects.mean(axis=1) + noise > critical).mean())
+
+
+def _power_of_one_prompt(size: float, plan: Plan) -> float:
+    """The power of the sign-flip test.
+
+    A sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h
+    under the baseline, so the problem's change is a binomial number of 2 k draws less k. The effect
+    and the discordance determine h and the share of undecided problems.
+    """
+    k = plan.k
+    undecided = plan.discordance + math.sqrt(plan.discordance**2 - size**2)
     right = 0.5 + size / (2 * undecided)
     chances = undecided * np.diff(bdtr(np.arange(2 * k + 1), 2 * k, right), prepend=0)
     chances[k] += 1 - undecided
-    problems = rng.multinomial(n, chances / chances.sum(), size=SIMULATED_RUNS)
+    rng = np.random.default_rng(DEFAULT_SEED)
+    problems = rng.multinomial(plan.n, chances / chances.sum(), size=SIMULATED_RUNS)
     changes = np.arange(-k, k + 1)
-    scale = np.sqrt(problems @ changes**2)
-    return float((problems @ changes - 1 > ndtri(1 - alpha / 2) * scale).mean())
+    critical = ndtri(1 - plan.alpha / 2) * np.sqrt(problems @ changes**2)
+    return float((problems @ changes - 1 > critical).mean())
 
 
-def minimal_detectable_effect(
-    *,
-    n: int,
-    k: int = 1,
-    discordance: float,
-    alpha: float = ALPHA,
-    prompts: int = 1,
-    spread: float = 0.0,
-) -> float:
-    """The least true difference, as a share of the problems, found 4 times in 5; NaN if even the greatest is not.
+def minimal_detectable_effect(**plan: Any) -> float:
+    """The least true difference that is found with a power of 80 percent, as a share.
 
-    Args and Raises: see `detection_power`.
+    Args:
+        plan: The fields of `Plan`, as in `detection_power`.
+
+    Returns:
+        NaN if even the greatest possible difference has less power.
+
+    Raises:
+        ComparisonError: see `detection_power`.
     """
-
-    def is_found(effect: float) -> bool:
-        power = detection_power(
-            effect, n=n, k=k, discordance=discordance, alpha=alpha, prompts=prompts, spread=spread
-        )
-        return power >= POWER
-
-    low, high = 0.0, discordance
-    if not is_found(high):
+    low, high = 0.0, Plan(**plan).discordance
+    if detection_power(high, **plan) < POWER:
         return math.nan
     for _ in range(EFFECT_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if is_found(middle) else (middle, high)
-    return high
+        if detection_power(middle, **plan) >= POWER:
+            high = middle
+        else:
+            low = middle
+    return float(high)

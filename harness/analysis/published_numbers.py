@@ -1,9 +1,9 @@
-"""Published numbers next to ours, and how the set-ups differ."""
+"""Published numbers next to those of runs, and how the set-ups differ."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,29 @@ from harness.runs.versions_and_hashes import describe_sampling
 from harness.yaml_settings import Strict, explain, read_values
 
 REFERENCE_COLUMNS = {
-    "model": "the reference's name of the model",
-    "layout": "the run's; missing where there is none",
+    "model": "the model's name in the reference",
+    "layout": "layout of the run; missing where there is no run",
     "condition": "the condition",
-    "accuracy": "the run's, percent",
+    "accuracy": "accuracy of the run, percent",
     "accuracy_low": "lower end of its score interval, percent",
     "accuracy_high": "upper end",
-    "authors_rule": "the run's, by the study's own grading rule",
-    "reference": "the reference's accuracy, percent",
-    "difference": "the run's from the baseline, points",
+    "authors_rule": "accuracy of the run by the grading rule of the study",
+    "reference": "published accuracy, percent",
+    "difference": "difference from the baseline in the run, points",
     "low": "lower end of its 95 % interval, points",
     "high": "upper end",
-    "reference_difference": "the reference's difference from its baseline",
+    "reference_difference": "published difference from the baseline, points",
 }
 """Meaning of each column of `reference_table`."""
 
 
 class Setup(Strict):
-    """How the numbers were made, in the reference's words, and of how many samples a problem they are the mean."""
+    """How the numbers were produced, in the words of the reference.
+
+    Attributes:
+        sampling, layout, grader: As sentences have them.
+        samples: The number of samples a problem that the numbers are means of.
+    """
 
     sampling: str
     layout: str
@@ -53,11 +58,11 @@ class Reference(Strict):
     """One table of published numbers.
 
     Attributes:
-        source: Paper and place in it.
-        exact: Whether it was printed as numbers. If not, it was read off a figure.
-        uncertainty: Points by which rounding or reading may have moved each number.
+        source: Paper, and table or figure.
+        exact: Whether the numbers were printed. If not, they were read off a figure.
+        uncertainty: Possible error of each number by rounding or reading, points.
         dataset: Its name in run configs.
-        setup: How the numbers were made.
+        setup: How the numbers were produced.
         accuracies: The numbers.
     """
 
@@ -73,17 +78,15 @@ def read_reference(name: str) -> Reference:
     """Read a YAML file of reference numbers, or one in results/reference/ by its name.
 
     Raises:
-        ConfigError: there is no such file, or it is not of that form.
+        ConfigError: there is no such file, or it does not fit the schema.
     """
     shipped = resources.folder("results") / "reference"
-    path = (
-        Path(name)
-        if Path(name).is_file()
-        else shipped / f"{Path(name).name.removesuffix('.yaml')}.yaml"
-    )
+    path = Path(name)
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
-        raise ConfigError(f"Reference {name!r}: expected a YAML file, or one of {known}.")
+        path = shipped / f"{path.name.removesuffix('.yaml')}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
+        raise ConfigError(f"Reference {name!r}: expected a YAML file, or one of {names}.")
     try:
         return Reference.model_validate(read_values(path, "reference"))
     except ValidationError as error:
@@ -97,65 +100,75 @@ def reference_table(
     *,
     baseline: str = BASELINE,
 ) -> pandas.DataFrame:
-    """Each number of the reference next to ours for the same model and condition: the columns of `REFERENCE_COLUMNS`.
+    """The reference's numbers next to those of runs, for the same models and conditions.
 
-    Models that we have not run are left out. If we have run none of them, all are kept, with their numbers alone.
+    Models that were not run are left out. If none of them was run, all have rows without numbers of
+    runs.
 
     Args:
-        comparison: `analysis.compare`, not split any further.
-        audit: `mediators_and_audit.audit_table`, for the study's own rule.
+        comparison: `analysis.compare`, split by model and layout alone.
+        audit: `mediators_and_audit.audit_table`, for the grading rule of the study.
         reference: The published numbers.
-        baseline: The condition that others are compared with.
+        baseline: The condition that the others are compared with.
+
+    Returns:
+        A frame with the columns of `REFERENCE_COLUMNS`.
     """
     keys = ["model", "layout", "condition"]
     audited = audit[[*keys, "authors_rule"]].astype(dict.fromkeys(keys, object))
     ours = comparison.merge(audited, on=keys)
-    ours["name"] = ours.pop("model").map(_bare)
+    ours["name"] = ours.pop("model").map(_normalise)
     rows = []
     for entry in reference.accuracies:
-        base = entry.conditions.get(baseline, math.nan)
+        baseline_accuracy = entry.conditions.get(baseline, math.nan)
         for condition, accuracy in entry.conditions.items():
-            change = math.nan if condition == baseline else accuracy - base
-            found = {"condition": condition, "reference": accuracy, "reference_difference": change}
-            rows.append({"model": entry.model, "name": _bare(entry.model), **found})
+            row: dict[str, Any] = {
+                "model": entry.model,
+                "name": _normalise(entry.model),
+                "condition": condition,
+            }
+            row |= {"reference": accuracy, "reference_difference": accuracy - baseline_accuracy}
+            rows.append(row)
     theirs = pandas.DataFrame(rows)
-    run = theirs["name"].isin(ours["name"])
-    table = theirs[run if run.any() else ~run].merge(ours, on=["name", "condition"], how="left")
-    return table[list(REFERENCE_COLUMNS)]
+    theirs.loc[theirs["condition"] == baseline, "reference_difference"] = math.nan
+    was_run = theirs["name"].isin(ours["name"])
+    if was_run.any():
+        theirs = theirs[was_run]
+    return theirs.merge(ours, on=["name", "condition"], how="left")[list(REFERENCE_COLUMNS)]
 
 
 def setup_differences(
     reference: Reference, receipts: Sequence[Mapping[str, Any]], layouts: Sequence[str]
 ) -> list[str]:
-    """Sentences about differences between the reference's set-up and ours.
+    """Sentences about differences between the set-up of the reference and that of runs.
 
     Args:
         reference: The published numbers.
-        receipts: Our runs' facts, as of `read_runs.Run.about`.
-        layouts: Our prompts' layouts.
+        receipts: `about` of each run.
+        layouts: The layouts of the runs' prompts.
     """
-    theirs = {_bare(entry.model) for entry in reference.accuracies}
-    strangers = dict.fromkeys(one["model"] for one in receipts if _bare(one["model"]) not in theirs)
-    said = [f"Model: {', '.join(strangers)} is not in the reference."] if strangers else []
+    reference_models = {_normalise(entry.model) for entry in reference.accuracies}
+    models = dict.fromkeys(receipt["model"] for receipt in receipts)
+    unknown_models = [model for model in models if _normalise(model) not in reference_models]
+    sentences = []
+    if unknown_models:
+        sentences.append(f"Model: {', '.join(unknown_models)} is not in the reference.")
     setup = reference.setup
-    compared: dict[str, tuple[str, Iterable[str]]] = {
-        "Dataset": (
-            reference.dataset,
-            (one.get("dataset_name") or "not named in the logs" for one in receipts),
-        ),
-        "Sampling": (setup.sampling, (describe_sampling(one) or "not known" for one in receipts)),
-        "Prompt": (setup.layout, layouts),
-        "Grader": (
-            setup.grader,
-            (one.get("metric") or "compares the last box as mathematics" for one in receipts),
-        ),
-    }
-    for what, (published, ours) in compared.items():
-        if (found := list(dict.fromkeys(ours))) != [published]:
-            said.append(f"{what}: theirs is {published}; ours {', '.join(found)}.")
-    return said
+    datasets = [receipt.get("dataset_name") for receipt in receipts]
+    samplings = [describe_sampling(receipt) for receipt in receipts]
+    graders = [receipt.get("metric") for receipt in receipts]
+    for topic, theirs, ours, default in (
+        ("Dataset", reference.dataset, datasets, "not named in the logs"),
+        ("Sampling", setup.sampling, samplings, "not known"),
+        ("Prompt", setup.layout, layouts, "not known"),
+        ("Grader", setup.grader, graders, "compares the last box as mathematics"),
+    ):
+        values = list(dict.fromkeys(value or default for value in ours))
+        if values != [theirs]:
+            sentences.append(f"{topic}: theirs is {theirs}; ours {', '.join(values)}.")
+    return sentences
 
 
-def _bare(model: str) -> str:
-    """A model's name in lower case without punctuation, in which spellings differ."""
-    return "".join(letter for letter in model.lower() if letter.isalnum())
+def _normalise(model: str) -> str:
+    """A model's name in lower case without punctuation, because spellings differ."""
+    return "".join(filter(str.isalnum, model.lower()))

@@ -1,6 +1,7 @@
-"""What a sweep of lengths says: whether accuracy changes with the filler at all, and from its shortest to its longest.
+"""Sweeps of filler lengths: does accuracy change, and from the shortest to the longest?
 
-Many arms are many chances to find something by luck. So one question is asked of all lengths of a filler together.
+A test of each length would find differences by chance. So all lengths of a filler are tested
+together.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas
 
-from harness.analysis.count_correct import Outcomes, by_setting
-from harness.analysis.paired_tests import Integers, PairedDifference, holm
-from harness.analysis.pool_models import CrossedDifference, estimate_over_draws
+from harness.analysis.count_correct import Arms, Outcomes, group_by_setting
+from harness.analysis.paired_tests import Integers, holm
+from harness.analysis.pool_models import Difference, estimate_over_draws, to_points
 from harness.experiment.conditions import Condition
 
 FEWEST_LENGTHS = 3
@@ -23,79 +24,83 @@ SWEEP_COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
     "filler": "the text that is repeated, or the kind of filler",
-    "placement": "where it stands",
-    "words": "what else the prompt has and the baseline's lacks",
+    "placement": "where the filler stands in the prompt",
+    "words": "other text in the prompt that the baseline lacks",
     "lengths": "its numbers of tokens",
     "problems": "number of problems",
     "difference": "mean over all lengths of the difference from the baseline, points",
     "low": "lower end of its 95 % interval, points",
     "high": "upper end",
-    "longest_less_shortest": "accuracy with the longest filler less accuracy with the shortest, points",
+    "longest_less_shortest": "accuracy with the longest filler less that with the shortest, points",
     "longest_low": "lower end of its 95 % interval, points",
     "longest_high": "upper end",
     "p": "two-sided, of both being 0",
-    "p_adjusted": "by Holm over the rows of the table",
-    "best": "the length that is best on all problems, tokens; it was not tested",
+    "p_adjusted": "p after Holm over the rows of the table",
+    "best": "the length with the most right samples, tokens; not tested",
 }
 """Meaning of each column of `sweep_table`."""
 
 
 def sweep_table(
-    counted: Iterable[Outcomes], conditions: Mapping[str, Condition], *, baseline: str
+    outcomes: Iterable[Outcomes], conditions: Mapping[str, Condition], *, baseline: str
 ) -> pandas.DataFrame:
-    """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
+    """A row for each filler, placement and other text with three lengths or more.
 
     Args:
-        counted: As `count_correct.count_outcomes` gives them, not split any further.
-        conditions: The config's, by name.
-        baseline: What the lengths are compared with.
+        outcomes: From `count_correct.count_outcomes`, split by model and layout alone.
+        conditions: The conditions of the config, by name.
+        baseline: The condition that all lengths are compared with.
     """
+    fillers = group_lengths(conditions)
     rows: list[dict[str, Any]] = []
-    for setting, arms in by_setting(counted).items():
-        for group, by_length in group_lengths(conditions).items():
-            there = [
-                length
-                for length, name in by_length.items()
+    for setting, arms in group_by_setting(outcomes).items():
+        for filler, condition_by_length in fillers.items():
+            by_length = {
+                length: name
+                for length, name in condition_by_length.items()
                 if length and name != baseline and name in arms
-            ]
-            if baseline not in arms or len(there) < FEWEST_LENGTHS:
-                continue
-            old = arms[baseline][0]
-            swept = [arms[by_length[length]][0] for length in there]
-            changes = np.array(
-                [old.by_draw(new.right_by_prompt - old.right_by_prompt) for new in swept]
-            )
-            mean, extremes = estimate_trend(
-                changes, old.by_draw(old.samples_by_prompt), old.clusters
-            )
-            row = {
-                **dict(setting),
-                "filler": group.filler,
-                "placement": group.placement,
-                "words": group.words,
-                "lengths": " ".join(map(str, there)),
-                "problems": len(old.clusters),
-                "p": min(1.0, 2 * min(mean.p, extremes.p)),
-                "best": there[int(changes.sum(axis=(1, 2)).argmax())],
             }
-            for difference, names in (
-                (mean, ("difference", "low", "high")),
-                (extremes, ("longest_less_shortest", "longest_low", "longest_high")),
-            ):
-                values = (difference.difference, *difference.interval())
-                row |= {name: 100 * value for name, value in zip(names, values, strict=True)}
-            rows.append(row)
-    for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row["p_adjusted"] = float(adjusted)
+            if baseline in arms and len(by_length) >= FEWEST_LENGTHS:
+                rows.append(
+                    {**dict(setting), **_compare_lengths(filler, by_length, arms, baseline)}
+                )
+    for row, p in zip(rows, holm([row["p"] for row in rows]).tolist(), strict=True):
+        row["p_adjusted"] = p
     return pandas.DataFrame(rows, columns=list(SWEEP_COLUMNS))
 
 
+def _compare_lengths(
+    filler: SweptFiller, by_length: Mapping[int, str], arms: Arms, baseline: str
+) -> dict[str, Any]:
+    """A row of the table. `by_length` has the condition of each length, shortest first."""
+    old = arms[baseline][0]
+    lengths = list(by_length)
+    changes = np.array(
+        [
+            old.sum_by_draw(arms[name][0].right_by_prompt - old.right_by_prompt)
+            for name in by_length.values()
+        ]
+    )
+    samples = old.sum_by_draw(old.samples_by_prompt)
+    mean, extremes = estimate_trend(changes, samples, old.clusters)
+    return {
+        **filler._asdict(),
+        "lengths": " ".join(map(str, lengths)),
+        "problems": len(old.clusters),
+        "p": min(1.0, 2 * min(mean.p, extremes.p)),
+        "best": lengths[int(changes.sum(axis=(1, 2)).argmax())],
+        **to_points(mean),
+        **to_points(extremes, ("longest_less_shortest", "longest_low", "longest_high")),
+    }
+
+
 class SweptFiller(NamedTuple):
-    """What all lengths of a filler have in common.
+    """The properties that all lengths of a filler share.
 
     Attributes:
         filler, placement, words: As of `Condition.describe`.
-        content: `Condition.filler_content`: two texts of the user's own have the same description.
+        content: `Condition.filler_content`. Two texts from the user's config have the same
+            description.
     """
 
     filler: str
@@ -105,10 +110,10 @@ class SweptFiller(NamedTuple):
 
 
 def group_lengths(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[int, str]]:
-    """The conditions that differ in the length of their filler alone, by it, shortest first.
+    """For each filler the condition of each length, shortest first.
 
-    Under 0 stands the condition without a filler that is like them otherwise, if there is one. A condition that states
-    no number of tokens has no length, and is in no group.
+    Length 0 is a condition without a filler that has the same other text, if there is one. A
+    condition that states no number of tokens has no length and is in no group.
     """
     groups: dict[SweptFiller, dict[int, str]] = {}
     without_filler: dict[str, str] = {}
@@ -136,16 +141,18 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[i
 
 def estimate_trend(
     changes: Integers, samples: Integers, clusters: Integers
-) -> tuple[PairedDifference | CrossedDifference, PairedDifference | CrossedDifference]:
-    """The mean difference over all lengths from the baseline, and that of the longest length from the shortest.
+) -> tuple[Difference, Difference]:
+    """The mean difference of all lengths from the baseline, and of the longest from the shortest.
 
-    Two tests in place of one for each length: the smaller of the two p-values, doubled (Bonferroni), is the p-value of
-    no change at any length. They see little of a curve that falls and rises again by as much.
+    These two tests replace a test of each length: twice the smaller p-value (Bonferroni) is the
+    p-value of no change at any length. They miss most of a curve that falls and rises again by the
+    same amount.
 
     Args:
-        changes: [length, draw, problem] Right samples less the baseline's, the lengths in order.
+        changes: [length, draw, problem] Right samples less those of the baseline, the lengths in
+            order.
         samples: [draw, problem] Samples under either.
-        clusters: As of `paired_tests.by_cluster`.
+        clusters: As of `paired_tests.average_clusters`.
     """
     mean = estimate_over_draws(changes.sum(axis=0), samples * len(changes), clusters)
     return mean, estimate_over_draws(changes[-1] - changes[0], samples, clusters)

@@ -1,1 +1,1 @@
-"""The commands: one file each, with its options and one call into a stage of the work."""
+"""The commands: one file each, with its options and a call into a stage of the work."""

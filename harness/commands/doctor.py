@@ -19,7 +19,7 @@ def doctor(
     checks = check_installation(model)
     columns = [Column(name, name, str, numeric=False) for name in ("result", "subject", "found")]
     rows = [
-        {"result": check.result, "subject": check.subject, "found": check.found} for check in checks
+        {"result": check.result, "subject": check.subject, "found": check.state} for check in checks
     ]
     fixes = [f"{check.subject}: {check.fix}" for check in checks if check.fix]
     typer.echo(render([Table("Installation", rows, columns, fixes)]))

@@ -16,7 +16,7 @@ def fetch(
     ],
     overrides: Overrides = None,
 ) -> None:
-    """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1; or the model `smollm2`."""
+    """Download a config's model, tokenizer and data, or `smollm2`, for HF_HUB_OFFLINE=1."""
     from harness.experiment.problems import open_dataset
     from harness.experiment.run_config import load_config
     from harness.experiment.tokenizer import fetch_repository
@@ -29,13 +29,14 @@ def fetch(
     arguments, lines = settings.model_arguments(), []
     for key, revision in (("pretrained", "revision"), ("tokenizer", "tokenizer_revision")):
         name = arguments.get(key)
-        if isinstance(name, str) and Path(name).is_dir():
-            lines.append(f"{key:<11}{name} is a folder: nothing to fetch")
-        elif isinstance(name, str):
+        if not isinstance(name, str):
+            continue
+        line = f"{name} is a folder: nothing to fetch"
+        if not Path(name).is_dir():
             folder = fetch_repository(name, arguments.get(revision), weights=key == "pretrained")
-            lines.append(f"{key:<11}{name}@{folder.name} in {folder}")
+            line = f"{name}@{folder.name} in {folder}"
+        lines.append(f"{key:<11}{line}")
     dataset = open_dataset(settings.dataset)
-    lines.append(
-        f"data       {dataset.source}, {len(dataset.problems)} problems, sha256 {dataset.sha256[:12]}"
-    )
+    count, sha256 = len(dataset.problems), dataset.sha256[:12]
+    lines.append(f"data       {dataset.source}, {count} problems, sha256 {sha256}")
     typer.echo("\n".join(lines))

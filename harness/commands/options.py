@@ -20,15 +20,13 @@ Metric = Annotated[
 ]
 FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
 SplitBy = Annotated[
-    list[Split] | None, typer.Option("--by", help="Split the table by this; repeatable.")
+    list[Split] | None, typer.Option("--by", help="Split the table by this column; repeatable.")
 ]
 Baseline = Annotated[
     str | None,
     typer.Option(help="Condition that the others are compared with; default: the run's."),
 ]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Say below a table of plain text what each column means.")
-]
+Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns below a text table.")]
 Condition = Annotated[str, typer.Option(help="Condition that is compared with the baseline.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
 LayoutName = Annotated[

@@ -23,10 +23,10 @@ def plot(
         "figures"
     ),
 ) -> None:
-    """Draw accuracies, differences, lengths of completions and sweeps: PNG, SVG, PDF, the numbers as CSV.
+    """Draw figures of accuracies, differences, lengths and sweeps; their numbers are in CSV files.
 
-    A sweep's figure (`--kind dose`) shows the difference against the filler's length. It needs a run of one filler in
-    several lengths.
+    `--kind dose` shows the difference against the length of the filler. It needs a run with several
+    lengths of one filler.
     """
     from harness.analysis.result_tables import make_leaderboard
     from harness.display.figures.figure_kinds import draw_figures

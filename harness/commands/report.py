@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ def report(
     traces: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Traces of these runs' prompts; repeatable; default: what they recorded."
+            help="Traces of these runs' prompts; repeatable; default: those that the runs recorded."
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path(
@@ -36,20 +36,22 @@ def report(
         Definition, typer.Option(help="Queries that the attention curves average over.")
     ] = "common",
 ) -> None:
-    """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
+    """Write one HTML file about runs: results, figures, tables, all samples, attention curves."""
     from harness.display.report.report_page import write_report
     from harness.runs.read_runs import locate
     from harness.runs.run_folder import RECORDED
 
-    # the probe's, which this package must not import, only name
+    # by name, because this package must not import the probe
     read_attention = import_module("attention_probe.figures.trace_figures").read_attention
-    chosen = head and list(dict.fromkeys(head))
-    found = locate(runs)
-    own = [run / RECORDED for run in found if isinstance(run, Path)]
-    shown = traces or [path for path in own if path.is_dir()]
+    paths = locate(runs)
+    if not traces:
+        recorded = [path / RECORDED for path in paths if isinstance(path, Path)]
+        traces = [path for path in recorded if path.is_dir()]
+    heads = list(dict.fromkeys(head)) if head else None
     curves = [
-        read_attention(path, layer=layer, heads=chosen, definition=definition) for path in shown
+        read_attention(path, layer=layer, heads=heads, definition=definition) for path in traces
     ]
-    given: dict[str, Any] = {"baseline": baseline, "margin": margin, "metric": metric}
-    size = write_report(found, output, attention=curves, **given)
+    size = write_report(
+        paths, output, attention=curves, baseline=baseline, margin=margin, metric=metric
+    )
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

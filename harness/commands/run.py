@@ -27,14 +27,12 @@ def run(
         str | None, typer.Option(metavar="math500|FILE", help="Problems: a JSONL file.")
     ] = None,
     conditions: Annotated[
-        str | None, typer.Option(metavar="wo,mless", help="Only these of the study's.")
+        str | None, typer.Option(metavar="wo,mless", help="Only these of the study's conditions.")
     ] = None,
     max_gen_toks: Annotated[
-        int | None, typer.Option(metavar="N", help="The most tokens of a completion.")
+        int | None, typer.Option(metavar="N", help="Maximum length of a completion, in tokens.")
     ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(metavar="N", help="Ask each problem N times.")
-    ] = None,
+    repeats: Annotated[int | None, typer.Option(metavar="N", help="Samples a problem.")] = None,
     apply_chat_template: Annotated[
         bool | None, typer.Option(help="Set the layout to chat, or to raw; default: the config's.")
     ] = None,
@@ -43,7 +41,7 @@ def run(
     ] = None,
     record_attention: Annotated[
         str | None,
-        typer.Option(metavar="1-3|all", help="Keep attention of these layers as traces."),
+        typer.Option(metavar="1-3|all", help="Record the attention of these layers as traces."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     output: Annotated[
@@ -52,9 +50,7 @@ def run(
     ] = None,
     engines: Annotated[
         str | None,
-        typer.Option(
-            metavar="auto|N", help="Run N engines, or one on each GPU that there is; default: one."
-        ),
+        typer.Option(metavar="auto|N", help="Run N engines, or one on each GPU; default: one."),
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print a line every 30 s instead of progress bars.")
@@ -63,7 +59,7 @@ def run(
         bool, typer.Option("--dry-run", help="Print the plan; load no model.")
     ] = False,
 ) -> None:
-    """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
+    """Run an experiment, or continue it. It writes a run folder and prints a table."""
     from harness.display.dry_run import describe_plan, show_prompts
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError
@@ -77,42 +73,44 @@ def run(
         raise ConfigError(
             f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two."
         )
-    changed: dict[str, object] = {
+    values: dict[str, object] = {
         "max_gen_toks": max_gen_toks,
         "repeats": repeats,
         "record_attention": record_attention,
         "fewshot.num_fewshot": num_fewshot,
+        "dataset": dataset if dataset in (None, "math500") else {"path": dataset},
+        "conditions": None if conditions is None else conditions.replace(" ", "").split(","),
     }
-    changed["dataset"] = dataset if dataset in (None, "math500") else {"path": dataset}
-    changed["conditions"] = conditions and conditions.replace(" ", "").split(",")
     if apply_chat_template is not None:
-        changed["layouts"] = ["chat"] if apply_chat_template else ["raw"]
-    own = [f"{key}={json.dumps(value)}" for key, value in changed.items() if value is not None] + (
-        overrides or []
-    )
-    settings = config_of_model(str(model), own) if config is None else load_config(config, own)
-    wanted = check_backend(settings, engines)
+        values["layouts"] = ["chat"] if apply_chat_template else ["raw"]
+    options = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+    options += overrides or []
+    if config is None:
+        settings = config_of_model(str(model), options)
+    else:
+        settings = load_config(config, options)
+    engine_count = check_backend(settings, engines)
     folder = output or settings.folder
     refuse_foreign(folder)  # before the plan is built, which takes seconds
     settings = settle(settings, folder)
     plan = make_plan(settings, limit=limit)
-    more = [] if wanted == 1 else [f"engines   {wanted}, in Ray actors"]
+    further_lines = [] if engine_count == 1 else [f"engines   {engine_count}, in Ray actors"]
     if dry_run:
-        more.append(f"folder    {describe_folder(plan, folder)}")
-        typer.echo(f"{show_prompts(plan)}\n{describe_plan(plan, more)}")
+        further_lines.append(f"folder    {describe_folder(plan, folder)}")
+        typer.echo(f"{show_prompts(plan)}\n{describe_plan(plan, further_lines)}")
         return
-    typer.echo(describe_plan(plan, more), err=True)
+    typer.echo(describe_plan(plan, further_lines), err=True)
     show_run(execute(plan, output=folder, quiet=quiet, engines=engines))
 
 
 def show_run(folder: Path) -> None:
-    """Print a run's table, where its figure and files are, and what to do next."""
+    """Print a run's table, the paths of its figure and files, and the next commands."""
     from harness.display.table_page import TableOptions, make_table
     from harness.errors import ComparisonError
 
     try:
         typer.echo(make_table([str(folder)], TableOptions(explain=False)))
-    except ComparisonError as error:  # a run without the baseline is no mistake
+    except ComparisonError as error:  # a run without the baseline is allowed
         typer.echo(error)
     typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nmore    mless table {folder} --explain")
     typer.echo(f"next    mless report {folder} -o report.html\nrun     {folder}")

@@ -1,4 +1,4 @@
-"""`mless show`: a run at a glance, the problems that changed, or one problem whole."""
+"""`mless show`: a summary of a run, the problems that changed, or one problem in full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.runs.read_runs import Run
 
 SHOWN_LETTERS = 1200
-"""About this many characters of a completion are shown, unless all are asked for."""
+"""About this many characters of a completion are printed without --full."""
 
 
 def show(
@@ -25,54 +25,45 @@ def show(
         str | None, typer.Argument(metavar="[PROBLEM]", help="The id of one of its problems.")
     ] = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="The problems that a condition changed.")
+        bool, typer.Option("--changed", help="Print the problems that a condition changed.")
     ] = False,
     baseline: Baseline = None,
     condition: Annotated[
         str | None,
-        typer.Option(
-            help="Of one problem only this condition; or the one that changed it, default mless."
-        ),
+        typer.Option(help="Only this condition of a problem; with --changed, default mless."),
     ] = None,
     direction: Annotated[
-        Choice, typer.Option(help="With --changed: the outcome to show.")
+        Choice, typer.Option(help="With --changed: only problems with this outcome.")
     ] = "changed",
     subject: Subject = None,
     level: Level = None,
     layout: LayoutName = None,
     metric: Metric = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Print whole completions, however long.")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print completions in full.")] = False,
 ) -> None:
-    """Show what a run is and holds; the problems that changed; or one problem with every prompt and completion."""
+    """Print a summary of a run, the problems that changed, or one problem with its completions."""
     from rich.console import Console
 
     from harness.analysis.choose_problems import Criterion
     from harness.display.show_problems import describe_run, print_problem
     from harness.runs.read_runs import Run, locate_one
 
-    read = Run.load(locate_one([run]), metric=metric)
+    loaded = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
+    limit = None if full else SHOWN_LETTERS
     if problem is not None:
-        print_problem(
-            console,
-            read,
-            problem,
-            condition=condition,
-            layout=layout,
-            limit=None if full else SHOWN_LETTERS,
-        )
+        print_problem(console, loaded, problem, condition=condition, layout=layout, limit=limit)
     elif changed:
-        against, name = baseline or read.baseline, condition or STUDIED
         criterion = Criterion(
-            flip=direction, baseline=against, condition=name, subject=subject, level=level
+            flip=direction,
+            baseline=baseline or loaded.baseline,
+            condition=condition or STUDIED,
+            subject=subject,
+            level=level,
         )
-        _show_changes(
-            console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS
-        )
+        _show_changes(console, loaded, criterion, layout=layout, limit=limit)
     else:
-        typer.echo(describe_run(read))
+        typer.echo(describe_run(loaded))
 
 
 def _show_changes(
@@ -82,18 +73,19 @@ def _show_changes(
     from harness.analysis.compare_with_baseline import compare
     from harness.analysis.result_tables import records
     from harness.display.show_problems import describe_changes, print_changes
+    from harness.experiment.conditions import contrast_name
     from harness.runs.read_runs import source_of
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
-    every = criterion.model_copy(update={"flip": None})  # that none changed is a result
-    problems = select(source, every)  # refuses a subject without problems, so before the first line
-    frame = run.samples[run.samples["layout"] == source.layout]
-    both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
-    rows = records(compare(both, baseline=criterion.baseline))
+    all_outcomes = criterion.model_copy(update={"flip": None})  # no change is a result too
+    # before the first line is printed, because it refuses a subject without problems
+    problems = select(source, all_outcomes)
+    samples = run.samples[run.samples["layout"] == source.layout]
+    pair = samples[samples["condition"].isin([criterion.baseline, criterion.condition])]
+    rows = records(compare(pair, baseline=criterion.baseline))
     (row,) = (row for row in rows if row["condition"] == criterion.condition)
-    typer.echo(
-        f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['problems']} problems"
-    )
-    typer.echo(describe_changes(row, criterion, count_outcomes(source, every)))
+    contrast = contrast_name(criterion.condition, criterion.baseline)
+    typer.echo(f"{source.name}, {source.layout}: {contrast}, {row['problems']} problems")
+    typer.echo(describe_changes(row, criterion, count_outcomes(source, all_outcomes)))
     print_changes(console, problems, criterion, limit=limit)

@@ -1,4 +1,4 @@
-"""`mless table`: every condition against the baseline."""
+"""`mless table`: all conditions against the baseline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(
         bool,
         typer.Option(
             "--models",
-            help="One row per model and layout; another table for runs of other problems.",
+            help="One row for each model and layout, and one table for each dataset.",
         ),
     ] = False,
     form: FormatName = "text",
@@ -33,12 +33,10 @@ def table(
     metric: Metric = None,
     mediators: Annotated[
         bool,
-        typer.Option(
-            "--mediators", help="Add what else changed: missing boxes, truncation, length, loops."
-        ),
+        typer.Option("--mediators", help="Add missing boxes, truncation, lengths and loops."),
     ] = False,
     audit: Annotated[
-        bool, typer.Option("--audit", help="Add what every other grader says.")
+        bool, typer.Option("--audit", help="Add accuracies by other graders.")
     ] = False,
     reference: Annotated[
         str | None,
@@ -48,10 +46,10 @@ def table(
     ] = None,
     explain: Explain = False,
 ) -> None:
-    """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
+    """Compare all conditions with the baseline: accuracy, difference, adjusted p, verdict."""
     from harness.display.table_page import TableOptions, make_table
 
-    requested = {"mediators": mediators, "audit": audit}
+    is_requested = {"mediators": mediators, "audit": audit}
     options = TableOptions(
         form=form,
         models=models,
@@ -59,7 +57,7 @@ def table(
         baseline=baseline,
         margin=margin,
         metric=metric,
-        side_tables=[key for key, is_requested in requested.items() if is_requested],
+        side_tables=[key for key in is_requested if is_requested[key]],
         reference=reference,
         explain=explain,
     )

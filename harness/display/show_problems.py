@@ -90,7 +90,7 @@ def describe_changes(
     repeat = "both sides were run once, so the noise of the difference is not known"
     if row["aa_difference"] is not None:
         repeat = f"both sides were run again: {describe_repeat(row)}"
-    matching = sum(count for outcome, count in outcomes.items() if criterion.wants(outcome))
+    matching = sum(count for outcome, count in outcomes.items() if criterion.selects(outcome))
     total = sum(outcomes.values())
     noun = "problems" if total <= row["problems"] else "problems by draw"
     listed = f"{matching} of {total} {noun}"
@@ -120,7 +120,7 @@ def print_changes(
     Of several samples, the first with the verdict of the outcome is printed, else the first.
     """
     for problem in problems:
-        if not criterion.wants(problem.outcome):
+        if not criterion.selects(problem.outcome):
             continue
         outcome = str(problem.outcome)
         prompts = [problem.prompts[name] for name in (criterion.baseline, criterion.condition)]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from harness import load_run
-from harness.analysis.count_correct import by_setting, count_outcomes
+from harness.analysis.count_correct import count_outcomes, group_by_setting
 from harness.analysis.other_texts_and_instructions import (
     INSTRUCTION_COLUMNS,
     TEXT_COLUMNS,
@@ -34,7 +34,7 @@ def settings_of(accuracies, *, n=200, seed=1, verdicts=None):
         name: [["correct" if one < share else "incorrect"] for one in ability]
         for name, share in accuracies.items()
     }
-    return by_setting(count_outcomes(evaluation(found | (verdicts or {})).samples))
+    return group_by_setting(count_outcomes(evaluation(found | (verdicts or {})).samples))
 
 
 def conditions_of(*entries):

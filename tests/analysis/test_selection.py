@@ -289,9 +289,9 @@ def test_a_problem_has_changed_if_more_or_fewer_of_its_samples_are_right(before,
     def samples(right):
         return ("correct",) * right + ("incorrect",) * (3 - right)
 
-    assert Criterion().outcome(made("p", samples(before), samples(after))) == outcome
+    assert Criterion().classify(made("p", samples(before), samples(after))) == outcome
     unchanged = ["both_right" if right > 1 else "both_wrong" for right in range(4)]
-    assert [Criterion().outcome(made("p", samples(n), samples(n))) for n in range(4)] == unchanged
+    assert [Criterion().classify(made("p", samples(n), samples(n))) for n in range(4)] == unchanged
 
 
 def made(problem_id, wo, mless, *, subject="Algebra", level=1):
@@ -307,12 +307,12 @@ RIGHT, WRONG = ("correct",), ("incorrect",)
 
 def test_what_the_grader_could_not_settle_is_not_right_as_in_the_tables():
     for verdict in ("timeout", "crashed", "refused", "truncated", "no_box"):
-        assert Criterion().outcome(made("p", (verdict,), RIGHT)) == "wrong_to_right"
-        assert Criterion().outcome(made("p", RIGHT, (verdict,))) == "right_to_wrong"
+        assert Criterion().classify(made("p", (verdict,), RIGHT)) == "wrong_to_right"
+        assert Criterion().classify(made("p", RIGHT, (verdict,))) == "right_to_wrong"
 
 
 def test_a_problem_that_was_not_asked_in_both_conditions_is_undecided():
-    assert Criterion().outcome(made("p", (), RIGHT)) == "undecided"
+    assert Criterion().classify(made("p", (), RIGHT)) == "undecided"
     lonely = Problem(
         id="p", subject="", level=0, prompts={"wo": made("p", RIGHT, RIGHT).prompts["wo"]}
     )
@@ -387,7 +387,7 @@ def test_without_verdicts_no_flip_is_told(toy_tokenizer):
     few = Dataset(name="few", source="here", problems=TOY_PROBLEMS[:2])
     built = build_source(few, list(named_conditions().values())[:2], toy_tokenizer, "raw")
     with pytest.raises(
-        ConfigError, match=r"few \(here\) holds no verdicts, so both_right cannot be told"
+        ConfigError, match=r"few \(here\) holds no verdicts, so both_right is unknown"
     ):
         select(built, Criterion(flip="both_right"))
     assert [p.outcome for p in select(built, Criterion())] == [None, None]

@@ -209,7 +209,7 @@ def test_a_full_standard_output_is_told_in_one_line(arguments):
     assert done.returncode == 2
     assert (
         done.stderr
-        == "mless: standard output is full: no space left on device. Send it elsewhere.\n"
+        == "mless: standard output is full: no space left on device. Redirect it elsewhere.\n"
     )
 
 

@@ -8,7 +8,7 @@ from tests.make import TOY_MODEL
 SUBJECTS = "python lm-eval vllm device tokenizer data hub".split()
 
 
-def found(subject, model=None):
+def check(subject, model=None):
     (finding,) = [
         finding
         for finding in check_installation.check_installation(model)
@@ -36,11 +36,11 @@ def test_it_names_the_fix(mless):
 
 
 def test_a_hub_out_of_reach_is_a_failure_only_of_a_model_that_was_named(monkeypatch):
-    assert found("hub").fix and not found("hub").fatal and not found("hub", "/nothing").fatal
-    finding = found("hub", "some/model")
+    assert check("hub").fix and not check("hub").is_fatal and not check("hub", "/nothing").is_fatal
+    finding = check("hub", "some/model")
     assert (
-        finding.fatal
-        and finding.found == "some/model is out of reach"
+        finding.is_fatal
+        and finding.state == "some/model is out of reach"
         and "HF_HUB_OFFLINE" in finding.fix
     )
 
@@ -48,8 +48,10 @@ def test_a_hub_out_of_reach_is_a_failure_only_of_a_model_that_was_named(monkeypa
 def test_a_build_for_gpus_that_sees_none_is_told(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    finding = found("device")
-    assert not finding.fatal and finding.fix.startswith("torch is built for 13.0 and sees no GPU")
+    finding = check("device")
+    assert not finding.is_fatal and finding.fix.startswith(
+        "torch is built for 13.0 and sees no GPU"
+    )
 
 
 def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
@@ -57,8 +59,8 @@ def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
     nvidia_smi("GPU-aa11, 4711, /usr/bin/python3, 67000")
-    finding = found("device")
-    assert finding.found.startswith("1 x H100, torch ") and not finding.fatal
+    finding = check("device")
+    assert finding.state.startswith("1 x H100, torch ") and not finding.is_fatal
     assert "It is held by /usr/bin/python3 (process 4711, 67000 MiB)." in finding.fix
 
 
@@ -75,5 +77,5 @@ def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
 )
 def test_the_bounds_of_versions_are_those_of_our_own_metadata(monkeypatch, subject, version, fix):
     monkeypatch.setattr(check_installation, "package_version", lambda name: version)
-    finding = found(subject)
-    assert (finding.found, finding.fix) == (version, fix)
+    finding = check(subject)
+    assert (finding.state, finding.fix) == (version, fix)

@@ -135,6 +135,6 @@ def test_a_kill_leaves_nothing_half_made_and_two_at_once_make_one(cache):
     assert {path.name for path in cache.iterdir()} == {
         ".smollm2.lock",
         folder.name,
-    } and smollm2_model._is_whole(folder)
+    } and smollm2_model._is_complete(folder)
     (folder / "tokenizer.json").write_text("{}")  # it has another size now
-    assert not smollm2_model._is_whole(folder)
+    assert not smollm2_model._is_complete(folder)
