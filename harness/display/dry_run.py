@@ -116,12 +116,12 @@ def _lines(plan: Plan) -> Iterator[str]:
         if said := arm.notes or arm.violations:
             more = f" ({len(said) - 1} more like it)" if len(said) > 1 else ""
             yield f"note      {arm.condition.name}, {arm.layout}: {said[0]}{more}"
-    yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.before_raw or 'no BOS token'}"
+    yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.raw_prefix or 'no BOS token'}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     groups = Counter(group_name(one.kind, one.name) for one in config.all_conditions if one.kind)
     extra = [
         f"{name} {config.replicates} times"
-        for name in config.replicated[:2]
+        for name in config.replicated_conditions[:2]
         if config.replicates > 1
     ]
     extra += [f"{number} {group}" for group, number in groups.items()]

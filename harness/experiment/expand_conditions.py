@@ -106,8 +106,7 @@ def expand_causes(entries: Iterable[Any]) -> list[Any]:
         name: condition.model_dump(exclude_none=True, exclude={"separator", "placement"})
         for name, condition in named_conditions().items()
     }
-    mappings = [entry for entry in entries if isinstance(entry, dict)]
-    sources |= {entry["name"]: entry for entry in mappings if isinstance(entry.get("name"), str)}
+    sources |= index_by_name(entries)
     taken = set(sources)
     cells = set[tuple[str, str, tuple[int, ...]]]()
     expanded: list[Any] = []
@@ -175,6 +174,14 @@ def add_reference_conditions(
                 condition.model_copy(update={"name": name, "instruction": instruction, **fields})
             )
     return (*asked, *others)
+
+
+def index_by_name(entries: Any) -> dict[str, dict[str, Any]]:
+    """The mappings among the entries of `conditions`, by name."""
+    if not isinstance(entries, list):
+        return {}
+    mappings = [entry for entry in entries if isinstance(entry, dict)]
+    return {entry["name"]: entry for entry in mappings if isinstance(entry.get("name"), str)}
 
 
 def find_free_name(name: str, taken: set[str]) -> str:

@@ -13,7 +13,7 @@ from harness.execution.execute_plan import execute
 from harness.experiment.conditions import SENTENCES, Condition, as_condition, named_conditions
 from harness.experiment.expand_conditions import ANSWER_AT_ONCE, CELLS, read_conditions
 from harness.experiment.plan import make_plan
-from harness.experiment.prompt import INSTRUCTION, Layout
+from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read_runs import Run
@@ -243,7 +243,7 @@ def test_random_tokens_are_drawn_to_their_count():
     assert len(drawn.split()) == 6, "the first word is two tokens, as it follows no blank"
     for needs in (random, Condition(name="x", token_ids=(5, 6))):
         with pytest.raises(ConfigError, match="the model's tokenizer"):
-            build_checked_prompts(problems(p="?"), [needs], Layout.RAW, None)
+            build_checked_prompts(problems(p="?"), [needs], PromptSettings(), None)
 
 
 def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():

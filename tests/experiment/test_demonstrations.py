@@ -17,7 +17,13 @@ from harness.experiment.conditions import Condition, Placement
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import Layout, build_prompt, document_prompt, make_document
+from harness.experiment.prompt import (
+    Layout,
+    PromptSettings,
+    build_prompt,
+    document_prompt,
+    make_document,
+)
 from harness.experiment.run_config import load_config
 from harness.runs.read_runs import Run, read_source
 from harness.runs.records import stored_prompts
@@ -82,7 +88,10 @@ def test_where_a_filler_stands_among_examples(placement):
     draw = Draw(number=0, examples=(PRODUCTS[0],), frame=("Q: ", "\nA: ", ""))
     raw, chat = (
         build_prompt(
-            "Why?", condition, filler_text="/ /", layout=layout, draw=draw, instruction="Go."
+            "Why?",
+            condition,
+            filler_text="/ /",
+            settings=PromptSettings(layout=layout, draw=draw, instruction="Go."),
         )
         for layout in (Layout.RAW, Layout.CHAT)
     )
@@ -96,7 +105,12 @@ def test_where_a_filler_stands_among_examples(placement):
 def test_without_examples_three_places_are_one():
     places = (Placement.BETWEEN, Placement.BEFORE_QUESTION, Placement.EACH)
     fillers = [Condition(name="x", unit="/", count=2, placement=place) for place in places]
-    assert len({build_prompt("Why?", one, filler_text="/ /").text for one in fillers}) == 1
+    settings = PromptSettings()
+    prompts = {
+        build_prompt("Why?", filler, filler_text="/ /", settings=settings).text
+        for filler in fillers
+    }
+    assert len(prompts) == 1
 
 
 def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_their_ids(
