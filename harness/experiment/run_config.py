@@ -458,7 +458,8 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     values = read_values(path, "runs", overrides)
     keys = {override.partition("=")[0] for override in overrides}
     if "conditions" in keys and isinstance(values["conditions"], list):
-        file_conditions = index_by_name(read_values(path, "runs").get("conditions"))
+        entries = read_values(path, "runs").get("conditions")
+        file_conditions = index_by_name(entries) if isinstance(entries, list) else {}
         for index, entry in enumerate(values["conditions"]):
             if isinstance(entry, str):
                 values["conditions"][index] = file_conditions.get(entry, entry)

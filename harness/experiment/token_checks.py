@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.intervention_settings import Intervention, Resolved, resolve
+from harness.experiment.intervention_settings import Intervention, Resolved
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import (
     Layout,
@@ -274,12 +274,8 @@ def _add_intervention(
     intervention: Intervention, location: str, prompt: BuiltPrompt, baseline: BuiltPrompt
 ) -> BuiltPrompt:
     """Add the intervention to the prompt, or to the baseline's if only Layer 1 has the filler."""
-    resolved = resolve(
-        intervention,
-        location,
-        with_filler=prompt.token_ids or (),
-        without=baseline.token_ids or (),
-        filler=prompt.filler_span,
+    resolved = intervention.resolve(
+        location, prompt.token_ids or (), baseline.token_ids or (), prompt.filler_span
     )
     return replace(baseline if "phantom" in resolved else prompt, intervention=resolved)
 
