@@ -83,7 +83,7 @@ class Sampling:
         return {**values, "max_tokens": self.max_tokens, "stop": list(self.stop)}
 
     def lm_eval(self) -> dict[str, Any]:
-        """lm-eval's generation arguments, for its results file. Parameters that are off are left out."""
+        """lm-eval's generation arguments, for its results file, without parameters that are off."""
         return {
             "until": list(self.stop),
             "max_gen_toks": self.max_tokens,

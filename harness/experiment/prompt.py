@@ -15,7 +15,7 @@ import json
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import chain, cycle
 from typing import Any, Literal, Protocol
@@ -63,7 +63,7 @@ class Layout(StrEnum):
         return AS_PUBLISHED_INSTRUCTION if self is Layout.AS_PUBLISHED else INSTRUCTION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A stretch of prompt text with one role."""
 
@@ -152,7 +152,7 @@ class PromptSettings:
     def separator(self) -> Segment:
         """The separator between instruction, filler and problem."""
         text = "" if self.layout is Layout.AS_PUBLISHED else SEPARATOR
-        return Segment(role="separator", text=text)
+        return Segment("separator", text)
 
     @property
     def frame(self) -> tuple[str, str, str]:
@@ -164,7 +164,7 @@ class PromptSettings:
         """The segments of each example."""
         before, between, after = self.frame
         is_chat = self.layout is Layout.CHAT
-        end = Segment(role="turn" if is_chat else "separator", text=SEPARATOR)
+        end = Segment("turn" if is_chat else "separator", SEPARATOR)
         blocks = []
         for example in self.draw.examples if self.draw else ():
             texts = [before + example.problem + between + example.answer + after]
@@ -172,7 +172,7 @@ class PromptSettings:
                 texts = [example.problem, example.answer]
             block = []
             for text in texts:
-                block += [Segment(role="demonstration", text=text), end]
+                block += [Segment("demonstration", text), end]
             blocks.append(block)
         return blocks
 
@@ -213,24 +213,24 @@ def build_prompt(
     separator = settings.separator
     before, between, _ = settings.frame
     question = [
-        Segment(role="format", text=before),
-        Segment(role="problem", text=problem),
-        Segment(role="format", text=between.rstrip(" ")),
+        Segment("format", before),
+        Segment("problem", problem),
+        Segment("format", between.rstrip(" ")),
     ]
     if condition.cue:
-        question += [separator, Segment(role="separator", text=condition.cue)]
+        question += [separator, Segment("separator", condition.cue)]
     instruction = settings.choose_instruction(condition)
     draft = _Draft(
-        system=[Segment(role="instruction", text=instruction), separator],
+        system=[Segment("instruction", instruction), separator],
         blocks=[*settings.examples, question],
-        answer=[Segment(role="separator", text=condition.answer_prefix)],
+        answer=[Segment("separator", condition.answer_prefix)],
     )
     if condition.filler is not None:
         if condition.repeat_problem is not None:
             filler_text = separator.text.join([problem] * (condition.repeat_problem - 1))
-        filler = [Segment(role="filler", text=filler_text)]
+        filler = [Segment("filler", filler_text)]
         if condition.label:
-            filler[:0] = [Segment(role="separator", text=condition.label), separator]
+            filler[:0] = [Segment("separator", condition.label), separator]
         _insert_filler(draft, filler, condition, key, settings)
     system, answer = _drop_empty(draft.system), _drop_empty(draft.answer)
     return Prompt(
@@ -253,35 +253,35 @@ def _insert_filler(
 ) -> None:
     """Insert the filler, and the separators around it, where the condition places it."""
     separator = settings.separator
+    insertion = [*filler, separator]
     question = draft.blocks[-1]
     match condition.placement:
         case Placement.BEFORE_SYSTEM:
-            draft.system[:0] = [*filler, separator]
+            draft.system[:0] = insertion
         case Placement.BETWEEN:
-            draft.blocks[0][:0] = [*filler, separator]
+            draft.blocks[0][:0] = insertion
         case Placement.BEFORE_QUESTION:
-            question[:0] = [*filler, separator]
+            question[:0] = insertion
         case Placement.EACH:
             for block in draft.blocks:
-                block[:0] = [*filler, separator]
+                block[:0] = insertion
         case Placement.END:
             _, between, _ = settings.frame
-            question[2:2] = [separator, *filler, *([separator] if between else [])]
+            question[2:2] = [separator, *(insertion if between else filler)]
         case Placement.RANDOM:
-            boundary = _draw_word_boundary(
-                (draft.system[0], question[1]), f"{condition.seed}:{key}"
-            )
+            seed = f"{condition.seed}:{key}"
+            boundary = _draw_word_boundary((draft.system[0], question[1]), seed)
             if boundary is None:
-                draft.blocks[0][:0] = [*filler, separator]
+                draft.blocks[0][:0] = insertion
                 return
             segment, position = boundary
-            start = Segment(role=segment.role, text=segment.text[:position])
-            rest = Segment(role=segment.role, text=segment.text[position:])
+            start = replace(segment, text=segment.text[:position])
+            rest = replace(segment, text=segment.text[position:])
             block = draft.system if segment is draft.system[0] else question
             index = block.index(segment)
-            block[index : index + 1] = [start, separator, *filler, separator, rest]
+            block[index : index + 1] = [start, separator, *insertion, rest]
         case Placement.ANSWER:
-            draft.answer[:0] = [*filler, *([separator] if condition.answer_prefix else [])]
+            draft.answer[:0] = insertion if condition.answer_prefix else filler
 
 
 def _draw_word_boundary(segments: Iterable[Segment], seed: str) -> tuple[Segment, int] | None:

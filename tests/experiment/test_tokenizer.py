@@ -1,6 +1,5 @@
 import copy
 import json
-from datetime import date
 
 import pytest
 
@@ -147,9 +146,7 @@ def test_every_format_of_the_date_is_pinned(toy_tokenizer, format):
     tokenizer = with_template(
         toy_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}"
     )
-    assert (
-        apply_chat_template(tokenizer, USER) == f"{date(*PINNED_DATE).strftime(format)}|26 Jul 2024"
-    )
+    assert apply_chat_template(tokenizer, USER) == f"{PINNED_DATE.strftime(format)}|26 Jul 2024"
 
 
 @pytest.mark.parametrize(
