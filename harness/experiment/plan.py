@@ -6,7 +6,6 @@ every request with the same key.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import Counter
@@ -21,7 +20,7 @@ from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.problems import Dataset, Problem, open_dataset
-from harness.experiment.prompt import Layout, PromptSettings, hash_prompts
+from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode, template_switches
@@ -314,7 +313,7 @@ def hash_setting(
 
 def hash_json(value: Any) -> str:
     """SHA-256 of a value as JSON. The order of keys does not matter."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return hash_text(json.dumps(value, sort_keys=True))
 
 
 def group_name(kind: str | None, name: str) -> str:

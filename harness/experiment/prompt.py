@@ -57,11 +57,6 @@ class Layout(StrEnum):
     CHAT = "chat"
     AS_PUBLISHED = "as_published"
 
-    @property
-    def instruction(self) -> str:
-        """The system prompt of the layout."""
-        return AS_PUBLISHED_INSTRUCTION if self is Layout.AS_PUBLISHED else INSTRUCTION
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -146,7 +141,7 @@ class PromptSettings:
         for instruction in (condition.instruction, self.instruction):
             if instruction is not None:
                 return instruction
-        return self.layout.instruction
+        return AS_PUBLISHED_INSTRUCTION if self.layout is Layout.AS_PUBLISHED else INSTRUCTION
 
     @property
     def separator(self) -> Segment:
@@ -340,7 +335,7 @@ def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
     """
     added = {*_DOCUMENT_FIELDS, *REFERENCE_FIELDS} if is_ours(document) else ()
     problem = {name: value for name, value in document.items() if name not in added}
-    return hashlib.sha256(json.dumps([problem, target], sort_keys=True).encode()).hexdigest()
+    return hash_text(json.dumps([problem, target], sort_keys=True))
 
 
 def hash_text(text: str) -> str:
@@ -376,5 +371,5 @@ class HashedPrompt(Protocol):
 
 def hash_prompts(prompts: Iterable[HashedPrompt]) -> str:
     """Hash over the texts and token ids of all prompts, in order."""
-    hashes = (f"{prompt.prompt_sha256} {prompt.prompt_token_sha256}" for prompt in prompts)
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    hashes = [f"{prompt.prompt_sha256} {prompt.prompt_token_sha256}" for prompt in prompts]
+    return hash_text("\n".join(hashes))

@@ -5,7 +5,6 @@ A chat template gives the same text on every day, and the prompt's segments are 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from harness import smollm2_model
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition
-from harness.experiment.prompt import Prompt, Role, join_texts
+from harness.experiment.prompt import Prompt, Role, hash_text, join_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,7 +125,7 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
 
 def hash_token_ids(token_ids: Iterable[int]) -> str:
     """SHA-256 of the ids in decimal, separated by commas, so that any tool can compute it."""
-    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
+    return hash_text(",".join(map(str, token_ids)))
 
 
 def load_tokenizer(
@@ -214,7 +213,7 @@ def encode(
     """
     has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=not has_bos)
-    return tuple(encoded["input_ids"]), list(map(tuple, encoded["offset_mapping"]))
+    return tuple(encoded["input_ids"]), encoded["offset_mapping"]
 
 
 def decode_completion(
@@ -432,10 +431,10 @@ def apply_chat_template(
 
 
 def has_system_turn(
-    tokenizer: PreTrainedTokenizerBase | None, switches: Mapping[str, Any] = MappingProxyType({})
+    tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, Any] = MappingProxyType({})
 ) -> bool:
     """Whether the chat template prints a system turn. Some refuse it, and some drop it silently."""
-    if tokenizer is None or not tokenizer.chat_template:
+    if not tokenizer.chat_template:
         return True
     mark = "A-SYSTEM-TURN"
     try:
