@@ -148,7 +148,7 @@ class Session:
         self._figures: dict[str, Any] = {
             "load_seconds": time.monotonic() - started,
             "facts": self.engine.facts(),
-            "dataset": self._plan.whole.name,
+            "dataset": self._plan.full_dataset.name,
             "prompt_tokens": mean(len(request.prompt_token_ids or ()) for request in prompts),
             "sides": [],
         }

@@ -164,7 +164,7 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
         if notes:
             more = f" ({len(notes) - 1} more like it)" if len(notes) > 1 else ""
             yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{more}"
-    before_raw = plan.before_raw or "no BOS token"
+    before_raw = plan.raw_prefix or "no BOS token"
     yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {before_raw}"
 
 
@@ -173,7 +173,7 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     counts = []
     if config.replicates > 1:
-        counts = [f"{name} {config.replicates} times" for name in config.replicated[:2]]
+        counts = [f"{name} {config.replicates} times" for name in config.replicated_conditions[:2]]
     references = [condition for condition in config.all_conditions if condition.kind]
     groups = Counter(group_name(condition.kind, condition.name) for condition in references)
     counts += [f"{number} {name}" for name, number in groups.items()]

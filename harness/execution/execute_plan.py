@@ -141,7 +141,9 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         config=config.identity(),
         limit=plan.limit,
         dataset=DatasetFacts(
-            name=plan.whole.name, problems=len(plan.whole.problems), sha256=plan.whole.sha256
+            name=plan.full_dataset.name,
+            problems=len(plan.full_dataset.problems),
+            sha256=plan.full_dataset.sha256,
         ),
         prompt_version=PROMPT_VERSION,
         prompts_sha256=plan.prompts_sha256,

@@ -234,7 +234,7 @@ def session_facts(plan: Plan) -> dict[str, Any]:
         .decode(),
         "config": plan.config.as_written(),
         "engine": None,
-        "dataset_source": plan.whole.source,
+        "dataset_source": plan.full_dataset.source,
         **versions_and_hashes.software(),
     }
 

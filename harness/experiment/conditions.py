@@ -1,12 +1,13 @@
 """The experimental conditions: what is inserted into the prompt, how much of it, and where.
 
-A condition is a filler and a placement. The study compares no filler (`wo`) with 55 meaningless tokens (`mless`),
-55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`). A condition as it is
-written in a config, as it is recorded, and as prompts are built from it are one model: `Condition`.
+A condition is a filler and a placement. The study compares no filler (`wo`) with 55 meaningless
+tokens (`mless`), one meaningful word repeated 55 times (`mful`) and one unrelated sentence of the
+same length (`random`). `Condition` is the only model of a condition: configs and records are read
+into it, and prompts are built from it.
 
-A run adds reference conditions, which nobody makes a claim about: every condition under other instructions, and a
-positive control, which must lower the accuracy. Their kind is a field. A name says nothing, so a config may give its
-conditions any names but those of the study.
+A run adds reference conditions, about which nothing is claimed: all conditions under other
+instructions, and a positive control, which must lower the accuracy. Their kind is a field. Nothing
+is read from a name, so a config may give its conditions any names but those of the study.
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
@@ -36,27 +37,28 @@ from harness.experiment.intervention_settings import Intervention
 from harness.yaml_settings import Strict, explain
 
 STUDY_COUNT = 55
-"""Filler tokens in the study's main setting: that of the authors' code. The paper sweeps 0 to 70."""
+"""Filler tokens in the main setting of the authors' code. The paper sweeps 0 to 70."""
 MOST_TOKENS = 100_000
-"""More tokens, numbers or repetitions fit in no model's context, and would take hours to build."""
+"""A longer filler fits into no model's context, and would take hours to build."""
 
-_HERE = Path(__file__).parent
 SENTENCES: tuple[str, ...] = tuple(
-    yaml.safe_load((_HERE / "sentences.yaml").read_text(encoding="utf-8"))
+    yaml.safe_load((Path(__file__).parent / "sentences.yaml").read_text(encoding="utf-8"))
 )
-"""Unrelated sentences. The filler of the condition `random` is cut from one of them."""
+"""Unrelated sentences. The filler of the condition `random` is cut from the fourth."""
+SENTENCE_TOKENS = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
+"""Every sentence has at least this number of tokens."""
 COUNTED = ("unit", "token_ids", "sentence")
-"""The fillers whose number of tokens `count` says. A `text` may have one too, and is then repeated and cut."""
+"""The fillers whose length is always `count`. A `text` with a `count` is repeated and cut."""
 SEPARATED = ("unit", "token_ids")
 """The fillers that are repeated with a separator."""
 FILLERS = (*COUNTED, "text", "random_ids", "repeat_problem")
-"""The keys that say what a condition's filler is; it has one of them at most. `count_to` is read as a `text`."""
+"""The keys of fillers. A condition has at most one of them. `count_to` is read as a `text`."""
 WORDS = ("instruction", "cue", "answer_prefix")
 """What a condition without a filler can change."""
 
 ReferenceKind = Literal["other instruction", "positive control"]
 REFERENCE_FIELDS = ("kind", "of", "number")
-"""What a run says of a reference condition. A config cannot set them: they follow from the rest of it."""
+"""The recorded fields of a reference condition. Each follows from other keys."""
 OTHER_INSTRUCTION: ReferenceKind = "other instruction"
 POSITIVE_CONTROL: ReferenceKind = "positive control"
 
@@ -64,10 +66,10 @@ POSITIVE_CONTROL: ReferenceKind = "positive control"
 class Placement(StrEnum):
     """Where the filler stands. The study finds `between` best and `end` fatal for Qwen2.5-Math-7B.
 
-    `between` instruction and problem, at the `end` of the question, at a `random` word of it, or at the beginning of
-    the model's own `answer`, which it continues. Where examples stand before the question: `between` instruction and
-    examples, `before_question` behind them, or before `each` example and the question. Without examples these three
-    are one place.
+    `before_system`: before the instruction. `between`: after the instruction. `before_question`:
+    after the examples. `each`: before each example and before the question. Without examples these
+    last three are equal. `end`: after the problem. `random`: at a random word of instruction or
+    problem. `answer`: at the beginning of the model's answer, which the model continues.
     """
 
     BEFORE_SYSTEM = "before_system"
@@ -80,10 +82,10 @@ class Placement(StrEnum):
 
 
 class Condition(Strict):
-    """One filler (`unit` to `repeat_problem`), its length and its place."""
+    """A filler (one of `unit` to `repeat_problem`), its length and its placement."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
-    """What tables call it."""
+    """Its name in tables."""
     unit: str | None = Field(default=None, min_length=1)
     """A text of one token that is repeated."""
     token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
@@ -95,19 +97,20 @@ class Condition(Strict):
     count_to: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """The numbers from 1 to this one."""
     random_ids: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """So many tokens, drawn from the vocabulary's words."""
+    """The number of tokens that are drawn from the words of the vocabulary."""
     repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
     """How often the problem stands in the prompt."""
     fresh: bool = False
     """Whether random ids are drawn anew for each problem."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """The filler's tokens. By default 55; of a text of your own as many as it has."""
+    """The number of filler tokens. By default 55; a text of your own is not cut by default."""
     separator: str | None = None
-    """The text between two units: a blank, and nothing between blank units."""
+    """The text between two units. By default a blank, and nothing between blank units."""
     placement: Placement = Placement.BETWEEN
-    """`before_system`, `between`, `before_question`, `each`, `end`, `random`, or the model's own `answer`."""
+    """`before_system`, `between`, `before_question`, `each`, `end`, `random`, or in the model's
+    `answer`."""
     seed: int = DEFAULT_SEED
-    """Draws tokens and places."""
+    """The seed of random tokens and of a random placement."""
     label: str = ""
     """Words before the filler, such as `Filler:`."""
     instruction: str | None = Field(default=None, min_length=1)
@@ -117,34 +120,34 @@ class Condition(Strict):
     answer_prefix: str = ""
     """The beginning of the model's answer."""
     intervention: Intervention | None = None
-    """What is done inside the model while it answers."""
+    """A change inside the model while it answers."""
 
     kind: ReferenceKind | None = Field(default=None, exclude=True)
-    """What kind of reference condition it is; None for a condition of the config."""
+    """The kind of reference condition. None: a condition of the config."""
     of: str | None = Field(default=None, exclude=True)
-    """The condition that is asked under another instruction."""
+    """The name of the condition that runs here under another instruction."""
     number: int = Field(default=0, exclude=True)
-    """Which of the other instructions, from 1."""
+    """The number of the other instruction, from 1."""
     has_examples: bool = Field(default=True, exclude=True)
-    """Whether examples stand before the question, where a run has some."""
+    """Whether the examples of the run stand before the question."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_texts(cls, values: Any) -> Any:
-        """Counted numbers become a text, and the length and the separator have their usual values."""
+        """Write `count_to` as a text, and fill in the usual length and separator."""
         fillers = [key for key in (*FILLERS, "count_to") if values.get(key) is not None]
         if len(fillers) > 1:
             raise ValueError(f"expected one filler, got {' and '.join(fillers)}")
+        filler = next(iter(fillers), None)
         values = dict(values)
         last_number = values.get("count_to")
         if isinstance(last_number, int) and 0 < last_number <= MOST_TOKENS:
-            values |= {"count_to": None, "text": " ".join(map(str, range(1, last_number + 1)))}
-        if fillers and fillers[0] in COUNTED and values.get("count") is None:
+            values["text"] = " ".join(map(str, range(1, last_number + 1)))
+            values["count_to"] = None
+        if filler in COUNTED and values.get("count") is None:
             values["count"] = STUDY_COUNT
-        if fillers and fillers[0] in SEPARATED and values.get("separator") is None:
-            unit = values.get("unit")
-            if unit is None or isinstance(unit, str):
-                values["separator"] = usual_separator(unit)
+        if filler in SEPARATED and values.get("separator") is None:
+            values["separator"] = _usual_separator(values.get("unit"))
         return values
 
     @model_validator(mode="after")
@@ -170,66 +173,65 @@ class Condition(Strict):
 
     @property
     def filler(self) -> str | None:
-        """Which of `FILLERS` is inserted. None: nothing."""
+        """The key of the filler, one of `FILLERS`. None: the condition has no filler."""
         return next((key for key in FILLERS if getattr(self, key) is not None), None)
 
     @property
     def tokens(self) -> int | None:
-        """The tokens that the filler states; 0 without one, None if it states none."""
+        """The stated number of filler tokens: 0 without a filler, None if it is not stated."""
         if self.filler is None:
             return 0
         return self.count if self.random_ids is None else self.random_ids
 
     @property
-    def exact(self) -> bool:
-        """Whether the filler states how many tokens it has, all of them its own. A prompt that breaks this is refused.
+    def is_exact(self) -> bool:
+        """Whether every prompt must have exactly the stated number of filler tokens.
 
-        Blanks cannot, since tokenizers merge them.
+        Blank units cannot promise this, since tokenizers merge blanks.
         """
         return self.tokens is not None and (self.unit is None or bool(self.unit.strip()))
 
     @property
     def filler_tokens(self) -> int | None:
-        """The filler's length, where it states one that its prompts keep."""
-        return self.tokens if self.exact else None
+        """The exact number of filler tokens in every prompt; None if there is no such number."""
+        return self.tokens if self.is_exact else None
+
+    @property
+    def _has_random_draw(self) -> bool:
+        return self.filler == "random_ids" or self.placement is Placement.RANDOM
 
     @property
     def filler_content(self) -> tuple[object, ...]:
-        """What tells two fillers apart beside their length and their placement."""
-        drawn = self.filler == "random_ids" or self.placement is Placement.RANDOM
+        """What distinguishes two fillers of the same length and placement."""
         return (
             *(getattr(self, key) for key in FILLERS if key != "random_ids"),
             self.filler,
             self.fresh,
             self.separator,
             self.label,
-            self.seed if drawn else None,
+            self.seed if self._has_random_draw else None,
         )
 
     @property
     def cell(self) -> dict[str, Any] | None:
-        """How the filler is taken apart, see `FillerIntervention.cell`; None where it is not."""
+        """The `FillerIntervention.cell` of the condition; None without such an intervention."""
         change = self.intervention
         return change.cell if change is not None and change.kind == "filler" else None
 
     @property
     def words(self) -> str:
-        """What the prompt has beside a filler, and what is done to the model."""
+        """The other changes of the prompt besides the filler, and the intervention."""
         changes = {key: getattr(self, key) for key in (*WORDS, "intervention")}
         return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
 
     @property
     def is_plain(self) -> bool:
         """Whether its prompts are those of the baseline."""
-        return (
-            self.filler is None
-            and self.instruction is None
-            and not (self.cue or self.answer_prefix)
-        )
+        return self.filler is None and not any(getattr(self, key) for key in WORDS)
 
     @property
     def reference(self) -> dict[str, Any]:
-        """The fields that make it a reference condition; empty for a condition of the config."""
+        """The fields of a reference condition; empty for a condition of the config."""
         return {key: getattr(self, key) for key in REFERENCE_FIELDS} if self.kind else {}
 
     def filler_text(
@@ -238,16 +240,16 @@ class Condition(Strict):
         words: Sequence[str] = (),
         key: str | None = None,
     ) -> str:
-        """The filler as text, but for token ids, which only a tokenizer turns into text; empty for a repeated problem.
+        """The filler as text; empty for a repeated problem.
 
         Args:
-            count_tokens: Counts a text's tokens as it will stand in the prompt. Without it a sentence has about its
-                count: each word is taken as one token, and each comma as another.
-            words: The words that are one token each where they follow a blank, which random ids are drawn from.
-            key: The problem, if each has a draw of random ids of its own.
+            count_tokens: Counts the tokens that a text has in the prompt. Without it the length of
+                a sentence is estimated: one token for each word and each comma.
+            words: The words that are one token after a blank. Random ids are drawn from them.
+            key: The id of the problem, if random ids are drawn anew for each problem.
 
         Raises:
-            ConfigError: the filler needs a tokenizer, or none of its kind has the count in this one.
+            ConfigError: the filler needs a tokenizer, or no such filler has exactly this length.
         """
         if self.unit is not None:
             return (self.separator or "").join([self.unit] * (self.count or 0))
@@ -258,37 +260,36 @@ class Condition(Strict):
             return draw_words(words, self.random_ids, count_tokens or len, draw)
         if self.token_ids is not None:
             raise ConfigError(
-                "A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`."
+                "A filler given as `token_ids` needs the model's tokenizer. "
+                "Name the model, or a `unit`."
             )
         text = self.text or ""
-        return (
-            text
-            if self.count is None
-            else cut_text(self.name, text, self.count, count_tokens or count_words)
-        )
+        if self.count is None:
+            return text
+        return cut_text(self.name, text, self.count, count_tokens or count_words)
 
     def recorded(self) -> str | dict[str, Any]:
-        """The entry of a config that makes the condition again."""
+        """The entry of a config from which `as_condition` reads this condition again."""
         if self == named_conditions().get(self.name):
             return self.name
-        values = self.model_dump(mode="json", exclude={"count_to"})
-        if self.filler not in SEPARATED:
-            del values["separator"]
-        # a seed of 0 equals False, and is recorded
+        values = self.model_dump(mode="json")
+        # a seed of 0 equals False and must be recorded, so False is compared by identity
         recorded = {
             key: value
             for key, value in values.items()
             if value is not False and value not in (None, "")
         }
-        return recorded | {key: values[key] for key in ("separator",) if key in values}
+        if self.filler in SEPARATED:
+            recorded["separator"] = self.separator  # an empty separator is a value too
+        return recorded
 
     def describe(self) -> dict[str, Any]:
-        """What the condition is, as columns of tables: all that a sweep can vary of it.
+        """The columns that tables have of a condition: all that a sweep can vary.
 
         Returns:
-            `filler`: the repeated text, or the kind of filler, with what else makes it another one; None without one.
-            `filler_tokens`: how many it states, 0 without one, None if it states none. `placement`: None without one.
-            `words`: what else stands in the prompt, or is done to the model.
+            `filler`: the repeated text or the kind of filler, and its label, separator and seed;
+            None without a filler. `filler_tokens`: the exact length, 0 without a filler, None if
+            there is none. `placement`: None without a filler. `words`: the other changes.
         """
         return {
             "filler": self._describe_filler(),
@@ -315,40 +316,36 @@ class Condition(Strict):
                 description = "problem"
         if self.label:
             description += f", label {self.label!r}"
-        if self.separator is not None and self.separator != usual_separator(self.unit):
+        if self.separator is not None and self.separator != _usual_separator(self.unit):
             description += f", separator {self.separator!r}"
-        drawn = self.filler == "random_ids" or self.placement is Placement.RANDOM
-        if drawn and self.seed != DEFAULT_SEED:
+        if self._has_random_draw and self.seed != DEFAULT_SEED:
             description += f", seed {self.seed!r}"
         return description
 
 
-def usual_separator(unit: str | None) -> str:
-    """What stands between two units unless told: nothing between blank ones."""
-    return "" if unit is not None and not unit.strip() else " "
-
-
-SENTENCE_TOKENS = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
-"""Tokens that every sentence has at least."""
+def _usual_separator(unit: object) -> str:
+    """The separator of a condition that sets none: nothing between blank units, else a blank."""
+    return "" if isinstance(unit, str) and not unit.strip() else " "
 
 
 @cache
 def named_conditions() -> dict[str, Condition]:
-    """The study's four conditions, by name, in the order in which tables and figures show them."""
+    """The study's four conditions by name, in the order of tables and figures."""
     fillers: dict[str, dict[str, Any]] = {
         BASELINE: {},
         STUDIED: {"unit": "/"},
         "mful": {"unit": "he"},
-        "random": {"sentence": 4},  # drawn once
+        "random": {"sentence": 4},  # drawn at random once, and fixed since
     }
     return {name: Condition(name=name, **filler) for name, filler in fillers.items()}
 
 
 def as_condition(value: Any) -> Condition:
-    """The condition of an entry in a config: the study's, if it is a name, or the one that a mapping describes.
+    """Read an entry of a config: a name of the study's conditions, or a mapping.
 
     Raises:
-        ConfigError: the entry is neither, describes no condition, or takes a name that stands for another condition.
+        ConfigError: the entry is neither, describes no condition, or has the name of a condition of
+            the study.
     """
     study = named_conditions()
     if isinstance(value, str) and value in study:
@@ -357,8 +354,9 @@ def as_condition(value: Any) -> Condition:
         expected = f"expected {', '.join(study)}, or a mapping such as {{name: dots, unit: '.'}}"
         raise ConfigError(f"conditions: {expected}, got {value!r}.")
     where = f"condition {value.get('name', '')!r}"
+    fields = Condition.model_fields
     for key in value:
-        if key in Condition.model_fields and Condition.model_fields[key].exclude:
+        if key in fields and fields[key].exclude:
             raise ConfigError(f"{where}: unknown key {key!r}.")
     try:
         condition = Condition.model_validate(value)
@@ -374,7 +372,7 @@ def as_condition(value: Any) -> Condition:
 
 
 def find_baseline(names: Sequence[str], configured: str | None = None) -> str:
-    """Which of a run's conditions the others are compared with: the one that its config names, `wo`, or the first.
+    """Choose the baseline of a run: the configured condition, else `wo`, else the first.
 
     A single condition is compared with `wo` of another run.
     """
@@ -384,19 +382,20 @@ def find_baseline(names: Sequence[str], configured: str | None = None) -> str:
 
 
 def contrast_name(condition: str, baseline: str = BASELINE) -> str:
-    """How a difference of two conditions is written: `mless - wo`."""
+    """The text of a contrast of two conditions: `mless - wo`."""
     return f"{condition} - {baseline}"
 
 
 def read_contrast(text: str) -> tuple[str, str]:
-    """The two conditions of a contrast such as `mless - wo`: the condition, and what it is compared with.
+    """Read a contrast such as `mless - wo` into the condition and its baseline.
 
     Raises:
-        ConfigError: it is not two names with ` - ` between them.
+        ConfigError: the text is not two names with ` - ` between them.
     """
     condition, _, baseline = (name.strip() for name in str(text).partition(" - "))
     if not (condition and baseline):
         raise ConfigError(
-            f"Expected a contrast of two conditions, such as '{contrast_name('mless')}', got {text!r}."
+            f"Expected a contrast of two conditions, such as '{contrast_name('mless')}', "
+            f"got {text!r}."
         )
     return condition, baseline

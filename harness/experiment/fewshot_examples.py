@@ -1,12 +1,13 @@
-"""Worked examples before the question: which problems they are, in how many draws, and what is asked with each draw.
+"""Examples before the question: which problems they are, and the problems of each draw.
 
-Examples come from a pool of problems that are never asked. Each draw takes its own from the whole pool, so two draws
-may share some: the draws are a random sample of all that the pool allows.
+Examples come from a pool of problems that are not questions of the run. Each draw is taken from the
+entire pool, so two draws may share examples: the draws are a random sample of all possible draws.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +21,20 @@ from harness.experiment.problems import DatasetConfig, Problem, open_dataset
 from harness.yaml_settings import Strict
 
 POOL_FACTOR = 5
-"""The pool has so many times the examples of a prompt: with 8 examples, 40 problems. Two draws then share about a third
-of theirs, and there are far more draws than any run asks."""
+"""Size of the pool, as a multiple of the examples in a prompt: 40 problems for 8 examples. Two
+draws then share about a fifth of their examples, and there are far more draws than a run uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """The examples that all prompts of a draw show.
+    """The examples in all prompts of a draw.
 
     Attributes:
-        number: From 1; 0 if it is the only draw.
-        examples: In order.
-        clusters: The problems of these are asked with it; None: all are.
-        frame: What stands before an example's problem, between problem and answer, and behind the answer.
+        number: The number of the draw, from 1; 0 if it is the only draw.
+        examples: The examples in order.
+        frame: The text before an example's problem, between problem and answer, and after the
+            answer.
+        clusters: The clusters whose problems have this draw. None: all problems have it.
     """
 
     number: int
@@ -41,7 +43,7 @@ class Draw:
     clusters: frozenset[str] | None = None
 
     def select(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Those of the problems that are asked with this draw."""
+        """Select the problems that have this draw."""
         return [
             problem
             for problem in problems
@@ -50,9 +52,8 @@ class Draw:
 
 
 def _check_format(text: str) -> str:
-    if (text.count("{problem}"), text.count("{answer}")) != (1, 1) or text.index(
-        "{answer}"
-    ) < text.index("{problem}"):
+    fields = re.findall(r"{problem}|{answer}", text)
+    if fields != ["{problem}", "{answer}"]:
         raise ValueError("expected {problem} before {answer}, each once")
     return text
 
@@ -61,34 +62,34 @@ class FewshotConfig(Strict):
     """Examples with their answers that stand before the question."""
 
     num_fewshot: int = Field(default=8, ge=1)
-    """How many examples a prompt shows. Those of a file are all shown."""
+    """The number of examples in a prompt. The examples of a file are all used."""
     draws: int = Field(default=1, ge=1)
-    """How many sets of examples are drawn. Each problem is asked with each, or with `repeats` of them."""
+    """The number of sets of examples. Each problem has all of them, or `repeats` of them."""
     pool: int | None = Field(default=None, ge=1)
-    """Problems that examples are drawn from, never asked. By default 5 times `num_fewshot`; for one draw,
-    `num_fewshot`."""
+    """The number of problems from which examples are drawn, and which are no questions. By default
+    5 times `num_fewshot`; for one draw, `num_fewshot`."""
     seed: int = DEFAULT_SEED
-    """Chooses the pool, and draws from it."""
+    """The seed of the pool and of the draws."""
     path: Path | None = None
-    """A JSONL file of examples, in place of drawn ones."""
+    """A JSONL file of examples, which replace drawn ones."""
     format: Annotated[str, AfterValidator(_check_format)] = "Q: {problem}\nA: {answer}"
-    """How an example and the question are written. In the layout `chat` they are turns."""
+    """The text of an example and of the question. In the layout `chat` they are turns instead."""
 
     @property
     def frame(self) -> tuple[str, str, str]:
-        """The format's text before the problem, between problem and answer, and behind the answer."""
+        """The text of the format before the problem, after it, and after the answer."""
         before, _, rest = self.format.partition("{problem}")
-        between, _, behind = rest.partition("{answer}")
-        return before, between, behind
+        between, _, after = rest.partition("{answer}")
+        return before, between, after
 
     def split(
         self, problems: Sequence[Problem], *, draws_per_problem: int
     ) -> tuple[Sequence[Problem], list[Draw]]:
-        """The problems that are asked, and the draws of examples.
+        """Split the problems into questions and draws of examples.
 
-        Whole clusters are set aside, so that no example gives an answer away, and a draw has at most one problem of
-        each. The clusters that are asked are dealt to the draws in turn: each is asked with so many, and each draw
-        asks about equally many.
+        Entire clusters become examples, so that no example gives an answer away, and a draw has at
+        most one problem of each cluster. The clusters of the questions are assigned to the draws in
+        turn: each cluster has the same number of draws, and the draws have about equally many.
 
         Raises:
             ConfigError: there are too few problems.
@@ -102,30 +103,40 @@ class FewshotConfig(Strict):
         clusters: dict[str, list[Problem]] = {}
         for problem in problems:
             clusters.setdefault(problem.counts_with, []).append(problem)
-        rng = random.Random(self.seed)
-        order = rng.sample(list(clusters), len(clusters))
-        size = self.pool or (
-            self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
-        )
-        pool: list[list[Problem]] = []
-        while order and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):
-            pool.append(clusters.pop(order.pop()))
-        if not clusters:
-            raise ConfigError(
-                f"fewshot: expected {self.num_fewshot} examples of different clusters, {size} problems in their pool "
-                f"and one to ask, got {len(problems)} problems in {len(pool)} clusters."
-            )
-        dealt = [frozenset(list(clusters)[number :: self.draws]) for number in range(self.draws)]
+        generator = random.Random(self.seed)
+        pool = self._take_pool(clusters, generator)
+        groups = [frozenset(list(clusters)[number :: self.draws]) for number in range(self.draws)]
         draws = []
         for number in range(self.draws):
-            examples = tuple(rng.choice(cluster) for cluster in rng.sample(pool, self.num_fewshot))
-            neighbours = [dealt[number - step] for step in range(draws_per_problem)]
+            example_clusters = generator.sample(pool, self.num_fewshot)
             draws.append(
                 Draw(
                     number=0 if self.draws == 1 else number + 1,
-                    examples=examples,
+                    examples=tuple(map(generator.choice, example_clusters)),
                     frame=self.frame,
-                    clusters=frozenset().union(*neighbours),
+                    clusters=frozenset().union(
+                        *(groups[number - step] for step in range(draws_per_problem))
+                    ),
                 )
             )
         return [problem for problem in problems if problem.counts_with in clusters], draws
+
+    def _take_pool(
+        self, clusters: dict[str, list[Problem]], generator: random.Random
+    ) -> list[list[Problem]]:
+        """Remove random clusters for examples from the clusters, and return them."""
+        size = self.pool
+        if size is None:
+            size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
+        names = generator.sample(list(clusters), len(clusters))
+        pool: list[list[Problem]] = []
+        while names and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):
+            pool.append(clusters.pop(names.pop()))
+        if not clusters:
+            problems = sum(map(len, pool))
+            raise ConfigError(
+                f"fewshot: expected {self.num_fewshot} examples of different clusters, {size} "
+                f"problems in their pool and one to ask, got {problems} problems in {len(pool)} "
+                "clusters."
+            )
+        return pool

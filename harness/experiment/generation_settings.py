@@ -1,4 +1,4 @@
-"""How completions are drawn: the effective sampling parameters, where each came from, and each sample's own seed."""
+"""How completions are sampled: the effective parameters, their source, and the seeds of samples."""
 
 from __future__ import annotations
 
@@ -14,50 +14,32 @@ from harness.errors import ModelError
 from harness.yaml_settings import Strict
 
 GENERATE_TOP_K = 50
-"""What transformers' `generate` takes where a sampling model names no top_k."""
+"""The default top_k of transformers' `generate`, if the model's generation_config has none."""
 
 Source = Literal["greedy", "model_default", "explicit"]
 
 _UNSUPPORTED = (
-    *(
-        "num_beams",
-        "no_repeat_ngram_size",
-        "typical_p",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "diversity_penalty",
-    ),
-    *(
-        "penalty_alpha",
-        "encoder_repetition_penalty",
-        "encoder_no_repeat_ngram_size",
-        "suppress_tokens",
-    ),
-    *(
-        "begin_suppress_tokens",
-        "bad_words_ids",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "sequence_bias",
-    ),
-)
-"""Settings of transformers' `generate` that vLLM has no word for."""
+    "num_beams no_repeat_ngram_size typical_p epsilon_cutoff eta_cutoff diversity_penalty "
+    "penalty_alpha encoder_repetition_penalty encoder_no_repeat_ngram_size suppress_tokens "
+    "begin_suppress_tokens bad_words_ids forced_bos_token_id forced_eos_token_id sequence_bias"
+).split()
+"""Settings of transformers' `generate` that vLLM does not have."""
 _OFF: tuple[Any, ...] = (None, 0, 1, [], {})
 
 
 class ExplicitSampling(Strict):
-    """Values of your own; what is left out is off."""
+    """Sampling parameters of your own. A parameter that is left out is off."""
 
     temperature: float = Field(ge=0, allow_inf_nan=False)
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """The likeliest tokens with together this probability."""
+    """Only the likeliest tokens whose probabilities sum to this."""
     top_k: int = Field(default=0, ge=0)
-    """So many of the likeliest tokens; 0 is off."""
+    """Only this number of the likeliest tokens; 0 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """No tokens below this share of the likeliest one."""
+    """Only tokens with at least this share of the likeliest token's probability."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """Above 1 makes repeated tokens less likely."""
+    """A value above 1 makes repeated tokens less likely."""
 
 
 _FIELDS = tuple(ExplicitSampling.model_fields)
@@ -65,16 +47,18 @@ _FIELDS = tuple(ExplicitSampling.model_fields)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The parameters in force, for every request of a run.
+    """The effective parameters of all requests of a run.
 
     Attributes:
-        source: `greedy`, `model_default` (the model's generation_config, as plain `generate` reads it), `explicit`.
+        source: `greedy`, `model_default` (the model's generation_config, as plain `generate` reads
+            it), or `explicit`.
         temperature: 0 is greedy.
-        top_p, top_k, min_p, repetition_penalty: vLLM's meaning; the defaults switch them off.
-        max_tokens: Tokens generated at most.
+        top_p, top_k, min_p, repetition_penalty: As in vLLM; the defaults switch them off.
+        max_tokens: The maximum number of generated tokens.
         stop: Strings that end a completion.
-        from_model: What of these the model's generation_config set.
-        switched_off: What the generation_config also sets and this source passes over; None where it was not read.
+        from_model: The parameters that the model's generation_config set.
+        switched_off: The parameters of the generation_config that this source ignores. None: it
+            was not read.
     """
 
     source: Source = "greedy"
@@ -94,42 +78,40 @@ class Sampling:
         return self.temperature == 0
 
     def vllm(self) -> dict[str, Any]:
-        """As vLLM's SamplingParams takes them."""
+        """The arguments of vLLM's SamplingParams."""
         values = {name: getattr(self, name) for name in _FIELDS}
         return {**values, "max_tokens": self.max_tokens, "stop": list(self.stop)}
 
     def lm_eval(self) -> dict[str, Any]:
-        """As lm-eval's generation arguments, which its results file shows; what is off is left out."""
-        fixed = {"until": list(self.stop), "max_gen_toks": self.max_tokens}
+        """lm-eval's generation arguments, for its results file, without parameters that are off."""
         return {
-            **fixed,
+            "until": list(self.stop),
+            "max_gen_toks": self.max_tokens,
             "do_sample": not self.greedy,
             "temperature": self.temperature,
             **self._changed,
         }
 
     def openai(self) -> dict[str, Any]:
-        """As a server of OpenAI's API takes them; what OpenAI does not know is left out if it is off."""
+        """The arguments of OpenAI's API. A parameter that OpenAI lacks is left out if it is off."""
         stop = {"stop": list(self.stop)} if self.stop else {}
-        fixed = {
+        return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
+            **stop,
+            **self._changed,
         }
-        return {**fixed, **stop, **self._changed}
 
     @property
     def _changed(self) -> dict[str, Any]:
-        """The parameters beside temperature that are not off."""
-        off = Sampling()
-        return {
-            name: value
-            for name in _FIELDS[1:]
-            if (value := getattr(self, name)) != getattr(off, name)
-        }
+        """The parameters besides temperature that are not off."""
+        off, (_, *names) = Sampling(), _FIELDS
+        changed = [name for name in names if getattr(self, name) != getattr(off, name)]
+        return {name: getattr(self, name) for name in changed}
 
     def record(self) -> dict[str, Any]:
-        """As the journal keeps them."""
+        """The parameters as the journal stores them."""
         return {**asdict(self), "stop": list(self.stop)}
 
 
@@ -139,53 +121,49 @@ def resolve_sampling(
     stop: tuple[str, ...],
     generation_config: Mapping[str, Any] | None,
 ) -> Sampling:
-    """The parameters in force for a run config's choice.
+    """The effective parameters for the `gen_kwargs` of a run config.
 
     Args:
-        choice: The config's.
-        max_tokens: Tokens generated at most.
+        choice: The value of `gen_kwargs`.
+        max_tokens: The maximum number of generated tokens.
         stop: Stop strings.
-        generation_config: The model's own, None where it has none or could not be read.
+        generation_config: The model's generation_config. None: it has none, or it was not read.
 
     Raises:
-        ModelError: `model_default`, and there is no generation_config, or one that vLLM cannot obey.
+        ModelError: `model_default` with a generation_config that vLLM cannot follow.
     """
-    limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
-    own = {
-        name: value
-        for name in _FIELDS
-        if (value := (generation_config or {}).get(name)) is not None
-    }
+    values: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
+    config = generation_config or {}
+    from_model = {name: config[name] for name in _FIELDS if config.get(name) is not None}
     if choice != "model_default":
-        limits["switched_off"] = None if generation_config is None else own
-        return (
-            Sampling(**limits)
-            if choice == "greedy"
-            else Sampling(source="explicit", **choice.model_dump(), **limits)
-        )
-    assert generation_config is not None  # whoever reads it refuses a model without one
-    if lost := [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]:
+        if choice != "greedy":
+            values |= {"source": "explicit", **choice.model_dump()}
+        return Sampling(**values, switched_off=None if generation_config is None else from_model)
+    assert generation_config is not None  # its reader refuses a model without it
+    unsupported = [name for name in _UNSUPPORTED if config.get(name) not in _OFF]
+    if unsupported:
         raise ModelError(
-            f"`gen_kwargs: model_default`: generation_config.json sets {', '.join(lost)}, unknown to vLLM."
+            "`gen_kwargs: model_default`: generation_config.json sets "
+            f"{', '.join(unsupported)}, unknown to vLLM."
         )
-    sampled = generation_config.get("do_sample")
-    # greedy as plain `generate` would be, where a repetition penalty applies too
-    kept = (
-        own
-        if sampled
-        else {name: value for name, value in own.items() if name == "repetition_penalty"}
-    )
-    filled = {"temperature": 1.0, "top_k": GENERATE_TOP_K} | own if sampled else kept
-    off = {name: value for name, value in own.items() if name not in kept}
-    return Sampling(source="model_default", **filled, **limits, from_model=kept, switched_off=off)
+    switched_off = {}
+    if config.get("do_sample"):
+        values |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
+    else:
+        # greedy decoding of plain `generate` ignores all parameters but this penalty
+        for name in list(from_model):
+            if name != "repetition_penalty":
+                switched_off[name] = from_model.pop(name)
+    values |= {"source": "model_default", **from_model}
+    return Sampling(**values, from_model=from_model, switched_off=switched_off)
 
 
 def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:
-    """A sample's own seed, below 2**31: from problem and sample index, never from the condition.
+    """The seed of a sample, below 2**31. It does not depend on the condition.
 
-    So a sample's seed does not depend on what else runs, and the conditions of one problem have equal seeds. Equal
-    seeds give equal noise where vLLM draws step by step (its V1 model runner, which CPUs have). Its V2 runner, which
-    GPUs have, draws by absolute position, and a filler shifts that.
+    So the seed is the same whatever else runs, and the conditions of a problem have equal seeds.
+    Equal seeds give equal noise if vLLM draws step by step, as its V1 model runner does on CPUs.
+    Its V2 model runner, on GPUs, draws by absolute position, which a filler shifts.
     """
     text = f"{run_seed}:{problem_id}:{sample_index}:{replicate}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

@@ -1,13 +1,14 @@
-"""Interventions: what is done inside the model while it answers under a condition. This module knows no engine.
+"""Interventions: changes inside the model while it answers under a condition, for any engine.
 
-- `filler`: a token behind a filler attends to original tokens and to the filler, so its attention output is
-  `scale x original + bias`. The intervention switches either part off in some layers, and decides whether the other
-  layers see the filler. Where they do not, the filler is not in the prompt: positions after it are moved, and in
-  Layer 1 its keys and values are added, which depend on nothing but its tokens and their positions.
-- `redistribute`: for each token, the activations of an MLP that are nearest to zero move outward. It follows ARM of
-  Shi et al. (arXiv 2510.01032), which takes its statistics over a whole prompt; here they are of one token, as tokens
-  come in chunks and from caches.
-- `function`: activations are changed by a function of the user's own.
+- `filler`: a token after a filler attends to original tokens and to the filler, so its attention
+  output is `scale x original + bias`. The intervention switches either term off in some layers, and
+  decides whether the other layers see the filler. If they do not, the filler is not in the prompt:
+  positions after it are moved, and in Layer 1 its keys and values are added, which depend only on
+  its tokens and their positions.
+- `redistribute`: the activations of an MLP that are nearest to zero move outward. It follows ARM of
+  Shi et al. (arXiv 2510.01032), which takes its statistics over a prompt. Here the statistics are
+  of one token, as tokens come in chunks and from caches.
+- `function`: activations are changed by a function of the user.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ from harness.layers_and_heads import parse_numbers
 from harness.yaml_settings import Strict
 
 Resolved = Mapping[str, Any]
-"""An intervention on one prompt, plain values: layers count from 0, and tokens are named by their place."""
+"""An intervention on one prompt as plain values. Layers and token positions count from 0."""
 
 
 Layers = Annotated[
     tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, where="layers"))
 ]
+
+
+def name_layers(layers: Sequence[int]) -> str:
+    """The first and the last of some layers, such as `4-10`, or the only one."""
+    return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
 
 
 class _Layered(Strict):
@@ -40,45 +46,93 @@ class _Layered(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_layer(cls, values: Any) -> Any:
+    def _read_layer(cls, values: Any) -> Any:
         if isinstance(values, dict) and "layer" in values and "layers" not in values:
-            values = {("layers" if key == "layer" else key): value for key, value in values.items()}
+            values = dict(values)
+            values["layers"] = values.pop("layer")
         return values
 
     @property
-    def numbers(self) -> list[int]:
+    def layer_indices(self) -> list[int]:
         """The layers, counted from 0."""
         return [layer - 1 for layer in self.layers]
 
 
 class FillerIntervention(_Layered):
-    """Attention to the filler, part by part, for the tokens behind it. The filler's separator counts as filler."""
+    """Changes the attention of later tokens to the filler and its separator."""
 
     kind: Literal["filler"]
     """`filler`"""
     other_layers: bool = True
     """Whether the other layers see the filler."""
     scale: bool = True
-    """Whether original tokens get less weight, as they do beside a filler."""
+    """Whether original tokens get less weight, as they do when the filler takes some."""
     bias: bool = True
     """Whether the filler's values are added."""
 
     @property
     def cell(self) -> dict[str, Any]:
-        """The layers, and which switches are on: whether other layers see the filler, scale, bias."""
-        first, last = self.layers[0], self.layers[-1]
-        layers = str(first) if first == last else f"{first}-{last}"
-        return {"layers": layers, "on": [self.other_layers, self.scale, self.bias]}
+        """The layers, and the switches: whether other layers see the filler, scale, bias."""
+        switches = [self.other_layers, self.scale, self.bias]
+        return {"layers": name_layers(self.layers), "on": switches}
 
     @model_validator(mode="after")
-    def _does_something(self) -> Self:
+    def _check_switches(self) -> Self:
         if self.other_layers and self.scale and self.bias:
             raise ValueError("other_layers, scale and bias are all on: that changes nothing")
         if not self.other_layers and (self.scale or self.bias) and self.layers != (1,):
             raise ValueError(
-                "other_layers is off, so scale and bias need Layer 1: later layers depend on what is below"
+                "other_layers is off, so scale and bias need Layer 1: "
+                "later layers depend on what is below"
             )
         return self
+
+    def resolve(
+        self,
+        location: str,
+        prompt_ids: tuple[int, ...],
+        baseline_ids: tuple[int, ...],
+        filler_span: tuple[int, int] | None,
+    ) -> Resolved:
+        """The intervention on one prompt.
+
+        Args:
+            location: The condition and the problem, for error messages.
+            prompt_ids: The prompt's token ids.
+            baseline_ids: The token ids of the same prompt without a filler.
+            filler_span: The half-open range of the filler's positions.
+
+        Raises:
+            PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted.
+        """
+        size = len(prompt_ids) - len(baseline_ids)
+        first, last = filler_span or (0, 0)
+        # the inserted separator stands after the filler or before it
+        starts = [
+            start
+            for start in (first, last - size)
+            if prompt_ids[:start] + prompt_ids[start + size :] == baseline_ids
+        ]
+        if size <= 0 or not starts:
+            raise PromptMismatchError(
+                f"{location}: the filler is not one run of tokens whose removal leaves the "
+                "baseline's."
+            )
+        start = starts[0]
+        resolved = {
+            "kind": self.kind,
+            "layers": self.layer_indices,
+            "start": start,
+            "size": size,
+            "scale": self.scale,
+            "bias": self.bias,
+        }
+        if self.other_layers:
+            return resolved
+        if self.scale or self.bias:
+            return resolved | {"phantom": list(prompt_ids[start : start + size])}
+        # without both only the position gap remains, which is the same for all layers
+        return resolved | {"layers": [], "phantom": []}
 
 
 class RedistributeIntervention(_Layered):
@@ -87,11 +141,21 @@ class RedistributeIntervention(_Layered):
     kind: Literal["redistribute"]
     """`redistribute`"""
     share: float = Field(gt=0, lt=1)
-    """Which share of a token's activations moves."""
+    """The share of a token's activations that moves."""
     sham: Literal["inward", "random"] | None = None
-    """As many others, as far: the largest `inward`, or `random` ones outward."""
+    """A control that moves as many activations as far: the largest `inward`, or `random` ones."""
     seed: int = DEFAULT_SEED
-    """Draws how far each moves, and which."""
+    """The seed of the distances, and of random activations."""
+
+    def resolve(self, *_: object) -> Resolved:
+        """The intervention, which is the same on all prompts."""
+        return {
+            "kind": self.kind,
+            "layers": self.layer_indices,
+            "share": self.share,
+            "sham": self.sham,
+            "seed": self.seed,
+        }
 
 
 class FunctionIntervention(_Layered):
@@ -100,75 +164,33 @@ class FunctionIntervention(_Layered):
     kind: Literal["function"]
     """`function`"""
     file: Path
-    """The file. Its function gets [token, unit] and [token], perhaps of several prompts, and
-    returns the first changed."""
+    """The file. Its function gets activations [token, unit] and positions [token], perhaps of
+    several prompts, and returns the changed activations."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """What else the function gets."""
+    """Further arguments of the function."""
+
+    def resolve(self, location: str, *_: object) -> Resolved:
+        """The intervention, which is the same on all prompts.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        try:
+            sha256 = hashlib.sha256(self.file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ConfigError(
+                f"{location}: the function's file {self.file}: {error.strerror}."
+            ) from None
+        return {
+            "kind": self.kind,
+            "layers": self.layer_indices,
+            "file": str(self.file.resolve()),
+            "sha256": sha256,
+            "arguments": self.arguments,
+        }
 
 
 Intervention = Annotated[
     FillerIntervention | RedistributeIntervention | FunctionIntervention,
     Field(discriminator="kind"),
 ]
-
-
-def resolve(
-    change: FillerIntervention | RedistributeIntervention | FunctionIntervention,
-    where: str,
-    *,
-    with_filler: Sequence[int],
-    without: Sequence[int],
-    filler: tuple[int, int] | None,
-) -> Resolved:
-    """The intervention on one prompt.
-
-    Args:
-        change: The intervention.
-        where: The prompt, for a message.
-        with_filler: The prompt's token ids.
-        without: Those of the same prompt without a filler.
-        filler: Where the filler's tokens are.
-
-    Raises:
-        ConfigError: the file of a function cannot be read.
-        PromptMismatchError: the filler is not one run of tokens without which the other prompt is left.
-    """
-    layers = change.numbers
-    if isinstance(change, FunctionIntervention):
-        try:
-            sha256 = hashlib.sha256(change.file.read_bytes()).hexdigest()
-        except OSError as error:
-            raise ConfigError(
-                f"{where}: the function's file {change.file}: {error.strerror}."
-            ) from None
-        return {
-            "kind": change.kind,
-            "layers": layers,
-            "file": str(change.file.resolve()),
-            "sha256": sha256,
-        } | ({"arguments": change.arguments})
-    if isinstance(change, RedistributeIntervention):
-        how = {"share": change.share, "sham": change.sham, "seed": change.seed}
-        return {"kind": change.kind, "layers": layers, **how}
-    size, (first, last) = len(with_filler) - len(without), filler or (0, 0)
-    starts = [
-        one
-        for one in (first, last - size)
-        if tuple(with_filler[:one]) + tuple(with_filler[one + size :]) == tuple(without)
-    ]
-    if size <= 0 or not starts:
-        raise PromptMismatchError(
-            f"{where}: the filler is not one run of tokens whose removal leaves the baseline's."
-        )
-    start, parts = starts[0], {"scale": change.scale, "bias": change.bias}
-    if change.other_layers:
-        return {"kind": change.kind, "layers": layers, "start": start, "size": size, **parts}
-    seen = change.scale or change.bias  # without either it is the gap alone, whatever the layer
-    phantom = list(with_filler[start : start + size]) if seen else []
-    return {
-        "kind": change.kind,
-        "layers": layers if seen else [],
-        "start": start,
-        "size": size,
-        **parts,
-    } | ({"phantom": phantom})

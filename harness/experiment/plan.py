@@ -1,18 +1,18 @@
-"""All that a run will do, settled before any weight is loaded: checked prompts, and one request a completion.
+"""The plan of a run, made before any weights are loaded: checked prompts and their requests.
 
-The key of a sample is made of all that can change it: a stored sample answers every request with its key.
+The key of a sample depends on everything that can change the sample. So a stored sample answers
+every request with the same key.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from harness.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.problems import Dataset, Problem, open_dataset
-from harness.experiment.prompt import Layout, hash_prompts
+from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode, template_switches
@@ -28,38 +28,43 @@ from harness.experiment.tokenizer import ModelTokenizer, encode, template_switch
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that a run will do.
+    """The problems, prompts and settings of a run.
 
     Attributes:
-        dataset: The problems that are asked, the limit taken into account.
-        whole: All problems that there are.
-        arms: The prompts of each condition in each layout and draw of examples, by lm-eval's name of the task.
-        model_arguments: What the backend is loaded with, from `RunConfig.model_arguments`.
-        limit: Only the first so many problems.
-        before_raw: The tokens that the tokenizer puts before a text that is no chat, such as BOS.
+        config: The config, with its layouts filled in.
+        dataset: The problems of the run, at most `limit`.
+        full_dataset: All problems of the dataset, examples included.
+        arms: The prompts of each condition, layout and draw of examples, by lm-eval's task name.
+        model_arguments: The arguments of the backend, from `RunConfig.model_arguments`.
+        limit: The maximum number of problems.
+        raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
 
     config: RunConfig
     dataset: Dataset
-    whole: Dataset
+    full_dataset: Dataset
     arms: Mapping[str, ConditionPrompts]
     model_arguments: Mapping[str, Any]
     limit: int | None = None
-    before_raw: str = ""
+    raw_prefix: str = ""
 
     @property
     def size(self) -> int:
-        """Completions to generate."""
+        """The number of completions to generate."""
         prompts = sum(self.replicates(arm) * len(arm.prompts) for arm in self.arms.values())
         return prompts * self.config.repeats_per_draw
 
     def replicates(self, arm: ConditionPrompts) -> int:
-        """How often a condition is run."""
-        return self.config.replicates if arm.condition.name in self.config.replicated else 1
+        """The number of runs of a condition: 2 with a repeat run."""
+        is_repeated = arm.condition.name in self.config.replicated_conditions
+        return self.config.replicates if is_repeated else 1
 
     @property
     def lines(self) -> dict[str, str]:
-        """The line that shows each task while it runs: one for reference conditions of a kind, one for all draws."""
+        """The progress line of each task.
+
+        Reference conditions of the same kind share a line, and so do all draws of examples.
+        """
         lines = {}
         for task, arm in self.arms.items():
             name = self.config.task_name(self.dataset.name, arm.condition.name, arm.layout)
@@ -68,98 +73,112 @@ class Plan:
 
     @cached_property
     def prompts_sha256(self) -> str:
-        """Hash over all prompts, texts and token ids."""
+        """Hash over the texts and token ids of all prompts."""
         return hash_prompts(prompt for *_, prompt in self.rows)
 
     @property
     def rows(self) -> list[tuple[str, ConditionPrompts, Problem, BuiltPrompt]]:
-        """Every prompt with its task, arm and problem: problems outside, arms inside."""
-        prompts = {
-            (task, problem.id): prompt
-            for task, arm in self.arms.items()
-            for problem, prompt in zip(arm.problems, arm.prompts, strict=True)
-        }
-        return [
-            (task, arm, problem, prompts[task, problem.id])
-            for problem in self.dataset.problems
-            for task, arm in self.arms.items()
-            if (task, problem.id) in prompts
-        ]
+        """Task, arm, problem and prompt of every prompt: by problem, then in the order of arms."""
+        order = {problem.id: index for index, problem in enumerate(self.dataset.problems)}
+        rows = []
+        for task, arm in self.arms.items():
+            for problem, prompt in zip(arm.problems, arm.prompts, strict=True):
+                rows.append((task, arm, problem, prompt))
+        return sorted(rows, key=lambda row: order[row[2].id])
 
 
 def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
-    """Load data and tokenizer, build and check every prompt.
+    """Load data and tokenizer, and build and check every prompt.
 
     Raises:
-        HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
+        HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
-    whole = open_dataset(config.dataset)
-    shown = config.fewshot
-    # without examples too an answer's line is begun by the prompt: else a model's line break would be the whole answer
-    begun = (
-        Draw(number=0, examples=(), frame=FewshotConfig().frame)
-        if config.answer == "line"
-        else None
-    )
-    asked: Sequence[Problem] = whole.problems
-    draws: Sequence[Draw | None] = [begun]
-    if shown:
-        asked, draws = shown.split(whole.problems, draws_per_problem=config.draws_per_problem)
-    seen = [*asked, *(one for draw in draws if draw for one in draw.examples)]
-    if config.answer == "line" and (
-        longer := [one.id for one in seen if "\n" in one.answer.strip()]
-    ):
-        raise DataError(
-            f"{whole.source}: problem {longer[0]} has an answer of several lines; `answer: line` reads one."
-        )
-    dataset = Dataset(name=whole.name, source=whole.source, problems=tuple(asked[:limit]))
+    full_dataset = open_dataset(config.dataset)
+    problems, draws = _split_problems(config, full_dataset)
+    dataset = replace(full_dataset, problems=tuple(problems[:limit]))
     arguments = config.model_arguments()
     model = ModelTokenizer.from_arguments(arguments)
-    templated = config.model.templates_itself or (
-        model is not None and model.tokenizer.chat_template
-    )
-    layouts = config.layouts or (Layout.CHAT if templated else Layout.RAW,)
-    if (switches := template_switches(config.model.model_args)) and Layout.CHAT not in layouts:
-        named, got = ", ".join(switches), ", ".join(layouts)
-        raise ConfigError(
-            f"model.model_args sets {named} of the chat template, and the layout is {got}."
-        )
-    config = config.model_copy(update={"layouts": layouts})
-    with_examples = [condition for condition in config.all_conditions if condition.has_examples]
-    without_examples = [
-        condition for condition in config.all_conditions if not condition.has_examples
-    ]
-    arms = {
-        config.task_name(dataset.name, built.condition.name, layout, built.draw): built
-        for layout in layouts
-        for draw in draws
-        for conditions, examples in (
-            (with_examples, draw),
-            (without_examples, draw and replace(draw, examples=())),
-        )
-        if conditions
-        for built in build_checked_prompts(
-            draw.select(dataset.problems) if draw else dataset.problems,
-            conditions,
-            layout,
-            model,
-            max_gen_toks=config.max_gen_toks,
-            instruction=config.instruction,
-            draw=examples,
-        )
-    }
-    first = (
-        model.tokenizer.convert_ids_to_tokens(encode("A", model.tokenizer)[0])[:-1] if model else []
-    )
+    config = config.model_copy(update={"layouts": _choose_layouts(config, model)})
+    raw_prefix = ""
+    if model is not None:
+        token_ids, _ = encode("A", model.tokenizer)
+        raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
     return Plan(
         config=config,
         dataset=dataset,
-        whole=whole,
-        arms=arms,
+        full_dataset=full_dataset,
+        arms=_build_arms(config, dataset, draws, model),
         model_arguments=arguments,
         limit=limit,
-        before_raw="".join(first),
+        raw_prefix=raw_prefix,
     )
+
+
+def _split_problems(
+    config: RunConfig, dataset: Dataset
+) -> tuple[Sequence[Problem], Sequence[Draw | None]]:
+    """Split the problems into those of the run and draws of examples."""
+    problems: Sequence[Problem] = dataset.problems
+    draws: Sequence[Draw | None] = [None]
+    if config.fewshot:
+        problems, draws = config.fewshot.split(problems, draws_per_problem=config.draws_per_problem)
+    elif config.answer == "line":
+        # the prompt must end within the answer's line: a model that begins a new line would end
+        # its completion before the answer
+        draws = [Draw(number=0, examples=(), frame=FewshotConfig().frame)]
+    if config.answer == "line":
+        for problem in chain(problems, *(draw.examples for draw in draws if draw)):
+            if "\n" in problem.answer.strip():
+                raise DataError(
+                    f"{dataset.source}: problem {problem.id} has an answer of several lines; "
+                    "`answer: line` reads one."
+                )
+    return problems, draws
+
+
+def _choose_layouts(config: RunConfig, model: ModelTokenizer | None) -> tuple[Layout, ...]:
+    """The config's layouts, by default `chat` if there is a chat template, else `raw`."""
+    layouts = config.layouts
+    if not layouts:
+        has_template = model is not None and model.tokenizer.chat_template
+        is_chat = has_template or config.model.templates_itself
+        layouts = (Layout.CHAT if is_chat else Layout.RAW,)
+    switches = template_switches(config.model.model_args)
+    if switches and Layout.CHAT not in layouts:
+        raise ConfigError(
+            f"model.model_args sets {', '.join(switches)} of the chat template, "
+            f"and the layout is {', '.join(layouts)}."
+        )
+    return layouts
+
+
+def _build_arms(
+    config: RunConfig,
+    dataset: Dataset,
+    draws: Sequence[Draw | None],
+    model: ModelTokenizer | None,
+) -> dict[str, ConditionPrompts]:
+    """Build the prompts of each condition in each layout and draw, by lm-eval's task name."""
+    arms = {}
+    for layout, draw, has_examples in product(config.layouts, draws, (True, False)):
+        conditions = [
+            condition
+            for condition in config.all_conditions
+            if condition.has_examples == has_examples
+        ]
+        if not conditions:
+            continue
+        problems: Sequence[Problem] = dataset.problems
+        if draw is not None:
+            problems = draw.select(problems)
+            draw = draw if has_examples else replace(draw, examples=())
+        settings = PromptSettings(layout=layout, instruction=config.instruction, draw=draw)
+        for arm in build_checked_prompts(
+            problems, conditions, settings, model, max_gen_toks=config.max_gen_toks
+        ):
+            task = config.task_name(dataset.name, arm.condition.name, layout, arm.draw)
+            arms[task] = arm
+    return arms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,21 +186,23 @@ class Request:
     """One completion to generate.
 
     Attributes:
-        task: Its name, as lm-eval knows it.
-        problem_id: Which problem of the dataset.
-        sample_index: Which of the samples of this problem, from 0, over all draws of examples.
-        replicate: Which repetition of the whole condition, from 0.
-        again: How many requests of the run, under other conditions, ask the very same before this one.
-        seed: The sample's own seed; None where nothing is drawn.
-        prompt: The prompt as text, templated.
-        prompt_token_ids: The prompt as the engine gets it; None where the model's tokenizer is not known.
-        prompt_sha256: Hash of the text, as lm-eval's sample logs carry it.
-        prompt_token_sha256: Hash of the token ids; None where they are not known.
-        sampling: The parameters in force.
-        intervention: What is done to the model while it generates, such as a change of its attention; None for nothing.
-        record: Of a prompt whose attention is recorded, sets of queries over which it is summed: 1 for each token of
-            the set, 0 for others. In the last set a query's attention to its own token counts too.
-        turns: The messages, for a backend that takes no templated text (a chat API); None for all others.
+        task: The task's name in lm-eval.
+        problem_id: The id of the problem.
+        sample_index: The index of the sample of this problem, over all draws of examples.
+        replicate: 0, and 1 in the repeat run.
+        again: The number of earlier requests of the run with the same prompt under other
+            conditions.
+        seed: The seed of the sample; None if nothing is drawn at random.
+        prompt: The text of the prompt, with the template.
+        prompt_token_ids: The token ids that the engine gets; None if the tokenizer is unknown.
+        prompt_sha256: Hash of the text, as in lm-eval's sample logs.
+        prompt_token_sha256: Hash of the token ids; None if they are unknown.
+        sampling: The effective parameters.
+        intervention: The change inside the model, such as a change of its attention.
+        record: Sets of queries over which recorded attention is summed: 1 for each token of the
+            set, 0 for other tokens. In the last set a query's attention to its own token counts
+            too. None: nothing is recorded.
+        turns: The messages, for a chat API, which takes no templated text.
     """
 
     task: str
@@ -201,64 +222,61 @@ class Request:
 
 
 def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
-    """All requests in the order in which they are scheduled.
+    """Yield all requests in the order of their scheduling.
 
-    The first sample of every problem comes before the second of any, and the conditions of a problem stand
-    together: a run that is stopped early has the whole comparison, with fewer samples or problems. One draw of
-    examples comes after the other, so that an engine still has the beginning of its prompts. Replicates come last,
-    each in an order of its own, so that they share batches with other prompts than the first time.
+    The first sample of every problem comes before any second sample, and the conditions of a
+    problem are neighbours: a run that is stopped early has all comparisons, with fewer samples or
+    problems. The draws of examples follow one another, so that an engine can reuse the beginning of
+    its prompts. The repeat run is last, in another order, so that its prompts share batches with
+    other prompts than the first time.
     """
-    seeded = not sampling.greedy and plan.config.model.takes_seeds
-    for replicate in range(plan.config.replicates):
-        rows = sorted(
-            (row for row in plan.rows if plan.replicates(row[1]) > replicate),
-            key=lambda row: row[1].draw,
-        )
+    config = plan.config
+    is_seeded = not sampling.greedy and config.model.takes_seeds
+    for replicate in range(config.replicates):
+        rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
+        rows.sort(key=lambda row: row[1].draw)
         if replicate:
-            random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
-        asked: Counter[tuple[int, str, object, str]] = Counter()
-        for sample, (task, arm, problem, prompt) in product(
-            range(plan.config.repeats_per_draw), rows
-        ):
-            index = sample + max(arm.draw - 1, 0) * plan.config.repeats_per_draw
-            chat_api = arm.layout is Layout.CHAT and plan.config.model.templates_itself
-            same = (
-                index,
+            random.Random(f"{config.seed}:{replicate}").shuffle(rows)
+        counts: Counter[object] = Counter()
+        for sample, (task, arm, problem, prompt) in product(range(config.repeats_per_draw), rows):
+            sample_index = sample + max(arm.draw - 1, 0) * config.repeats_per_draw
+            is_chat_api = arm.layout is Layout.CHAT and config.model.templates_itself
+            key = (
+                sample_index,
                 problem.id,
                 prompt.prompt_token_sha256 or (prompt.prompt_sha256, arm.layout),
                 hash_json(prompt.intervention),
             )
-            asked[same] += 1
+            seed = sample_seed(config.seed, problem.id, sample_index, replicate)
             yield Request(
                 task=task,
                 problem_id=problem.id,
-                sample_index=index,
+                sample_index=sample_index,
                 replicate=replicate,
-                again=asked[same] - 1,
-                seed=sample_seed(plan.config.seed, problem.id, index, replicate)
-                if seeded
-                else None,
+                again=counts[key],
+                seed=seed if is_seeded else None,
                 prompt=prompt.text,
                 prompt_token_ids=prompt.token_ids,
                 prompt_sha256=prompt.prompt_sha256,
                 prompt_token_sha256=prompt.prompt_token_sha256,
                 sampling=sampling,
                 intervention=prompt.intervention,
-                turns=tuple(prompt.prompt.messages) if chat_api else None,
+                turns=tuple(prompt.prompt.messages) if is_chat_api else None,
             )
+            counts[key] += 1
 
 
 def sample_key(request: Request, setting: str) -> str:
     """Cache key: two requests with the same key give interchangeable samples.
 
-    It covers all that can change a sample. The condition's name is not part of it: the prompt's tokens are. What grades
-    the sample is not part of it either.
+    It covers everything that can change a sample: the prompt's tokens, but neither the condition's
+    name nor the grader.
 
     Args:
-        request: What is asked.
-        setting: What all samples of a run share, from `hash_setting`.
+        request: The request.
+        setting: The hash of the values that all samples of a run share, from `hash_setting`.
     """
-    parts = (
+    values = (
         setting,
         request.prompt_token_sha256 or (request.prompt_sha256, request.turns),
         request.sampling.vllm(),
@@ -269,7 +287,7 @@ def sample_key(request: Request, setting: str) -> str:
         request.replicate,
         request.again,
     )
-    return hash_json(parts)
+    return hash_json(values)
 
 
 def hash_setting(
@@ -279,11 +297,11 @@ def hash_setting(
     arguments: Mapping[str, Any],
     engine: Mapping[str, Any],
 ) -> str:
-    """Hash of what all samples of a run share.
+    """Hash of the values that all samples of a run share.
 
     Args:
         prompt_version: `PROMPT_VERSION` of the prompts.
-        model: The model's fingerprint. A folder is known by what is in it, so that it may have another name.
+        model: The model's fingerprint. For a folder it is the hash of its files, whatever its name.
         arguments: The model arguments that can change a sample: see `run_config.fixed_arguments`.
         engine: The engine's name, its version and the type of device.
     """
@@ -294,12 +312,12 @@ def hash_setting(
 
 
 def hash_json(value: Any) -> str:
-    """SHA-256 of a value as JSON, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    """SHA-256 of a value as JSON. The order of keys does not matter."""
+    return hash_text(json.dumps(value, sort_keys=True))
 
 
 def group_name(kind: str | None, name: str) -> str:
-    """What a condition is shown under where the reference conditions of a kind share a line: the kind, or its name."""
+    """The name of a condition where all reference conditions of a kind are one group."""
     if kind is None:
         return name
     return f"{kind}s" if kind == OTHER_INSTRUCTION else kind

@@ -1,7 +1,7 @@
-"""Problems, read from the hub or from a JSONL file, or made: arithmetic, which no model was trained on as it stands.
+"""Problems from the hub or a JSONL file, or generated: arithmetic that no training data contains.
 
-The environment variable `MATH500_PATH` replaces MATH-500 wherever it is asked for: it names a JSONL file with
-MATH-500's fields. Unset, the problems come from the hub.
+The environment variable `MATH500_PATH` replaces MATH-500: it names a JSONL file with the fields of
+MATH-500. Without it, the problems come from the hub.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from harness.yaml_settings import Strict, explain
 
 Operand = Annotated[int, Field(ge=1, le=10**9)]
 Sign = tuple[str, str]
-"""How an operation is written, in a problem's id and in its text."""
+"""An operation in a problem's id, and in its text."""
 SIGNS: dict[str, tuple[Sign, ...]] = {
     "products": (("x", "times"),),
     "sums": (("+", "plus"),),
@@ -48,16 +48,17 @@ class MadeConfig(Strict):
     make: Literal["products", "sums", "differences", "quotients", "chain"]
     """`products`, `sums`, `differences`, `quotients` or `chain` (`What is 3 + 4 * 2 - 5?`)."""
     seed: int = Field(default=1, ge=0)
-    """The seed of what is drawn and in which order. A larger count begins with the same problems."""
+    """The seed of the problems and their order. A larger count begins with the same problems."""
     operands: tuple[Operand, Operand] = (2, 12)
-    """The least and the greatest number. Differences and quotients are these sums and products, asked backwards."""
+    """The smallest and the largest number. Differences and quotients are these sums and products,
+    asked backwards."""
     count: int | None = Field(default=None, ge=1, le=100_000)
-    """How many problems. By default all, at most 200."""
+    """The number of problems. By default all, at most 200."""
     depth: int = Field(default=3, ge=1, le=20)
-    """The operations of a chain; other problems have one."""
+    """The number of operations in a chain. Other problems have one."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_operands(self) -> Self:
         low, high = self.operands
         if low > high:
             raise ValueError(f"operands: expected the least number first, got {low} and {high}")
@@ -68,64 +69,64 @@ class MadeConfig(Strict):
         return self
 
     @property
-    def _parts(self) -> list[Sequence[Any]]:
-        """What each part of a problem is drawn from: first its operands, then its signs."""
+    def _choices(self) -> list[Sequence[Any]]:
+        """The possible values of each operand, then of each sign."""
         operations = self.depth if self.make == "chain" else 1
         numbers = range(self.operands[0], self.operands[1] + 1)
         return [*[numbers] * (operations + 1), *[SIGNS[self.make]] * operations]
 
     @property
     def _possible(self) -> int:
-        """How many different problems there are."""
-        return math.prod(map(len, self._parts))
+        """The number of different problems."""
+        return math.prod(map(len, self._choices))
 
     def problems(self) -> Iterator[dict[str, Any]]:
-        """The fields of every problem, as `problems.Problem` has them.
+        """Yield the fields of every problem, as in `problems.Problem`.
 
-        The level is the number of digits of both operands; of a chain, that of its operations. Problems of the same
-        operands in another order are one cluster, known by the id of the one with the smaller first; so are the
-        differences of one sum, the quotients of one product, and chains of the same operands and signs.
+        The level is the number of digits of both operands; of a chain, its number of operations.
+        Problems with the same operands in another order are one cluster, which has the id of the
+        problem with sorted operands. So are the differences of one sum, the quotients of one
+        product, and chains of the same operands and signs.
         """
-        draw = random.Random(self.seed)
-        places: dict[int, None] = {}
-        while len(places) < (self.count or min(self._possible, 200)):
-            places[draw.randrange(self._possible)] = None
-        for place in places:
-            drawn = []
-            for part in self._parts:
-                place, which = divmod(place, len(part))
-                drawn.append(part[which])
-            middle = len(drawn) // 2 + 1
-            numbers, signs = drawn[:middle], drawn[middle:]
+        generator = random.Random(self.seed)
+        indices: dict[int, None] = {}  # an ordered set
+        while len(indices) < (self.count or min(self._possible, 200)):
+            indices[generator.randrange(self._possible)] = None
+        for index in indices:
+            terms = []
+            for values in self._choices:
+                index, digit = divmod(index, len(values))
+                terms.append(values[digit])
+            middle = len(terms) // 2 + 1
+            numbers, signs = terms[:middle], terms[middle:]
             yield {
-                **_pose(numbers, signs),
+                **_pose_problem(numbers, signs),
                 "level": len(signs) if self.make == "chain" else len("".join(map(str, numbers))),
-                "cluster": _pose(sorted(numbers), sorted(signs))["id"],
+                "cluster": _pose_problem(sorted(numbers), sorted(signs))["id"],
             }
 
 
-def _pose(numbers: list[int], signs: list[Sign]) -> dict[str, str]:
+def _pose_problem(numbers: list[int], signs: list[Sign]) -> dict[str, str]:
     """The id of a problem, its text and its answer."""
-    first, *others = numbers
-    if signs[0][1] in ("minus", "divided by"):  # asked backwards
-        first = first + others[0] if signs[0][0] == "-" else first * others[0]
-    terms = [first]
-    for (sign, _), number in zip(signs, others, strict=True):
-        match sign:
+    first, second, *_ = numbers
+    _, first_word = signs[0]
+    if first_word == "minus":  # a sum, asked backwards
+        first += second
+    elif first_word == "divided by":
+        first *= second
+    name = text = str(first)
+    summands = [first]
+    for (symbol, word), number in zip(signs, numbers[1:], strict=True):
+        name += f"{symbol}{number}"
+        text += f" {word} {number}"
+        match symbol:
             case "x" | "*":  # binds more tightly than plus and minus
-                terms[-1] *= number
+                summands[-1] *= number
             case "/":
-                terms[-1] //= number
+                summands[-1] //= number
             case _:
-                terms.append(number if sign == "+" else -number)
-    name, text = (
-        str(first)
-        + "".join(
-            f"{gap}{sign[way]}{gap}{number}" for sign, number in zip(signs, others, strict=True)
-        )
-        for way, gap in enumerate(("", " "))
-    )
-    return {"id": name, "problem": f"What is {text}?", "answer": str(sum(terms))}
+                summands.append(number if symbol == "+" else -number)
+    return {"id": name, "problem": f"What is {text}?", "answer": str(sum(summands))}
 
 
 MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"
@@ -134,16 +135,13 @@ PATH_VARIABLE = "MATH500_PATH"
 
 
 def _as_text(value: Any) -> Any:
-    """A number as text; NaN, which is how a table says that a value is missing, stays and is refused."""
-    return (
-        str(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-        else value
-    )
+    """A number as text. NaN, which tables have for missing values, is not changed, and refused."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number and value == value else value
 
 
 Needed = Annotated[str, Field(pattern=r"\S"), BeforeValidator(_as_text)]
-"""Text that is not blank. A pattern refuses half a surrogate pair: JSON can spell one, no tokenizer takes it."""
+"""Text that is not blank. The pattern refuses half a surrogate pair, which no tokenizer takes."""
 Text = Annotated[str, Field(pattern=""), BeforeValidator(lambda value: str(value or ""))]
 
 
@@ -153,13 +151,14 @@ class Problem:
 
     Attributes:
         id: Unique within the dataset.
-        problem: The text that the model is asked.
-        answer: The gold answer, as it would stand in a box.
+        problem: The text of the problem.
+        answer: The gold answer, as in a box.
         solution: The worked solution; empty if the dataset has none.
         subject: MATH's subject; empty if the dataset has none.
-        level: The difficulty: MATH's from 1 to 5, or that of `MadeConfig`; 0 if the dataset has none.
-        cluster: Problems of one cluster stand on one side of every split and count as one; empty: the problem by
-            itself.
+        level: The difficulty: from 1 to 5 in MATH, or that of `MadeConfig`; 0 if the dataset has
+            none.
+        cluster: The problems of a cluster are never split, and count as one. Empty: the problem is
+            its own cluster.
     """
 
     id: Needed
@@ -172,11 +171,11 @@ class Problem:
 
     @property
     def counts_with(self) -> str:
-        """The name of its cluster: its own id if it has none."""
+        """The name of its cluster: the problem's id if it has none."""
         return self.cluster or self.id
 
     def record(self) -> dict[str, Any]:
-        """The fields; without the cluster where the problem has none, as before there were clusters."""
+        """The fields, without an empty cluster."""
         return {name: value for name, value in asdict(self).items() if name != "cluster" or value}
 
 
@@ -189,18 +188,19 @@ class DatasetConfig(Strict):
     path: Path
     """The file."""
     problem: str = "problem"
-    """The problem's field. By default `question` too."""
+    """The field of the problem. By default `question` is read too."""
     answer: str = "answer"
-    """The gold answer's field: the final answer alone."""
+    """The field of the gold answer, which is the final answer alone."""
     id: str | None = "unique_id"
-    """The id's field; null numbers the lines. By default `id` too, else lines are numbered."""
+    """The field of the id; null numbers the lines. By default `id` is read too, else lines are
+    numbered."""
 
 
-def _tag(given: Any) -> str:
-    """Which form of a `dataset` is meant, so that only its own keys are spoken of."""
-    if not isinstance(given, dict | Strict):
+def _tag(value: Any) -> str:
+    """The form of a `dataset`, so that an error message names only the keys of this form."""
+    if not isinstance(value, dict | Strict):
         return "[name]"
-    return "MadeConfig" if "make" in dict(given) else "DatasetConfig"
+    return "MadeConfig" if "make" in dict(value) else "DatasetConfig"
 
 
 AnyDataset = Annotated[
@@ -209,12 +209,12 @@ AnyDataset = Annotated[
     | Annotated[MadeConfig, Tag("MadeConfig")],
     Discriminator(_tag),
 ]
-"""What a config's `dataset` may be."""
+"""A config's `dataset`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Problems and where they come from: `source` is a file, a hub name with its revision, or how they are made."""
+    """Problems and their source: a file, a hub name with its revision, or generator settings."""
 
     name: str
     source: str
@@ -223,15 +223,16 @@ class Dataset:
     @property
     def sha256(self) -> str:
         """SHA-256 over every field of every problem, in order."""
-        lines = (json.dumps(p.record(), sort_keys=True) for p in self.problems)
+        lines = [json.dumps(problem.record(), sort_keys=True) for problem in self.problems]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def open_dataset(dataset: AnyDataset) -> Dataset:
-    """The problems that a config's `dataset` names. `MATH500_PATH` may name others in place of MATH-500.
+    """Open the problems of a config's `dataset`. `MATH500_PATH` may replace MATH-500.
 
     Raises:
-        DataError: they cannot be had, or a file is not as described. The message names file, line and field.
+        DataError: the problems cannot be loaded, or a file has another form. The message names the
+            file, the line and the field.
     """
     if isinstance(dataset, DatasetConfig):
         return _read_jsonl(dataset)
@@ -243,41 +244,43 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
             source=f"made of {low} to {high}, seed {dataset.seed}",
             problems=problems,
         )
-    chosen = os.environ.get(PATH_VARIABLE, "").strip()
-    return load_jsonl(Path(chosen)) if chosen else _from_hub()
+    path = os.environ.get(PATH_VARIABLE, "").strip()
+    return load_jsonl(Path(path)) if path else _load_from_hub()
 
 
 def load_jsonl(path: Path) -> Dataset:
-    """Load problems from a JSONL file with MATH-500's fields; as `open_dataset`."""
+    """Load problems from a JSONL file with MATH-500's fields; see `open_dataset`."""
     return _read_jsonl(DatasetConfig(path=path))
 
 
 def _read_jsonl(fields: DatasetConfig) -> Dataset:
     path = fields.path.expanduser()
     try:
-        text = path.read_text(
-            encoding="utf-8-sig"
-        )  # some editors begin a file with a byte order mark
+        # some editors begin a file with a byte order mark
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"Data file {path}: {getattr(error, 'strerror', error)}.") from error
     records = []
     for number, line in enumerate(text.rstrip().split("\n"), start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            try:
-                records.append((where, dict(json.loads(line))))
-            except (ValueError, TypeError) as error:
-                raise DataError(
-                    f"{where}: expected a JSON object, got {line[:40]!r} ({error})."
-                ) from None
-    return Dataset(name=path.stem, source=str(path), problems=_problems(records, fields, str(path)))
+        if not line.strip():
+            continue
+        location = f"{path}, line {number}"
+        try:
+            records.append((location, dict(json.loads(line))))
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"{location}: expected a JSON object, got {line[:40]!r} ({error})."
+            ) from None
+    problems = _read_problems(records, fields, str(path))
+    return Dataset(name=path.stem, source=str(path), problems=problems)
 
 
-def _from_hub() -> Dataset:
+def _load_from_hub() -> Dataset:
     import datasets
     import huggingface_hub
 
-    huggingface_hub.utils.logging.set_verbosity_error()  # else each of its five tries says that there is no network
+    # otherwise each of its five attempts prints that there is no network
+    huggingface_hub.utils.logging.set_verbosity_error()
     try:
         rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)
     except Exception as error:
@@ -286,37 +289,38 @@ def _from_hub() -> Dataset:
         ) from error
     source = f"{MATH500_REPOSITORY}@{MATH500_REVISION}"
     records = [(f"{source}, row {number}", dict(row)) for number, row in enumerate(rows)]
-    return Dataset(
-        name="math500",
-        source=source,
-        problems=_problems(records, DatasetConfig(path=Path()), source),
-    )
+    problems = _read_problems(records, DatasetConfig(path=Path()), source)
+    return Dataset(name="math500", source=source, problems=problems)
 
 
-def _problems(
+def _read_problems(
     records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConfig, source: str
 ) -> tuple[Problem, ...]:
-    """The problems of records, each with its place."""
+    """Read problems from records, each with its location in the source."""
     problems: dict[str, Problem] = {}
     names = {"id": fields.id, "problem": fields.problem, "answer": fields.answer}
     names |= {key: key for key in ("solution", "subject", "level", "cluster")}
-    for where, record in records:
-        kept: dict[str, Any] = {key: record[name] for key, name in names.items() if name in record}
+    for location, record in records:
+        values: dict[str, Any] = {
+            key: record[name] for key, name in names.items() if name in record
+        }
         if fields.problem == "problem" and "question" in record:
-            kept.setdefault("problem", record["question"])
+            values.setdefault("problem", record["question"])
+        number = len(problems)
         if fields.id in (None, "unique_id"):
-            kept.setdefault("id", record.get("id", len(problems)) if fields.id else len(problems))
+            values.setdefault("id", record.get("id", number) if fields.id else number)
         try:
-            problem = _PROBLEM.validate_python(kept)
+            problem = _PROBLEM.validate_python(values)
         except ValidationError as error:
-            raise DataError(explain(error, f"{where} ({', '.join(record)})")) from None
+            raise DataError(explain(error, f"{location} ({', '.join(record)})")) from None
         if problem.id in problems:
-            raise DataError(f"{where}: the id {problem.id!r} stands in an earlier line too.")
+            raise DataError(f"{location}: the id {problem.id!r} stands in an earlier line too.")
         problems[problem.id] = problem
     if not problems:
         raise DataError(f"{source}: no problems in it. Expected one JSON object per line.")
-    alone = not any(problem.cluster for problem in problems.values())
-    return tuple(
-        one if alone or one.cluster else replace(one, cluster=f"problem {one.id}")
-        for one in problems.values()
-    )
+    if any(problem.cluster for problem in problems.values()):
+        # a problem's id may be the name of another problem's cluster
+        for name, problem in problems.items():
+            if not problem.cluster:
+                problems[name] = replace(problem, cluster=f"problem {name}")
+    return tuple(problems.values())

@@ -1,10 +1,12 @@
-"""One YAML is one experiment: its schema, its defaults, and clear refusals."""
+"""The config of a run: one YAML file is one experiment. Its schema, its defaults, its refusals."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -33,101 +35,103 @@ from harness.experiment.expand_conditions import (
     choose_control,
     expand_causes,
     expand_sweep,
+    index_by_name,
 )
 from harness.experiment.fewshot_examples import FewshotConfig
 from harness.experiment.generation_settings import ExplicitSampling, Sampling, resolve_sampling
 from harness.experiment.intervention_settings import Layers
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
-from harness.smollm2_model import SMOLLM2_LABEL
 from harness.yaml_settings import Strict, explain, find_secrets, read_values
 
 
 class ModelConfig(Strict):
-    """Which model, by which backend, with which arguments."""
+    """The model, the backend that runs it, and the backend's arguments."""
 
     backend: str = "vllm"
     """`vllm`, or lm-eval's name: `hf`, `local-completions`, `local-chat-completions`."""
     model_args: dict[str, Any] = Field(default_factory=dict)
     """The backend's arguments. `pretrained: smollm2` is a small real model."""
     label: str | None = None
-    """Its name in tables. By default the last part of its path."""
+    """Its name in tables. By default the last component of its path."""
 
     @model_validator(mode="before")
     @classmethod
     def _label_smollm2(cls, values: Any) -> Any:
-        """SmolLM2 has one label, however it is named."""
+        """SmolLM2 always has the same label, whatever the name of its folder."""
         arguments = values.get("model_args") if isinstance(values, dict) else None
-        given = arguments.get("pretrained") if isinstance(arguments, dict) else None
-        is_smollm2 = smollm2_model.label_model(str(given)) == SMOLLM2_LABEL
-        return {**values, "label": values.get("label") or SMOLLM2_LABEL} if is_smollm2 else values
+        weights = arguments.get("pretrained") if isinstance(arguments, dict) else None
+        label = smollm2_model.label_model(str(weights))
+        is_smollm2 = label == smollm2_model.SMOLLM2_LABEL
+        return {**values, "label": values.get("label") or label} if is_smollm2 else values
 
     @field_validator("model_args")
     @classmethod
-    def _without_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        if found := next(find_secrets(arguments), None):
+    def _refuse_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for key in find_secrets(arguments):
             raise ConfigError(
-                f"model.model_args{found} looks like a secret, and a config is copied into journal, receipt and logs. "
-                "Remove it and set the variable that the library reads instead: HF_TOKEN for the hub, OPENAI_API_KEY "
-                "for a server."
+                f"model.model_args{key} looks like a secret, and a config is copied into journal, "
+                "receipt and logs. Remove it and set the variable that the library reads instead: "
+                "HF_TOKEN for the hub, OPENAI_API_KEY for a server."
             )
         return arguments
 
     @property
     def name(self) -> str:
-        """The model's name or path as given."""
+        """The model's name or path in its arguments."""
         return str(self.model_args.get("pretrained") or self.model_args.get("model") or "")
 
     @property
     def takes_seeds(self) -> bool:
-        """Whether each sample has a seed of its own: with vLLM, and with servers, which get it with the request."""
+        """Whether the backend takes a seed for each sample: vLLM does, and so do servers."""
         return self.backend == "vllm" or "base_url" in self.model_args
 
     @property
     def templates_itself(self) -> bool:
-        """Whether the backend takes the turns of a chat and applies a template that only it knows."""
+        """Whether the backend takes the turns of a chat, and applies its own chat template."""
         return self.backend.endswith("chat-completions")
 
     @property
     def display_name(self) -> str:
-        """What tables and figures call it."""
-        return self.label or self.name.rstrip("/").rpartition("/")[2]
+        """The model's name in tables and figures."""
+        return self.label or smollm2_model.label_model(self.name)
 
 
 FREE_ARGUMENTS = frozenset(
-    "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
-    "max_num_batched_tokens data_parallel_size num_concurrent max_retries timeout header batch_size "
-    "device device_ids download_dir load_format "
-    "distributed_executor_backend numa_bind".split()
+    "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes "
+    "max_num_seqs max_num_batched_tokens data_parallel_size num_concurrent max_retries timeout "
+    "header batch_size device device_ids download_dir load_format distributed_executor_backend "
+    "numa_bind".split()
 )
-"""Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much
-is done at once."""
+"""Model arguments that may differ when a run is continued: paths, loading, memory, concurrency."""
 
 
 def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The model arguments that could change a sample; `load_format: dummy` is one, as its weights are random."""
-    free = FREE_ARGUMENTS - ({"load_format"} if arguments.get("load_format") == "dummy" else set())
+    """Select the model arguments that can change a sample."""
+    free = set(FREE_ARGUMENTS)
+    if arguments.get("load_format") == "dummy":
+        free.remove("load_format")  # dummy weights are random
     return {name: value for name, value in arguments.items() if name not in free}
 
 
 def _read_instructions(value: Any) -> Any:
-    """Texts as they are, or those of a file, one a line."""
-    if isinstance(value, (str, Path)):
-        try:
-            lines = map(str.strip, Path(value).read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{value}: {error}") from None
-        return tuple(line for line in lines if line)
-    return value
+    """Read the instructions from a file with one in each line, if the value is its path."""
+    if not isinstance(value, (str, Path)):
+        return value
+    try:
+        lines = Path(value).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{value}: {error}") from None
+    return tuple(line.strip() for line in lines if line.strip())
 
 
 class AcrossConfig(Strict):
-    """Other instructions, under which every condition is asked too."""
+    """Other instructions. All conditions run under each of them too."""
 
     instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(
         min_length=1, max_length=99
     )
-    """Texts, or a file with one a line."""
+    """Texts, or a file with one text in each line."""
 
 
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
@@ -137,202 +141,191 @@ class RunConfig(Strict):
     """One experiment."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
-    """The run's name, also that of its folder."""
+    """The name of the run and of its folder."""
     model: ModelConfig
-    """Which model, and who runs it."""
+    """The model and its backend."""
     dataset: AnyDataset = "math500"
-    """`math500`, or a mapping: a file, or problems that are made."""
+    """`math500`, or a mapping: a file, or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings."""
     sweep: None = None
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
     baseline: str | None = None
-    """The condition that the others are compared with. By default `wo`, else the first."""
+    """The condition with which all others are compared. By default `wo`, else the first."""
     contrasts: tuple[Contrast, ...] | None = None
-    """The tested differences. By default every condition's from the baseline."""
+    """The tested contrasts. By default every condition less the baseline."""
     primary: Contrast | None = None
-    """The contrast that the run is about. By default `mless` less the baseline."""
+    """The primary contrast. By default `mless` less the baseline."""
     replicates: int = Field(default=1, ge=1, le=2)
-    """How often both sides of the primary contrast, else of the first, are run: 2 gives A/A."""
+    """2 adds a repeat run (A/A) of both conditions of the primary contrast, else of the first."""
     across: AcrossConfig | None = None
-    """Other instructions that all conditions are asked under."""
+    """Other instructions, under which all conditions run too."""
     positive_control: bool = False
-    """Whether an answer at once, or with `answer: line` one without examples, is asked for too, which must harm."""
+    """Whether a positive control runs too, which must lower the accuracy: the answer at once, or
+    with `answer: line` the question without examples."""
     layouts: tuple[Layout, ...] = ()
-    """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` where the tokenizer has a template."""
+    """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` where the tokenizer
+    has a template."""
     instruction: str | None = None
-    """Another instruction than the study's. With `answer: line` by default `Answer the question.`"""
+    """The system prompt, by default the study's. With `answer: line` by default `Answer the
+    question.`"""
     fewshot: FewshotConfig | None = None
     """Examples before the question. By default none."""
     answer: Literal["box", "line"] = "box"
-    """What is read: the last `box`, or the first `line`, with which a completion ends."""
+    """The answer in a completion: its last `box`, or its first `line`, after which it ends."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
-    """How often each problem is asked, with another seed each time; all draws of examples together. Where it is less
-    than the draws, each problem is asked with so many of them."""
+    """The number of samples of each problem over all draws of examples, each with its own seed. If
+    it is smaller than the number of draws, it is also the number of draws of each problem."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
-    """The most tokens of a completion."""
+    """The maximum number of tokens in a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
     record_attention: Literal["all"] | Layers | None = Field(
         default=None, union_mode="left_to_right"
     )
-    """The layers whose attention is stored, for the first sample of each prompt: `1-3`, a list or `all`. See
-    docs/probe.md."""
+    """The layers whose attention is stored, for the first sample of each prompt: `1-3`, a list or
+    `all`. See docs/probe.md."""
     audit: bool = True
-    """Whether other graders judge each completion too."""
+    """Whether other graders grade each completion too."""
     output: Path = Path("results")
-    """The folder of run folders."""
+    """The folder that contains the run's folder."""
     seed: int = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
-    """The seed of samples and of everything drawn."""
+    """The seed of samples and of all random draws."""
 
     @model_validator(mode="before")
     @classmethod
-    def _filled_in(cls, values: Any) -> Any:
-        """The conditions of a sweep join the others. Where no box is read, no instruction asks for one.
-
-        Each problem is asked once with each draw of examples, unless told.
-        """
-        if (
-            isinstance(values, dict)
-            and values.get("answer") == "line"
-            and values.get("instruction") is None
-        ):
-            values = {**values, "instruction": PLAIN_INSTRUCTION}
-        shown = values.get("fewshot") if isinstance(values, dict) else None
-        if isinstance(shown, dict) and "draws" in shown:
-            values = {"repeats": shown["draws"], **values}
+    def _fill_in(cls, values: Any) -> Any:
+        """Set the defaults that depend on other keys, and expand the conditions."""
         if not isinstance(values, dict):
             return values
-        if isinstance(entries := values.get("conditions"), (list, tuple)):
-            values = {**values, "conditions": expand_causes(entries)}
-        if values.get("sweep") is None:
-            return values
-        own, swept = values.get("conditions", [BASELINE]), expand_sweep(values["sweep"])
-        if isinstance(own, (list, tuple)):  # anything else is refused as it is
-            own = [*own, *(one for one in swept if one not in own)]
-        return {**values, "sweep": None, "conditions": own}
+        values = dict(values)
+        if values.get("answer") == "line" and values.get("instruction") is None:
+            values["instruction"] = PLAIN_INSTRUCTION
+        fewshot = values.get("fewshot")
+        if isinstance(fewshot, dict) and "draws" in fewshot:
+            values.setdefault("repeats", fewshot["draws"])
+        sweep = values.pop("sweep", None)
+        if sweep is not None:
+            values.setdefault("conditions", [BASELINE])
+        entries = values.get("conditions")
+        if isinstance(entries, (list, tuple)):  # the type of any other value is refused later
+            entries = expand_causes(entries)
+            swept = expand_sweep(sweep) if sweep is not None else []
+            values["conditions"] = entries + [entry for entry in swept if entry not in entries]
+        return values
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        names = [condition.name for condition in self.conditions]
-        layouts = self.layouts or (Layout.RAW,)
-        tasks = [
-            self.task_name("x", one.name, layout)
-            for layout in layouts
-            for one in self.all_conditions
-        ]
-        pairs = [frozenset(pair) for pair in self.tested]
-        bad_pairs = [
-            pair
-            for pair in self.tested
-            if len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1
-        ]
-        odd = ", ".join(contrast_name(*pair) for pair in bad_pairs if self.contrasts)
-        known = [contrast_name(*pair) for pair in self.tested]
-        own, shown = self.instruction is not None, self.fewshot
-        listed, baseline = ", ".join(names), self.baseline_name
-        published = Layout.AS_PUBLISHED in self.layouts
-        needs_baseline = self.baseline or self.contrasts or self.primary
-        begun = [
-            one.name
-            for one in self.all_conditions
-            if one.answer_prefix or one.placement is Placement.ANSWER
-        ]
-        for bad, message in (
-            (
-                len(set(tasks)) < len(tasks),
-                f"conditions: names must differ, also as name_layout; got {listed}",
-            ),
-            (
-                published and (own or any(one.instruction for one in self.all_conditions)),
-                "instruction: the layout as_published has the authors' own",
-            ),
-            (
-                self.repeats % self.draws_per_problem,
-                f"repeats: expected a multiple of {self.draws} draws, or fewer than these",
-            ),
-            (published and shown, "fewshot: as_published has none"),
-            (
-                self.positive_control and self.answer == "line" and not shown,
-                "positive_control: there are no examples to leave out",
-            ),
-            (
-                shown and shown.path and shown.draws > 1,
-                "fewshot.draws: the examples of a file are one draw",
-            ),
-            (
-                self.across and any(one.instruction for one in self.conditions),
-                "across: a condition has its own instruction",
-            ),
-            (odd, f"contrasts: expected pairs of {listed}, each once, got {odd}"),
-            (
-                self.primary not in (None, *known),
-                f"primary: expected one of the contrasts {', '.join(known) or '(none)'}, got {self.primary!r}",
-            ),
-            (
-                needs_baseline and baseline not in names,
-                f"conditions: {listed} lack the baseline {baseline}",
-            ),
-            (
-                begun and self.model.templates_itself,
-                f"{', '.join(begun)} begins the answer, which a chat API forbids",
-            ),
-            (
-                self.record_attention and BASELINE not in names,
-                f"record_attention: tokens are told by their place in the prompt of {BASELINE}, which is not asked",
-            ),
-            (
-                not self.model.name,
-                "model.model_args: expected `pretrained`, or `model` for an API backend",
-            ),
+    def _refuse_contradictions(self) -> Self:
+        for fault in chain(
+            self._find_condition_faults(),
+            self._find_example_faults(),
+            self._find_contrast_faults(),
+            self._find_model_faults(),
         ):
-            if bad:
-                raise ValueError(message)
+            raise ValueError(fault)
         if self.gen_kwargs != "model_default":
             self.resolve_sampling(None)
         return self
 
+    def _find_condition_faults(self) -> Iterator[str]:
+        layouts = self.layouts or (Layout.RAW,)
+        tasks = {
+            self.task_name("", condition.name, layout)
+            for layout, condition in product(layouts, self.all_conditions)
+        }
+        if len(tasks) < len(layouts) * len(self.all_conditions):
+            names = ", ".join(self.condition_names)
+            yield f"conditions: names must differ, also as name_layout; got {names}"
+        has_instruction = any(condition.instruction for condition in self.conditions)
+        replaces_instruction = self.instruction is not None or self.across or has_instruction
+        if Layout.AS_PUBLISHED in self.layouts and replaces_instruction:
+            yield "instruction: the layout as_published has the authors' own"
+        if self.across and has_instruction:
+            yield "across: a condition has its own instruction"
+
+    def _find_example_faults(self) -> Iterator[str]:
+        fewshot = self.fewshot
+        if self.repeats % self.draws_per_problem:
+            yield f"repeats: expected a multiple of {self.draws} draws, or fewer than these"
+        if fewshot and Layout.AS_PUBLISHED in self.layouts:
+            yield "fewshot: as_published has none"
+        if self.positive_control and self.answer == "line" and not fewshot:
+            yield "positive_control: there are no examples to leave out"
+        if fewshot and fewshot.path and fewshot.draws > 1:
+            yield "fewshot.draws: the examples of a file are one draw"
+
+    def _find_contrast_faults(self) -> Iterator[str]:
+        names = self.condition_names
+        listed = ", ".join(names)
+        pairs = Counter(map(frozenset, self.tested))
+        refused = [
+            contrast_name(*pair)
+            for pair in self.tested
+            if len({*pair} & {*names}) < 2 or pairs[frozenset(pair)] > 1
+        ]
+        if self.contrasts and refused:
+            yield f"contrasts: expected pairs of {listed}, each once, got {', '.join(refused)}"
+        contrasts = [contrast_name(*pair) for pair in self.tested]
+        if self.primary not in (None, *contrasts):
+            expected = ", ".join(contrasts) or "(none)"
+            yield f"primary: expected one of the contrasts {expected}, got {self.primary!r}"
+        needs_baseline = self.baseline or self.contrasts or self.primary
+        if needs_baseline and self.baseline_name not in names:
+            yield f"conditions: {listed} lack the baseline {self.baseline_name}"
+
+    def _find_model_faults(self) -> Iterator[str]:
+        prefixed = [
+            condition.name
+            for condition in self.all_conditions
+            if condition.answer_prefix or condition.placement is Placement.ANSWER
+        ]
+        if prefixed and self.model.templates_itself:
+            yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
+        if self.record_attention and BASELINE not in self.condition_names:
+            yield f"record_attention: expected the condition {BASELINE} as reference of all tokens"
+        if not self.model.name:
+            yield "model.model_args: expected `pretrained`, or `model` for an API backend"
+
     @property
     def folder(self) -> Path:
-        """Where the run goes by default."""
+        """The default folder of the run."""
         return self.output / self.name
 
     @property
+    def condition_names(self) -> list[str]:
+        """The names of the conditions, without the reference conditions."""
+        return [condition.name for condition in self.conditions]
+
+    @property
     def baseline_name(self) -> str:
-        """The condition that the others are compared with."""
-        return find_baseline([condition.name for condition in self.conditions], self.baseline)
+        """The condition with which all others are compared."""
+        return find_baseline(self.condition_names, self.baseline)
 
     @property
     def tested(self) -> tuple[tuple[str, str], ...]:
-        """The contrasts, each a condition and what it is compared with."""
+        """The tested contrasts, each as a condition and its baseline."""
         if self.contrasts is not None:
             return tuple(map(read_contrast, self.contrasts))
         baseline = self.baseline_name
-        return tuple(
-            (condition.name, baseline)
-            for condition in self.conditions
-            if condition.name != baseline
-        )
+        return tuple((name, baseline) for name in self.condition_names if name != baseline)
 
     @property
     def primary_contrast(self) -> tuple[str, str] | None:
-        """The contrast that the run is about; None if there is none."""
+        """The primary contrast; None if there is none."""
         if self.primary is not None:
             return read_contrast(self.primary)
-        usual = (STUDIED, self.baseline_name)
-        there = set(usual) <= {condition.name for condition in self.conditions}
-        return usual if there and usual in self.tested else None
+        default = (STUDIED, self.baseline_name)
+        has_both = {*default} <= {*self.condition_names}
+        return default if has_both and default in self.tested else None
 
     @property
-    def replicated(self) -> tuple[str, ...]:
-        """The conditions that are run again, if any are: see `replicates`. Under other instructions they are too."""
-        sides = self.primary_contrast or next(iter(self.tested), ())
-        return (
-            *sides,
-            *(condition.name for condition in self.all_conditions if condition.of in sides),
-        )
+    def replicated_conditions(self) -> tuple[str, ...]:
+        """The conditions that `replicates` repeats, also under other instructions."""
+        pair = self.primary_contrast or next(iter(self.tested), ())
+        variants = [condition.name for condition in self.all_conditions if condition.of in pair]
+        return (*pair, *variants)
 
     @property
     def recorded_layers(self) -> list[int] | Literal["all"]:
@@ -343,69 +336,69 @@ class RunConfig(Strict):
 
     @property
     def sampling_words(self) -> str:
-        """The sampling in a few words."""
-        chosen = str(self.gen_kwargs)
+        """A short description of the sampling."""
+        description = str(self.gen_kwargs)
         if isinstance(self.gen_kwargs, ExplicitSampling):
-            chosen = ", ".join(
-                f"{k} {v:g}" for k, v in self.gen_kwargs.model_dump(exclude_defaults=True).items()
-            )
-        many = f", {self.repeats} samples a problem" if self.repeats > 1 else ""
-        number = f"{self.draws_per_problem} of " if self.draws_per_problem < self.draws else ""
-        return (
-            chosen
-            + many
-            + (f" with {number}{self.draws} draws of examples" if self.draws > 1 else "")
-        )
+            values = self.gen_kwargs.model_dump(exclude_defaults=True)
+            description = ", ".join(f"{key} {value:g}" for key, value in values.items())
+        if self.repeats > 1:
+            description += f", {self.repeats} samples a problem"
+        if self.draws > 1:
+            is_subset = self.draws_per_problem < self.draws
+            subset = f"{self.draws_per_problem} of " if is_subset else ""
+            description += f" with {subset}{self.draws} draws of examples"
+        return description
 
     def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:
-        """The parameters in force for a model with this generation_config (None: it has none, or none was read).
+        """The effective parameters for a model with this generation_config, None if it has none.
 
         Raises:
-            ConfigError: several greedy samples of one problem.
+            ConfigError: a prompt has several greedy samples, which would be equal.
             ModelError: `model_default`, and there is no generation_config.
         """
         until = (*self.until, *(["\n"] if self.answer == "line" else []))
         sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
         if self.repeats_per_draw > 1 and sampling.greedy:
-            asked = f"repeats is {self.repeats}, and the sampling is greedy"
-            raise ConfigError(f"{asked} ({sampling.source}): every repeat would be the same.")
+            raise ConfigError(
+                f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): "
+                "every repeat would be the same."
+            )
         return sampling
 
     def identity(self) -> dict[str, Any]:
-        """What must stay the same for a run to be continued.
+        """The values that must be equal when a run is continued.
 
-        Left out: where things lie (model, data and prompts are known by their hashes), the run's name, whether other
-        graders look over it, what is tested (the identity holds that as `contrasts`), and how much memory the engine
-        may have and how it schedules.
+        These do not include paths (model, data and prompts are identified by their hashes), the
+        name, the audit, what is tested (the identity of a run has its own `contrasts`), and the
+        memory and the scheduling of the engine.
         """
-        left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
-        # runs that were begun before these came have none
-        off = ("baseline", "across", "positive_control", "fewshot", "record_attention")
-        values = {
-            name: value
-            for name, value in self.as_written().items()
-            if name not in left_out
-            and (value or name not in off)
-            and (name, value) != ("answer", "box")
-        }
+        values = self.as_written()
+        for key in ("output", "audit", "name", "dataset", "primary", "contrasts"):
+            del values[key]
+        for key in ("baseline", "across", "positive_control", "fewshot", "record_attention"):
+            if not values[key]:  # a run without it has no such key
+                del values[key]
+        if self.answer == "box":
+            del values["answer"]
         if self.fewshot is not None:
             del values["fewshot"]["path"]
         arguments = fixed_arguments(self.model.model_args)
-        return {**values, "model": {"backend": self.model.backend, "model_args": arguments}}
+        values["model"] = {"backend": self.model.backend, "model_args": arguments}
+        return values
 
     @property
     def draws(self) -> int:
-        """How many draws of examples there are; 1 without any."""
+        """The number of draws of examples; 1 without examples."""
         return 1 if self.fewshot is None else self.fewshot.draws
 
     @property
     def draws_per_problem(self) -> int:
-        """With how many of the draws a problem is asked."""
+        """The number of draws with which each problem is asked."""
         return min(self.draws, self.repeats)
 
     @property
     def repeats_per_draw(self) -> int:
-        """How often each prompt is asked with one draw of examples."""
+        """The number of samples of each problem with one draw of examples."""
         return self.repeats // self.draws_per_problem
 
     @property
@@ -419,85 +412,86 @@ class RunConfig(Strict):
 
     @staticmethod
     def task_name(dataset: str, condition: str, layout: Layout, draw: int = 0) -> str:
-        """What lm-eval calls one condition in one layout, with one of several draws of examples."""
-        name = f"{dataset}_{condition}" + ("" if layout is Layout.RAW else f"_{layout}")
-        return f"{name}_draw-{draw}" if draw else name
+        """lm-eval's name of a condition in a layout, with one of several draws of examples."""
+        layout_suffix = "" if layout is Layout.RAW else f"_{layout}"
+        draw_suffix = f"_draw-{draw}" if draw else ""
+        return f"{dataset}_{condition}{layout_suffix}{draw_suffix}"
 
     def as_written(self) -> dict[str, Any]:
-        """The config as plain values that load again, all defaults spelled out."""
+        """The config as plain values with all defaults, from which it can be loaded."""
         values = self.model_dump(mode="json", exclude={"conditions", "sweep"})
         values["conditions"] = [condition.recorded() for condition in self.conditions]
         return values
 
     def model_arguments(self) -> dict[str, Any]:
-        """lm-eval's model arguments; `smollm2` is its folder."""
+        """lm-eval's model arguments, with the folder of `smollm2` in place of this name."""
         arguments = dict(self.model.model_args)
         for key in ("pretrained", "tokenizer"):
             if isinstance(arguments.get(key), str):
                 arguments[key] = smollm2_model.resolve_model(arguments[key])
         if self.model.backend == "vllm":
             arguments.setdefault("seed", self.seed)
-            # lm-eval reads the tokenizer at its newest revision unless told
+            # by default lm-eval loads the newest revision of the tokenizer
             if "revision" in arguments and "tokenizer" not in arguments:
                 arguments.setdefault("tokenizer_revision", arguments["revision"])
         return arguments
 
 
-_WEIGHTS = re.compile(
+_CHANGES_WEIGHTS = re.compile(
     r"model\.model_args(\.(pretrained|model|revision|peft|lora_local_path|delta))?="
 )
-"""The overrides that name other weights."""
+"""Matches overrides that name other weights."""
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
 
-    A label stands for the weights that the file names, so an override that names others drops it. Where one lists
-    conditions, the file's own are known by name, and its contrasts of conditions that are not asked are left out.
+    An override that names other weights drops the label, which belongs to the file's weights. An
+    override of `conditions` may name conditions of the file, and drops contrasts of all others.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
     overrides = list(overrides)
-    if any(map(_WEIGHTS.match, overrides)):
-        overrides.insert(0, "model.label=null")
+    if any(map(_CHANGES_WEIGHTS.match, overrides)):
+        overrides.insert(0, "model.label=null")  # first, so that an override can set a label
     values = read_values(path, "runs", overrides)
-    changed = {one.partition("=")[0] for one in overrides}
-    if "conditions" in changed and isinstance(values["conditions"], list):
-        written = read_values(path, "runs").get("conditions")
-        mappings = [
-            one for one in (written if isinstance(written, list) else []) if isinstance(one, dict)
-        ]
-        own = {one["name"]: one for one in mappings if isinstance(one.get("name"), str)}
-        values["conditions"] = [
-            own.get(one, one) if isinstance(one, str) else one for one in values["conditions"]
-        ]
-        swept = expand_sweep(values["sweep"]) if values.get("sweep") else []
-        names = [
-            one.get("name") if isinstance(one, dict) else one
-            for one in [*values["conditions"], *swept]
-        ]
-        for key in {"contrasts", "primary"} - changed:
-            if told := values.get(key):
-                every = told if isinstance(told, list) else [told]
-                kept = [one for one in every if all(name in names for name in read_contrast(one))]
-                values[key] = None if not kept else kept[0] if key == "primary" else kept
+    keys = {override.partition("=")[0] for override in overrides}
+    if "conditions" in keys and isinstance(values["conditions"], list):
+        entries = read_values(path, "runs").get("conditions")
+        file_conditions = index_by_name(entries) if isinstance(entries, list) else {}
+        for index, entry in enumerate(values["conditions"]):
+            if isinstance(entry, str):
+                values["conditions"][index] = file_conditions.get(entry, entry)
+        _drop_contrasts(values, {"contrasts", "primary"} - keys)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
 
 
-def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """The config of a run that names its model and nothing else: configs/runs/any-model.yaml.
+def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
+    """Drop contrasts of conditions that the config lacks, from the values of these keys."""
+    entries = values["conditions"]
+    if values.get("sweep"):
+        entries = entries + expand_sweep(values["sweep"])
+    names = {entry for entry in entries if isinstance(entry, str)} | index_by_name(entries).keys()
+    for key in keys:
+        contrasts = values.get(key)
+        if isinstance(contrasts, str) and not names.issuperset(read_contrast(contrasts)):
+            values[key] = None
+        elif isinstance(contrasts, list) and contrasts:
+            remaining = [text for text in contrasts if names.issuperset(read_contrast(text))]
+            values[key] = remaining if remaining else None
 
-    Args:
-        model: Hub name or folder.
-        overrides: As of `load_config`.
+
+def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Load configs/runs/any-model.yaml for a model: a hub name or a folder.
 
     Raises:
-        ConfigError: a value does not fit.
+        ConfigError: a value does not fit; see `load_config`.
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)
-    own = [f"name={json.dumps(name)}", f"model.model_args.pretrained={json.dumps(model)}"]
-    return load_config(resources.folder("configs") / "runs" / "any-model.yaml", [*own, *overrides])
+    path = resources.folder("configs") / "runs" / "any-model.yaml"
+    names = [f"name={json.dumps(name)}", f"model.model_args.pretrained={json.dumps(model)}"]
+    return load_config(path, [*names, *overrides])

@@ -17,7 +17,7 @@ from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import FILLERS, Condition, as_condition, named_conditions
 from harness.experiment.problems import open_dataset
-from harness.experiment.prompt import Layout, make_document
+from harness.experiment.prompt import Layout, PromptSettings, make_document
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.grading import GRADED, AuditJob, GradeJob, GraderPool, as_text
@@ -34,8 +34,9 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
         layouts.append(Layout.CHAT)
     budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
+        settings = PromptSettings(layout=layout)
         (built,) = build_checked_prompts(
-            dataset.problems, [condition], layout, model, max_gen_toks=budget
+            dataset.problems, [condition], settings, model, max_gen_toks=budget
         )
     # raw and chat prompts have the same segments and turns, so the last layout's stand for both
     if built.prompts and built.prompts[0].prompt.answer:

@@ -19,7 +19,7 @@ from harness.constants import BASELINE
 from harness.errors import ConfigError, list_near
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import Layout
+from harness.experiment.prompt import PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.journal import clear_messages
@@ -63,7 +63,7 @@ def write_wrapped(
     known = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
     asked = [Problem(id="problem", problem=_QUESTION, answer="?")]
     every = build_checked_prompts(
-        asked, [named_conditions()[BASELINE], *chosen], Layout.RAW, known, max_gen_toks=0
+        asked, [named_conditions()[BASELINE], *chosen], PromptSettings(), known, max_gen_toks=0
     )
     built = {one.condition.name: one.prompts[0] for one in every}
     start = built[BASELINE].prompt.text.removesuffix(_QUESTION)

@@ -12,7 +12,7 @@ from msgspec import structs
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout
+from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, find_segments
 from harness.runs.records import Prompt, Sample, Score
@@ -149,11 +149,10 @@ def build_source(
     """
     chosen = Layout(layout)
     model = ModelTokenizer(name=tokenizer.name_or_path or "this model", tokenizer=tokenizer)
+    settings = PromptSettings(layout=chosen, instruction=instruction)
     prompts = [
         AnsweredPrompt(**structs.asdict(Prompt.of(dataset.source, arm, problem, built)))
-        for arm in build_checked_prompts(
-            dataset.problems, conditions, chosen, model, instruction=instruction
-        )
+        for arm in build_checked_prompts(dataset.problems, conditions, settings, model)
         for problem, built in zip(dataset.problems, arm.prompts, strict=True)
     ]
     return Source(

@@ -18,7 +18,7 @@ import pytest
 
 from harness import load_run, resources
 from harness.experiment.conditions import as_condition
-from harness.experiment.prompt import Layout
+from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.run_folder import read_identity, read_prompts, read_samples
@@ -149,7 +149,7 @@ def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
     for layout in (Layout.RAW, Layout.CHAT):
         for name in CONDITIONS:
             (built,) = build_checked_prompts(
-                TOY_PROBLEMS[:LIMIT], [as_condition(name)], layout, model
+                TOY_PROBLEMS[:LIMIT], [as_condition(name)], PromptSettings(layout=layout), model
             )
             rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)].set_index(
                 "problem_id"

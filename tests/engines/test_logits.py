@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.conditions import as_condition
-from harness.experiment.prompt import Layout, build_prompt
-from harness.experiment.token_checks import measure
+from harness.experiment.prompt import Layout, PromptSettings, build_prompt
+from harness.experiment.token_checks import measure_prompt
 from harness.experiment.tokenizer import fit_filler
 from tests.conftest import gpu_share, report
 from tests.make import TOY_MODEL, TOY_PROBLEMS
@@ -36,8 +36,8 @@ def prompts(toy_tokenizer):
     condition = as_condition("mless")
     text = fit_filler(condition, toy_tokenizer)
     return [
-        measure(
-            build_prompt(problem.problem, condition, filler_text=text, layout=Layout.RAW),
+        measure_prompt(
+            build_prompt(problem.problem, condition, filler_text=text, settings=PromptSettings()),
             Layout.RAW,
             toy_tokenizer,
         ).token_ids

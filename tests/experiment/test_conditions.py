@@ -13,7 +13,7 @@ from harness.execution.execute_plan import execute
 from harness.experiment.conditions import SENTENCES, Condition, as_condition, named_conditions
 from harness.experiment.expand_conditions import ANSWER_AT_ONCE, CELLS, read_conditions
 from harness.experiment.plan import make_plan
-from harness.experiment.prompt import INSTRUCTION, Layout
+from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read_runs import Run
@@ -45,7 +45,7 @@ MLESS, WO = named_conditions()["mless"], named_conditions()["wo"]
 FRESH = {"random_ids": 9, "fresh": True}
 
 
-def condition(values):
+def make_condition(values):
     return as_condition({"name": "x", **values})
 
 
@@ -89,7 +89,7 @@ def test_sentences_are_unrelated_to_mathematics_and_about_as_long_as_the_filler_
 
 @pytest.mark.parametrize("values", [*EXACT, *REPORTED, *OTHERS], ids=str)
 def test_every_kind_keeps_the_problem_in_every_tokenizer(any_tokenizer, values):
-    (built,) = build(any_tokenizer, condition(values), of=PROBLEMS[:6])
+    (built,) = build(any_tokenizer, make_condition(values), of=PROBLEMS[:6])
     for problem, prompt in zip(PROBLEMS, built.prompts, strict=False):
         assert prompt.text.count(problem.problem) == values.get("repeat_problem", 1)
         assert prompt.text.endswith(values.get("answer_prefix") or values.get("cue") or "")
@@ -103,29 +103,29 @@ def test_every_kind_keeps_the_problem_in_every_tokenizer(any_tokenizer, values):
 def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vanish():
     from tests.conftest import build_tokenizer
 
-    (built,) = build(build_tokenizer("qwen2", bos=False), condition(REPORTED[1]))
+    (built,) = build(build_tokenizer("qwen2", bos=False), make_condition(REPORTED[1]))
     assert built.notes and not built.violations
     with pytest.raises(PromptMismatchError, match="the filler is not in the prompt"):
-        build(build_tokenizer("llama3", bos=True), condition(REPORTED[0]), layout=Layout.CHAT)
+        build(build_tokenizer("llama3", bos=True), make_condition(REPORTED[0]), layout=Layout.CHAT)
 
 
 @pytest.mark.parametrize("layout", [Layout.RAW, Layout.CHAT])
 def test_a_filler_in_the_answer_stands_where_the_model_continues(toy_tokenizer, layout):
-    conditions = (WO, condition(EXACT[3]), condition(EXACT[4]), condition(OTHERS[1]))
-    plain, *built = (one.prompts[0] for one in build(toy_tokenizer, *conditions, layout=layout))
+    conditions = (WO, make_condition(EXACT[3]), make_condition(EXACT[4]), make_condition(OTHERS[1]))
+    plain, *built = (arm.prompts[0] for arm in build(toy_tokenizer, *conditions, layout=layout))
     gap = "" if layout is Layout.CHAT else SEPARATOR
     filler = " ".join(["/"] * 30)
-    begun = [filler + SEPARATOR + BEGUN, filler, BEGUN]
-    assert [one.text for one in built] == [plain.text + gap + text for text in begun]
-    assert [one.answer_prefix for one in built] == [gap + text for text in begun]
+    beginnings = [filler + SEPARATOR + BEGUN, filler, BEGUN]
+    assert [prompt.text for prompt in built] == [plain.text + gap + text for text in beginnings]
+    assert [prompt.answer_prefix for prompt in built] == [gap + text for text in beginnings]
     low, high = built[0].filler_span
     assert high - low == 30 and low >= len(plain.token_ids)
 
 
 def test_what_a_config_says_comes_back():
     for values in [*EXACT, *REPORTED, *OTHERS, FRESH, {"sentence": 2, "count": 12}]:
-        one = condition(values)
-        assert as_condition(one.recorded()) == one
+        original = make_condition(values)
+        assert as_condition(original.recorded()) == original
 
 
 def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
@@ -137,13 +137,15 @@ def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
     run = Run.load(folder)
     frame = run.read(texts=True)
     assert len(frame) == plan.size == 2 * 2 * 3 * 3
-    asked = frame.groupby(["layout", "condition", "problem_id"], observed=True)[
+    counts = frame.groupby(["layout", "condition", "problem_id"], observed=True)[
         "prompt_sha256"
     ].nunique()
-    assert (asked == 1).all()
-    shown = {(one.layout, one.condition, one.problem_id): one for one in run.prompts}
-    assert len(shown) == len(run.prompts) == 12 and all(
-        len(one.completions) == 3 for one in shown.values()
+    assert (counts == 1).all()
+    prompts = {
+        (prompt.layout, prompt.condition, prompt.problem_id): prompt for prompt in run.prompts
+    }
+    assert len(prompts) == len(run.prompts) == 12 and all(
+        len(prompt.completions) == 3 for prompt in prompts.values()
     )
 
 
@@ -157,16 +159,18 @@ def test_the_recipes_of_the_page_are_short_and_can_be_run(recipe):
 def test_a_fresh_draw_is_each_problems_own(toy_tokenizer):
     same = problems(a="What is $2+2$?", b="What is $2+2$?")
     for fresh in (True, False):
-        (built,) = build(toy_tokenizer, condition({"random_ids": 9, "fresh": fresh}), of=same)
-        one, other = built.prompts
-        assert (one.text != other.text) is fresh and one.filler_tokens == other.filler_tokens == 9
+        (built,) = build(toy_tokenizer, make_condition({"random_ids": 9, "fresh": fresh}), of=same)
+        first, second = built.prompts
+        assert (
+            first.text != second.text
+        ) is fresh and first.filler_tokens == second.filler_tokens == 9
 
 
 def test_a_sweep_is_a_condition_for_each_combination():
     loaded = config(
         sweep={"unit": ["/", "he"], "count": [0, 10, 25], "placement": ["between", "end"]}
     )
-    names = [one.name for one in loaded.conditions]
+    names = [condition.name for condition in loaded.conditions]
     assert (
         names[:4] == ["wo", "slash-10-between", "slash-10-end", "slash-25-between"]
         and len(names) == 9
@@ -181,7 +185,10 @@ def test_a_sweep_is_a_condition_for_each_combination():
         "model": {"model_args": {"pretrained": TOY_MODEL}},
         "sweep": {"unit": "/", "count": [10]},
     }
-    assert [one.name for one in RunConfig.model_validate(alone).conditions] == ["wo", "slash-10"]
+    assert [condition.name for condition in RunConfig.model_validate(alone).conditions] == [
+        "wo",
+        "slash-10",
+    ]
     many = planned(limit=5, sweep={"unit": ["/", "he"], "count": list(range(1, 65))})
     assert (
         len(many.arms) == 129
@@ -203,7 +210,7 @@ def test_a_sweep_is_a_condition_for_each_combination():
 def test_a_count_of_0_leaves_the_filler_out_and_no_more(sweep, names):
     """The words around it stay, for else their effect would look like the filler's."""
     assert [
-        one.name for one in config(sweep=sweep, conditions=["mless"]).conditions
+        condition.name for condition in config(sweep=sweep, conditions=["mless"]).conditions
     ] == names.split()
 
 
@@ -221,10 +228,10 @@ def test_a_count_of_0_leaves_the_filler_out_and_no_more(sweep, names):
 )
 def test_all_that_is_swept_beside_the_length_is_a_line_of_its_own(sweep, lines):
     conditions = config(sweep={**sweep, "count": [0, 5, 9]}).conditions
-    groups = group_lengths({one.name: one for one in conditions})
+    groups = group_lengths({condition.name: condition for condition in conditions})
     assert [filler.filler for filler in groups] == lines
     assert sorted(name for of in groups.values() for name in of.values() if name != "wo") == sorted(
-        one.name for one in conditions if one.name != "wo"
+        condition.name for condition in conditions if condition.name != "wo"
     )
     assert [sorted(of) for of in groups.values()] == [[0, 5, 9]] * 2
 
@@ -238,12 +245,12 @@ def test_the_positive_control_keeps_every_guarantee_in_every_tokenizer(any_token
 
 
 def test_random_tokens_are_drawn_to_their_count():
-    random = condition({"random_ids": 7, "seed": 2})
-    drawn = random.filler_text(lambda text: len(text.split()) + 1, ["a", "b"])
-    assert len(drawn.split()) == 6, "the first word is two tokens, as it follows no blank"
+    random = make_condition({"random_ids": 7, "seed": 2})
+    text = random.filler_text(lambda text: len(text.split()) + 1, ["a", "b"])
+    assert len(text.split()) == 6, "the first word is two tokens, as it follows no blank"
     for needs in (random, Condition(name="x", token_ids=(5, 6))):
         with pytest.raises(ConfigError, match="the model's tokenizer"):
-            build_checked_prompts(problems(p="?"), [needs], Layout.RAW, None)
+            build_checked_prompts(problems(p="?"), [needs], PromptSettings(), None)
 
 
 def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
@@ -251,8 +258,11 @@ def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
     settings = {"across": {"instructions": ["One.", "Two."]}, "positive_control": True}
     plan = planned(conditions=["wo", "mless"], replicates=2, **settings)
     names = list(dict.fromkeys(prompt.condition for prompt in stored_prompts(plan)))
-    asked = ["wo", "mless", "answer-at-once"]
-    assert names == [*asked, *(f"{name}-w0{number}" for number in (1, 2) for name in asked)]
+    conditions = ["wo", "mless", "answer-at-once"]
+    assert names == [
+        *conditions,
+        *(f"{name}-w0{number}" for number in (1, 2) for name in conditions),
+    ]
     assert set(plan.lines.values()) == {
         "demo_wo",
         "demo_mless",
@@ -267,7 +277,7 @@ def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
         assert prompt.prompt.endswith(prompt.answer_prefix)
     assert not settings.keys() & off.identity().keys()
     assert read_conditions(plan.config.as_written()) == {
-        one.name: one for one in plan.config.all_conditions
+        condition.name: condition for condition in plan.config.all_conditions
     }
 
 
@@ -287,45 +297,51 @@ def test_a_name_says_nothing_of_what_a_condition_is():
     assert len(every) == len(loaded.all_conditions) == 3 * (len(conditions) + 1)
     for name in ("wo", "mless", *NAMES):
         assert (every[name].kind, every[name].of, every[name].number) == (None, None, 0)
-    control, *others = [condition for condition in every.values() if condition.kind]
-    assert control.kind == "positive control" and {one.kind for one in others} == {
+    control, *variants = [condition for condition in every.values() if condition.kind]
+    assert control.kind == "positive control" and {variant.kind for variant in variants} == {
         "other instruction"
     }
-    asked, texts = ("wo", "mless", *NAMES, control.name), {1: "One.", 2: "Two."}
-    assert [(one.of, one.number, one.instruction) for one in others] == [
-        (name, number, text) for number, text in texts.items() for name in asked
+    conditions, texts = ("wo", "mless", *NAMES, control.name), {1: "One.", 2: "Two."}
+    assert [(variant.of, variant.number, variant.instruction) for variant in variants] == [
+        (name, number, text) for number, text in texts.items() for name in conditions
     ]
     assert read_conditions(loaded.as_written()) == every
     prompts = {prompt.condition: prompt for prompt in stored_prompts(make_plan(loaded, limit=1))}
     for name in NAMES:
         assert prompts[name].prompt.startswith(INSTRUCTION) and ". . . ." in prompts[name].prompt
         assert "kind" not in prompts[name].doc
-    for one in others:
-        assert prompts[one.name].prompt == prompts[one.of].prompt.replace(
-            INSTRUCTION, one.instruction
+    for variant in variants:
+        assert prompts[variant.name].prompt == prompts[variant.of].prompt.replace(
+            INSTRUCTION, variant.instruction
         )
-        fields = {key: prompts[one.name].doc[key] for key in ("kind", "of", "number")}
-        assert fields == {"kind": "other instruction", "of": one.of, "number": one.number}
+        fields = {key: prompts[variant.name].doc[key] for key in ("kind", "of", "number")}
+        assert fields == {"kind": "other instruction", "of": variant.of, "number": variant.number}
     at_once = prompts[control.name]
     assert at_once.prompt == prompts["wo"].prompt + at_once.answer_prefix
 
 
 def test_the_parts_of_a_filler_have_names_of_their_own():
-    own = [{"name": f"mless-{cell}", "unit": "."} for cell in CELLS]
+    file_conditions = [{"name": f"mless-{cell}", "unit": "."} for cell in CELLS]
     causes = [
         {"causes": "mless", "layer": 1},
         {"causes": "mless", "layers": "4-10"},
         {"causes": "mless", "layer": 4},
     ]
-    loaded = config(conditions=["wo", "mless", *own, *causes])
+    loaded = config(conditions=["wo", "mless", *file_conditions, *causes])
     assert [
-        one.unit for one in loaded.conditions if one.name in {entry["name"] for entry in own}
+        condition.unit
+        for condition in loaded.conditions
+        if condition.name in {entry["name"] for entry in file_conditions}
     ] == ["."] * len(CELLS)
-    cells = [(one.cell["layers"], tuple(one.cell["on"])) for one in loaded.conditions if one.cell]
+    cells = [
+        (condition.cell["layers"], tuple(condition.cell["on"]))
+        for condition in loaded.conditions
+        if condition.cell
+    ]
     later = [on for name, on in CELLS.items() if on[0]]
     assert cells == [
         *(("1", on) for on in CELLS.values()),
         *(("4-10", on) for on in later),
         *(("4", on) for on in later),
     ]
-    assert all(one.unit == "/" for one in loaded.conditions if one.cell)
+    assert all(condition.unit == "/" for condition in loaded.conditions if condition.cell)

@@ -26,7 +26,7 @@ def test_a_minimal_config_has_the_studys_defaults(tmp_path):
 def test_where_a_line_is_read_no_instruction_asks_for_a_box(tmp_path):
     path = write(tmp_path, MINIMAL)
     assert "answer" not in load_config(path).identity(), (
-        "runs that were begun before there were lines"
+        "`box` is the default, which the identity leaves out"
     )
     config = load_config(path, ["answer=line"])
     assert (config.instruction, config.identity()["answer"]) == ("Answer the question.", "line")
@@ -53,24 +53,24 @@ def test_a_label_never_stands_above_other_weights(tmp_path):
         == label("model={model_args: {pretrained: b/other}}")
         == "other"
     )
-    for said in (
+    for override in (
         "model.model_args.pretrained=b/other",
         "model={model_args: {pretrained: b/other}}",
     ):
-        assert label(said, "model.label=Known") == "Known", "said on purpose"
+        assert label(override, "model.label=Known") == "Known", "said on purpose"
 
 
 def test_what_only_resembles_a_secret_is_taken(tmp_path):
-    taken = {
+    arguments = {
         "api_key": "EMPTY",
         "download_dir": "/data/hf_converted_weights_of_the_final_model_2026",
         "served_model_name": "sk-8b-instruct",
         "tokenizer": "org/token-counter",
     }
-    values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **taken}}}
+    values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **arguments}}}
     assert load_config(write(tmp_path, values)).model.model_args == {
         "pretrained": TOY_MODEL,
-        **taken,
+        **arguments,
     }
 
 
@@ -117,36 +117,36 @@ def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, case):
 
 def test_contrasts_of_a_file_whose_conditions_the_user_did_not_ask_are_left_out(tmp_path):
     second = "mless - random"
-    own = {
+    contrasts = {
         "conditions": ["wo", "mless", "random"],
         "contrasts": ["mless - wo", second],
         "primary": second,
     }
-    path = write(tmp_path, {**MINIMAL, **own})
-    for conditions, *kept in (
+    path = write(tmp_path, {**MINIMAL, **contrasts})
+    for conditions, *expected in (
         ("wo, mless", ("mless - wo",), None),
         ("wo, mful", None, None),
         ("mless, random", (second,), second),
     ):
         config = load_config(path, [f"conditions=[{conditions}]"])
-        assert [config.contrasts, config.primary] == kept
-    for own in ("contrasts=[mless - random]", "primary=mless - random"):
+        assert [config.contrasts, config.primary] == expected
+    for override in ("contrasts=[mless - random]", "primary=mless - random"):
         with pytest.raises(ConfigError, match="mless - random"):
-            load_config(path, ["conditions=[wo, mless]", own])
+            load_config(path, ["conditions=[wo, mless]", override])
     path.write_text(
         path.read_text()
         .replace("- random\n", "- {name: mine, unit: x}\n", 1)
         .replace(second, "mless - mine")
     )
     config = load_config(path, ["conditions=[wo, mine]"])
-    assert [one.unit for one in config.conditions] == [None, "x"], (
+    assert [condition.unit for condition in config.conditions] == [None, "x"], (
         "a condition of the file, by its name"
     )
 
 
-@pytest.mark.parametrize("given", [{}, {"max_num_batched_tokens": 512}])
-def test_on_a_cpu_a_step_holds_a_prompt_as_long_as_the_context(given):
-    arguments = {"max_model_len": 32768, **given}
+@pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 512}])
+def test_on_a_cpu_a_step_holds_a_prompt_as_long_as_the_context(limits):
+    arguments = {"max_model_len": 32768, **limits}
     fit_to_cpu(arguments, sampled=True)
     assert (
         arguments["max_num_batched_tokens"] == 32768
@@ -163,13 +163,13 @@ SAMPLING_MODEL = {
 }
 
 
-def resolve(choice, own=None):
+def resolve(choice, generation_config=None):
     chosen = choice if isinstance(choice, str) else ExplicitSampling(**choice)
-    return resolve_sampling(chosen, 9, ("x",), own)
+    return resolve_sampling(chosen, 9, ("x",), generation_config)
 
 
 def test_greedy_passes_over_what_the_model_sets_and_says_so():
-    sampling = resolve("greedy", own=SAMPLING_MODEL)
+    sampling = resolve("greedy", generation_config=SAMPLING_MODEL)
     assert sampling.greedy and sampling.vllm() == {
         **{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
         **{"max_tokens": 9, "stop": ["x"]},
@@ -180,7 +180,7 @@ def test_greedy_passes_over_what_the_model_sets_and_says_so():
 
 
 def test_model_default_takes_the_models_values_and_fills_gaps_as_generate_does():
-    sampling = resolve("model_default", own=SAMPLING_MODEL)
+    sampling = resolve("model_default", generation_config=SAMPLING_MODEL)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (
         0.6,
         0.9,
@@ -191,7 +191,7 @@ def test_model_default_takes_the_models_values_and_fills_gaps_as_generate_does()
 
 
 def test_model_default_of_a_greedy_model_is_greedy_with_its_penalty():
-    sampling = resolve("model_default", own={**SAMPLING_MODEL, "do_sample": False})
+    sampling = resolve("model_default", generation_config={**SAMPLING_MODEL, "do_sample": False})
     assert sampling.greedy and sampling.repetition_penalty == 1.05
     assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9}
 
@@ -200,7 +200,12 @@ def test_model_default_refuses_what_vllm_cannot_do():
     with pytest.raises(ModelError, match=r"sets num_beams, suppress_tokens, unknown to vLLM"):
         resolve(
             "model_default",
-            own={**SAMPLING_MODEL, "num_beams": 4, "suppress_tokens": [1], "typical_p": 1.0},
+            generation_config={
+                **SAMPLING_MODEL,
+                "num_beams": 4,
+                "suppress_tokens": [1],
+                "typical_p": 1.0,
+            },
         )
 
 
@@ -216,10 +221,12 @@ def test_a_seed_is_one_that_every_generator_takes_and_always_the_same(
 def test_vllm_is_given_the_seed_and_the_parameters_of_a_sample():
     sampling = resolve({"temperature": 0.5, "top_p": 0.95, "top_k": 20, "min_p": 0.1})
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
-        given = [sampling_parameters(request("p", sampling=sampling, seed=seed)) for seed in (7, 8)]
-    assert [one.seed for one in given] == [7, 8]
-    for one in given:
-        assert {name: getattr(one, name) for name in sampling.vllm()} == sampling.vllm()
+        parameters = [
+            sampling_parameters(request("p", sampling=sampling, seed=seed)) for seed in (7, 8)
+        ]
+    assert [parameter.seed for parameter in parameters] == [7, 8]
+    for parameter in parameters:
+        assert {name: getattr(parameter, name) for name in sampling.vllm()} == sampling.vllm()
 
 
 @needs_vllm
@@ -236,5 +243,5 @@ def test_an_aborted_request_is_no_sample():
     finished, aborted = read_outputs(
         [output(reason) for reason in ("stop", "abort", None, "length", "error")]
     )
-    assert [one.request_id for one in finished] == ["stop", "length"] and aborted
+    assert [output.request_id for output in finished] == ["stop", "length"] and aborted
     assert read_outputs([output("stop"), output(None)])[1] is False

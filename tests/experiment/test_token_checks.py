@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
+from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from tests.make import TOY_PROBLEMS
@@ -31,10 +31,13 @@ def layouts(tokenizer):
     return [Layout.RAW, Layout.CHAT] if tokenizer.chat_template else [Layout.RAW]
 
 
-def build(tokenizer, *conditions, layout=Layout.RAW, of=PROBLEMS, length=None, **more):
+def build(
+    tokenizer, *conditions, layout=Layout.RAW, of=PROBLEMS, length=None, draw=None, **options
+):
     """The prompts of each condition, refused if they break a guarantee."""
     model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=length)
-    return build_checked_prompts(of, conditions, layout, model, **more)
+    settings = PromptSettings(layout=layout, draw=draw)
+    return build_checked_prompts(of, conditions, settings, model, **options)
 
 
 def sizes(built):

@@ -1,13 +1,12 @@
 import copy
 import json
-from datetime import date
 
 import pytest
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.prompt import Layout, build_prompt
-from harness.experiment.token_checks import measure
+from harness.experiment.prompt import Layout, PromptSettings, build_prompt
+from harness.experiment.token_checks import measure_prompt
 from harness.experiment.tokenizer import (
     PINNED_DATE,
     ModelTokenizer,
@@ -38,10 +37,9 @@ def asked(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
         problem,
         condition,
         filler_text=fit_filler(condition, tokenizer),
-        layout=layout,
-        system_turn=has_system_turn(tokenizer),
+        settings=PromptSettings(layout=layout, has_system_turn=has_system_turn(tokenizer)),
     )
-    return prompt, measure(prompt, layout, tokenizer).text
+    return prompt, measure_prompt(prompt, layout, tokenizer).text
 
 
 def test_token_ids_stand_for_themselves_or_are_refused(toy_tokenizer):
@@ -84,15 +82,15 @@ def test_a_templates_switch_is_part_of_the_prompt(toy_tokenizer, tmp_path):
     prompt, _ = asked(tokenizer, name="mless")
     off = template_switches({"chat_template_args": {"enable_thinking": False}})
     assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
-    built = measure(prompt, Layout.CHAT, tokenizer, switches=off)
-    plain = measure(prompt, Layout.CHAT, tokenizer)
+    built = measure_prompt(prompt, Layout.CHAT, tokenizer, switches=off)
+    plain = measure_prompt(prompt, Layout.CHAT, tokenizer)
     assert (
         built.text == plain.text + "<think>\n\n</think>\n\n"
         and built.filler_span == plain.filler_span
     )
     assert built.prompt_token_sha256 != plain.prompt_token_sha256
     assert (
-        measure(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text
+        measure_prompt(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text
         == plain.text
     )
     tokenizer.save_pretrained(tmp_path)
@@ -148,9 +146,7 @@ def test_every_format_of_the_date_is_pinned(toy_tokenizer, format):
     tokenizer = with_template(
         toy_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}"
     )
-    assert (
-        apply_chat_template(tokenizer, USER) == f"{date(*PINNED_DATE).strftime(format)}|26 Jul 2024"
-    )
+    assert apply_chat_template(tokenizer, USER) == f"{PINNED_DATE.strftime(format)}|26 Jul 2024"
 
 
 @pytest.mark.parametrize(

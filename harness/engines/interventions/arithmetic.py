@@ -20,7 +20,7 @@ OUTWARD_QUANTILE = 0.995
 
 
 Arm = Mapping[str, Any]
-"""The intervention on a request, as `experiment.intervention_settings.resolve` gives it."""
+"""The intervention on a request, as the config's intervention resolves it."""
 
 
 @dataclass(frozen=True, slots=True)

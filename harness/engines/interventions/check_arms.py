@@ -57,7 +57,7 @@ def opened_layers(config: RunConfig) -> dict[str, Any]:
     kinds = {"attention": [one for one in changes if one.kind == "filler"]}
     kinds["activations"] = [one for one in changes if one.kind != "filler"]
     found: dict[str, Any] = {
-        name: sorted({layer for one in found for layer in one.numbers})
+        name: sorted({layer for one in found for layer in one.layer_indices})
         for name, found in kinds.items()
     }
     return found | ({"recorded": config.recorded_layers} if config.record_attention else {})
