@@ -13,8 +13,8 @@ from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, make_leaderboard
 from harness.constants import ALPHA, POWER
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
-from harness.runs.find_lm_eval_files import one_log
-from harness.runs.join_runs import other_problems
+from harness.runs.find_lm_eval_files import find_log
+from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Side:
         except RunError:
             if not Path(path).exists() or condition:
                 raise
-            log = one_log(Path(path))  # of a task that names no condition
+            log = find_log(Path(path))  # of a task that names no condition
             run, condition = Run.load({"log": log}, metric=metric), "log"
             frame = run.samples
         there = list(frame["condition"].unique())
@@ -83,7 +83,7 @@ def compare_pair(old: Side, new: Side) -> Leaderboard:
     sides = (old, new)
     if old.name == new.name and old.run.name == new.run.name:
         raise ComparisonError(f"{old.name} is given twice.")
-    if how := other_problems(old.run, new.run):
+    if how := describe_problem_differences(old.run, new.run):
         raise ComparisonError(f"{new.run.name} cannot be compared with {old.run.name}: {how}.")
     graders = [
         str(side.run.about["grader_version"])

@@ -73,7 +73,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | Non
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     with RunFolder(output, identity, stored_prompts(plan)) as folder:
-        for text in filter(None, (folder.journal.mended, folder.scores.mended)):
+        for text in filter(None, (folder.journal.repair, folder.scores.repair)):
             print(f"mless: {text}", file=sys.stderr)
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)

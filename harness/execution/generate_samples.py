@@ -204,7 +204,6 @@ class _Session:
             completion.text,
             tokens=tokens,
             reason=completion.finish_reason,
-            token_ids=completion.token_ids,
         )
         self._folder.journal.append(sample)
         scorer.submit(sample)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
 from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample, Score
-from harness.runs.run_folder import PromptPlaces
+from harness.runs.run_folder import PromptIndex
 
 
 def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
@@ -43,7 +43,7 @@ class Scorer:
     def __init__(self, scores: Journal, prompts: Sequence[Prompt], *, audit: bool = True) -> None:
         self._scores = scores
         self._prompts = prompts
-        self._places = PromptPlaces(prompts)
+        self._places = PromptIndex(prompts)
         self._audit = audit
         self._half: dict[str, dict[str, Any]] = {}
         self._pool = GraderPool(audits=audit)

@@ -28,7 +28,7 @@ from harness.runs.run_folder import (
     JOURNAL,
     RECEIPT,
     SCORES,
-    PromptPlaces,
+    PromptIndex,
     read_identity,
     read_prompts,
     read_receipt,
@@ -289,7 +289,7 @@ def _answered(
     Raises:
         RunError: a sample or a score is missing.
     """
-    samples, scores, places = list(read_samples(path)), read_scores(path), PromptPlaces(prompts)
+    samples, scores, places = list(read_samples(path)), read_scores(path), PromptIndex(prompts)
     read_frame(path, receipt, prompts, read=(samples, scores.values()))  # which misses no sample
     graded_samples: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
     for sample in sorted(samples, key=lambda sample: sample.sample_index):

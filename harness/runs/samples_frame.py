@@ -20,7 +20,7 @@ from harness.runs.records import SAMPLE_COLUMNS, Prompt, Sample, Score
 from harness.runs.run_folder import (
     JOURNAL,
     SCORES,
-    PromptPlaces,
+    PromptIndex,
     read_identity,
     read_prompts,
     read_receipt,
@@ -139,7 +139,7 @@ def read_frame(
             read_records(folder / JOURNAL, Sample),
             read_records(folder / SCORES, Score),
         )
-    place: Columns = {"place": (np.int32, PromptPlaces(prompts).find)}
+    place: Columns = {"place": (np.int32, PromptIndex(prompts).find)}
     samples = _gather(recorded, _KEY | place | _FACTS | (_TEXTS if texts else {}))
     scores = _gather(graded, _KEY | _JUDGED | (_REASONS if texts else {}))
     if samples.empty:

@@ -43,7 +43,7 @@ from harness.runs.run_folder import (
     PROMPTS,
     RECEIPT,
     SCORES,
-    PromptPlaces,
+    PromptIndex,
     RunFolder,
     changes,
     compress_finished,
@@ -189,9 +189,9 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
 def test_a_sample_finds_its_prompt(tmp_path):
     rows = read_prompts(small_run(tmp_path / "run"))
     sample = next(read_samples(tmp_path / "run"))
-    assert rows[PromptPlaces(rows).find(sample)].doc["id"] == sample.problem_id
+    assert rows[PromptIndex(rows).find(sample)].doc["id"] == sample.problem_id
     with pytest.raises(RunError, match=r"prompts.jsonl lacks the prompt of problem"):
-        PromptPlaces(rows[:0]).find(sample)
+        PromptIndex(rows[:0]).find(sample)
 
 
 def test_first_samples_of_all_problems_come_before_second_ones():
@@ -508,8 +508,8 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
 def test_a_file_is_written_whole_or_not_at_all_whatever_happens(tmp_path, error):
     write_whole(tmp_path / "file", "before")
-    with pytest.raises(error), write_atomic(tmp_path / "file") as part:
-        part.write_text("half")
+    with pytest.raises(error), write_atomic(tmp_path / "file") as partial:
+        partial.write_text("half")
         raise error
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "before")]
 

@@ -48,7 +48,7 @@ def test_cut_at_every_byte_of_the_last_record_it_continues(tmp_path):
         path.write_bytes(whole[:cut])
         with Journal(path, HEADER) as journal:
             assert journal.keys == {"k0", "k1"}
-            assert (journal.mended is None) == (cut == start)
+            assert (journal.repair is None) == (cut == start)
             journal.append(record(2))
         assert path.read_bytes() == whole
 
@@ -129,7 +129,7 @@ def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
     assert "cannot grow: File too large" in told["error"]
     assert 100 < told["written"] < 143
     with Journal(path, {"run": "x"}) as journal:
-        assert journal.mended is None, "the half line was taken back when it did not fit"
+        assert journal.repair is None, "the half line was taken back when it did not fit"
         assert len(journal.keys) == told["written"]
         journal.append(record(9999))
 

@@ -7,7 +7,7 @@ import pytest
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
 from harness.runs.find_lm_eval_files import find_logs
-from harness.runs.join_runs import by_table, join
+from harness.runs.join_runs import group_by_table, join
 from harness.runs.read_runs import Run, locate, locate_one
 from harness.runs.run_folder import read_prompts
 from tests.commands.test_cli import here, refused
@@ -76,11 +76,11 @@ def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
 OTHER = [
     (
         {"lines": [log_line(i, f"Another, {i}?") for i in range(20)]},
-        "asks others under the same ids: 0, 1, 2 and 17",
+        "has other problems under the same ids: 0, 1, 2 and 17",
     ),
     (
         {"lines": [log_line(i, target="0") for i in range(20)]},
-        "asks others under the same ids: 1, 2, 3",
+        "has other problems under the same ids: 1, 2, 3",
     ),
     (
         {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
@@ -273,14 +273,14 @@ def test_one_dataset_is_the_same_problems():
         of("b", dataset="1" * 64),
         of("c", dataset="2" * 64),
     )
-    assert by_table([known, other, same]) == [[known, same], [other]]
+    assert group_by_table([known, other, same]) == [[known, same], [other]]
     log, part, stranger = (
         of("d", {"1": "x", "2": "y"}),
         of("e", {"1": "x"}),
         of("f", {"1": "z", "2": "y"}),
     )
     elsewhere, unknown = of("g", {"9": "x"}), of("h")
-    assert by_table([log, stranger, part, elsewhere, unknown]) == [
+    assert group_by_table([log, stranger, part, elsewhere, unknown]) == [
         [log, part, unknown],
         [stranger],
         [elsewhere],
