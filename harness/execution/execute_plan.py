@@ -240,7 +240,7 @@ def finish(path: Path) -> None:
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         frame = read_frame(
-            path, receipt, prompts, read=(samples, scores.values())
+            path, receipt, prompts, records=(samples, scores.values())
         )  # which misses no sample
         receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
         reference = [name for name, condition in read_conditions(config).items() if condition.kind]

@@ -431,4 +431,4 @@ def _read_samples(
         graded_samples += [pair for pair in prompt.graded_samples if pair[1].verdict]
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}
     records = zip(*graded_samples, strict=True)
-    return read_frame(None, receipt, prompts, texts=texts, read=records)
+    return read_frame(None, receipt, prompts, texts=texts, records=records)

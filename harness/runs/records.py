@@ -128,7 +128,7 @@ class Prompt(Struct, omit_defaults=True):
 
     @property
     def requested(self) -> RequestedPrompt:
-        """Its segments and turns, without the answer prefix; no segment if the document has none."""
+        """Its segments and turns without the answer prefix; no segment if the document has none."""
         return document_prompt(self.doc)
 
 
