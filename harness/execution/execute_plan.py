@@ -86,7 +86,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | Non
         previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             was_incomplete = generate_and_grade(
-                plan, sampling, identity, folder, quiet=quiet, engines=engines
+                plan, sampling, folder, quiet=quiet, engines=engines
             )
             if was_incomplete or not _is_finished(output):
                 finish(output)

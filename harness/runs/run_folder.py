@@ -68,7 +68,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, identity: Identity, prompts: Sequence[Prompt]) -> None:
-        self.path, self.prompts = path, prompts
+        self.path, self.identity, self.prompts = path, identity, prompts
         journal = path / JOURNAL
         header = as_json(identity)
         with clear_messages(path), ExitStack() as stack:
