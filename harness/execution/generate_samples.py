@@ -245,8 +245,9 @@ def library_log(path: Path) -> Iterator[None]:
     Only the messages of mless remain visible. Python's warnings go to the file too. Nothing is
     redirected where `sys.stderr` is not the process's own stream, as in a notebook.
     """
-    stderr, showwarning = sys.stderr, warnings.showwarning
-    if stderr is None or stderr is not sys.__stderr__:
+    stderr, process_stderr = sys.stderr, sys.__stderr__
+    showwarning = warnings.showwarning
+    if process_stderr is None or stderr is not process_stderr:
         yield
         return
     stderr.flush()

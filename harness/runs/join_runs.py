@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import ComparisonError, list_first
 from harness.runs.journal import describe_differences
-from harness.runs.read_runs import Run
+from harness.runs.read_runs import VERSIONS, Run
 
 if TYPE_CHECKING:
     import pandas
 
-_TABLE_FACTS = ("prompt_version", "task_version", "grader_version")
-"""Facts in which all runs of a table agree."""
 _MODEL_FACTS = ("model_sha256", "sampling", "engine")
 """Facts in which runs of one model agree, as well as in their settings."""
 
@@ -116,7 +114,7 @@ def _describe_disagreement(old: Run, new: Run) -> str:
 
 def _comparable_facts(run: Run, is_same_model: bool) -> dict[str, Any]:
     """The versions of a run and, for a comparison within one model, its settings."""
-    names = _TABLE_FACTS + _MODEL_FACTS if is_same_model else _TABLE_FACTS
+    names = VERSIONS + _MODEL_FACTS if is_same_model else VERSIONS
     facts = {name: run.about[name] for name in names if run.about.get(name) is not None}
     if is_same_model:
         facts |= run.about.get("settings") or {}

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     import pandas
 
 
+VERSIONS = ("prompt_version", "task_version", "grader_version")
+"""Versions of mless in which all runs of a table agree."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """A run. Its facts and outcomes are cheap; texts are read when they are needed.
@@ -255,11 +259,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],
-        "problems": receipt["problems"],
-        "prompt_version": receipt["prompt_version"],
-        "task_version": receipt["task_version"],
-        "grader_version": receipt["grader_version"],
-        "prompts_sha256": receipt["prompts_sha256"],
+        **{name: receipt[name] for name in ("problems", *VERSIONS, "prompts_sha256")},
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
         "sampling": sampling,
@@ -274,10 +274,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
             for name, condition in read_conditions(config).items()
             if condition.kind
         },
-        "seed": receipt["seed"],
-        "created": receipt["created"],
-        "versions": receipt["versions"],
-        "git_revision": receipt["git_revision"],
+        **{name: receipt[name] for name in ("seed", "created", "versions", "git_revision")},
     }
 
 
