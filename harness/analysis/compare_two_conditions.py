@@ -13,8 +13,8 @@ from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, make_leaderboard
 from harness.constants import ALPHA, POWER
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
-from harness.runs.find_lm_eval_files import one_log
-from harness.runs.join_runs import other_problems
+from harness.runs.find_lm_eval_files import find_log
+from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Side:
             if not Path(path).exists() or condition:
                 raise
             # a log of a task that names no condition
-            run, condition = Run.load({"log": one_log(Path(path))}, metric=metric), "log"
+            run, condition = Run.load({"log": find_log(Path(path))}, metric=metric), "log"
             samples = run.samples
         conditions = list(samples["condition"].unique())
         if not condition:
@@ -107,7 +107,7 @@ def _refuse_incomparable(old: Side, new: Side) -> None:
     """Refuse a side that is given twice, and sides with other problems or graders."""
     if old.name == new.name and old.run.name == new.run.name:
         raise ComparisonError(f"{old.name} is given twice.")
-    if difference := other_problems(old.run, new.run):
+    if difference := describe_problem_differences(old.run, new.run):
         raise ComparisonError(
             f"{new.run.name} cannot be compared with {old.run.name}: {difference}."
         )

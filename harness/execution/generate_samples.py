@@ -1,4 +1,4 @@
-"""Generate what a plan lacks, and grade it meanwhile: completions go to the journal, scores beside them."""
+"""Generates the missing samples of a plan and grades them meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -29,28 +29,22 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
 from harness.runs import versions_and_hashes
 from harness.runs.journal import clear_messages
-from harness.runs.records import SESSION, TIMING, Identity, Sample, Score
+from harness.runs.records import SESSION, TIMING, Sample, Score
 from harness.runs.run_folder import RECORDED, RunFolder, read_samples
 
 LOG = "libraries.log"
-"""What vLLM, torch and others print while a run is made."""
+"""The file for messages of vLLM, torch and other libraries during a run."""
 
 
 def generate_and_grade(
-    plan: Plan,
-    sampling: Sampling,
-    identity: Identity,
-    folder: RunFolder,
-    *,
-    quiet: bool,
-    engines: str | None,
+    plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool, engines: str | None
 ) -> bool:
     """Make every missing sample and every missing score; return whether any was missing.
 
     Raises:
-        JournalError: the journal holds samples that the plan has no place for.
+        JournalError: the journal holds samples that are not in the plan.
     """
-    session = _Session(plan, sampling, identity, folder, quiet=quiet)
+    session = _Session(plan, sampling, folder, quiet=quiet)
     if session.is_finished:
         return False
     with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
@@ -63,28 +57,27 @@ def generate_and_grade(
 
 
 class _Session:
-    """What one process adds to a run.
+    """The work of a process on a run.
 
     Attributes:
         missing: The requests that have no sample yet.
-        timing: What the journal will say of the time that this took.
+        timing: The content of the journal's note on the session's duration.
 
     Raises:
-        JournalError: the journal holds samples that the plan has no place for.
+        JournalError: the journal holds samples that are not in the plan.
     """
 
-    def __init__(
-        self, plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool
-    ) -> None:
+    def __init__(self, plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool) -> None:
         self._plan, self._sampling, self._folder = plan, sampling, folder
         self._facts = session_facts(plan)
-        self._setting, self._task_lines = identity.hash_setting(), plan.lines
+        self._setting, self._task_lines = folder.identity.hash_setting(), plan.lines
         self._requests = {
             sample_key(request, self._setting): request for request in make_requests(plan, sampling)
         }
-        if strange := sorted(folder.sample_keys - self._requests.keys()):
+        if unknown_keys := sorted(folder.sample_keys - self._requests.keys()):
             raise JournalError(
-                f"{folder.path} holds {len(strange)} samples that are none of this run's, such as {strange[0]}."
+                f"{folder.path} holds {len(unknown_keys)} samples that are none of this run's, "
+                f"such as {unknown_keys[0]}."
             )
         self.missing = [
             request for key, request in self._requests.items() if key not in folder.journal.keys
@@ -95,11 +88,11 @@ class _Session:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every sample is there and has its score."""
+        """Whether every sample exists and has its score."""
         return not self.missing and self._folder.scores.keys >= self._requests.keys()
 
     def grade_recorded(self, scorer: Scorer) -> None:
-        """Hand the graders the samples of earlier sessions that have no score."""
+        """Give the graders the samples of earlier sessions that have no score."""
         if self.missing:
             scorer.start()
         else:
@@ -108,41 +101,48 @@ class _Session:
             self._progress.count_recorded(self._task_lines[sample.task])
             scorer.submit(sample)
             if number % 64 == 0:
-                self.show(scorer.poll())  # the graders must not wait until all are read
+                self.show(scorer.poll())  # grading runs while samples are read
 
     def generate(self, scorer: Scorer, engines: str | None) -> None:
-        """Load the model, and have it answer the missing requests."""
+        """Load the model and generate the missing samples."""
         from harness.engines.backends import open_backend
 
         self._announce_loading()
         started, log = time.monotonic(), self._folder.path / LOG
-        name, arguments = self._plan.config.model.backend, self._model_arguments()
-        most, sampled = len(self.missing), not self._sampling.greedy
-        with library_log(log), ExitStack() as opened:
+        arguments = self._model_arguments()  # prints messages, so before their redirection
+        with library_log(log), ExitStack() as stack:
             with loading(log):
-                backend = opened.enter_context(
+                backend = stack.enter_context(
                     open_backend(
-                        name, arguments, sampled=sampled, engines=engines, most=most, log=log
+                        self._plan.config.model.backend,
+                        arguments,
+                        sampled=not self._sampling.greedy,
+                        engines=engines,
+                        most=len(self.missing),
+                        log=log,
                     )
                 )
-                facts = backend.facts()  # which waits for the first of several engines
+                facts = backend.facts()  # waits for the first of several engines
             recorder, requests = None, self.missing
             if self._plan.config.record_attention:
-                recorder = opened.enter_context(
-                    closing(_open_recorder(self._plan, self._folder.path, facts))
-                )
+                recorder = _open_recorder(self._plan, self._folder.path, facts)
+                stack.callback(recorder.close)
                 requests = [recorder.add_query_sets(request) for request in self.missing]
             if agreement := facts.get("interventions"):
-                _say(describe_agreement(agreement))
+                _print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
             self._folder.note(SESSION, {**self._facts, "engine": facts})
-            # only vLLM's engines tell what they have so far
-            self._progress.running = lambda: [
-                (self._task_lines[self.missing[number].task], tokens)
-                for number, tokens in list(getattr(backend, "so_far", {}).items())
-            ]
+            self._progress.running = lambda: self._unfinished_samples(backend)
             with self._progress:
                 self._take_completions(backend.stream(requests), recorder, scorer)
+
+    def _unfinished_samples(self, backend: Any) -> list[tuple[str, int]]:
+        """The display's line and the tokens so far of each sample; only vLLM counts them."""
+        tokens_so_far = list(getattr(backend, "so_far", {}).items())
+        return [
+            (self._task_lines[self.missing[number].task], tokens)
+            for number, tokens in tokens_so_far
+        ]
 
     def show(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
@@ -154,24 +154,22 @@ class _Session:
         return self._task_lines[self._requests[key].task]
 
     def _announce_loading(self) -> None:
+        message = f"loading {self._plan.config.model.display_name}"
         total = len(self._requests)
-        recorded = total - len(self.missing)
-        there = (
-            f": {recorded:,} of {total:,} samples are in {self._folder.path} already"
-            if recorded
-            else ""
-        )
-        _say(f"loading {self._plan.config.model.display_name}{there}")
+        if recorded := total - len(self.missing):
+            path = self._folder.path
+            message += f": {recorded:,} of {total:,} samples are in {path} already"
+        _print_message(message)
 
     def _model_arguments(self) -> dict[str, Any]:
-        """The model's arguments; with interventions, the layers that are opened and what Hugging Face answers."""
+        """The model's arguments; with interventions also the opened layers and the reference."""
         config, folder = self._plan.config, self._folder.path
         arguments = dict(self._plan.model_arguments)
         if any((layers := opened_layers(config)).values()):
             refuse_to_open(arguments, layers)
             arguments["interventions"] = {"layers": layers}
         if any(condition.intervention for condition in config.conditions):
-            _say("Hugging Face answers the first prompts of every arm")
+            _print_message("Hugging Face answers the first prompts of every arm")
             with progress_bar("reference") as advance, clear_messages(folder / REFERENCE):
                 reference = ask_reference(self._plan, self._requests.values(), folder, advance)
             arguments["interventions"]["reference"] = reference
@@ -180,21 +178,21 @@ class _Session:
     def _take_completions(
         self, stream: Iterable[Sequence[Any]], recorder: Any, scorer: Scorer
     ) -> None:
-        """Write every completion to the journal as it comes, and wait for its score."""
+        """Write every completion to the journal when it finishes, and wait for all scores."""
         started = time.monotonic()
-        for finished in stream:
-            for request, completion in finished:
+        for batch in stream:
+            for request, completion in batch:
                 if recorder and completion.attention is not None:
                     recorder.store_sums(request, completion.attention)
                 self._take(request, completion, scorer)
             self.show(scorer.poll())
             self._folder.sync_if_due()
             self._progress.tick()
-        last = time.monotonic()
-        self.timing["generation_seconds"] = round(last - started, 2)
-        self.timing["tokens_per_second"] = round(self.timing["tokens"] / (last - started), 1)
+        ended = time.monotonic()
+        self.timing["generation_seconds"] = round(ended - started, 2)
+        self.timing["tokens_per_second"] = round(self.timing["tokens"] / (ended - started), 1)
         self.show(scorer.finish())
-        self.timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
+        self.timing["grading_after_last_completion_seconds"] = round(time.monotonic() - ended, 3)
 
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
@@ -204,7 +202,6 @@ class _Session:
             completion.text,
             tokens=tokens,
             reason=completion.finish_reason,
-            token_ids=completion.token_ids,
         )
         self._folder.journal.append(sample)
         scorer.submit(sample)
@@ -213,25 +210,27 @@ class _Session:
         self.timing["tokens"] += tokens or 0
 
 
-def _say(message: str) -> None:
+def _print_message(message: str) -> None:
     print(f"mless: {message}", file=sys.stderr, flush=True)
 
 
 def _open_recorder(plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Any:
-    """What keeps attention that the engine records: the probe's, which this package must not import, only name."""
+    """The probe's recorder of the attention that the engine sums.
+
+    This package must not import the probe, so the recorder is found by its name.
+    """
     recorder = import_module("attention_probe.run_recorder").RunRecorder
     with clear_messages(folder / RECORDED):
         return recorder(plan, folder / RECORDED, facts["dtype"])
 
 
 def session_facts(plan: Plan) -> dict[str, Any]:
-    """Who writes the journal from here on; `engine` is filled in when one has been loaded."""
+    """The process that writes the journal from now on; `engine` is set when it is loaded."""
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        # a name that is no UTF-8 could not be journalled
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        .encode("utf-8", "replace")
-        .decode(),
+        # a file name need not be UTF-8, but the journal is
+        "command": command.encode("utf-8", "replace").decode(),
         "config": plan.config.as_written(),
         "engine": None,
         "dataset_source": plan.full_dataset.source,
@@ -241,19 +240,21 @@ def session_facts(plan: Plan) -> dict[str, Any]:
 
 @contextmanager
 def library_log(path: Path) -> Iterator[None]:
-    """Send what libraries and their processes write to standard error to a file, so that only our words are shown.
+    """Send the standard error of libraries and their processes to a file.
 
-    Python's warnings go there too. Nothing is changed where standard error is not the process's own, as in a notebook.
+    Only the messages of mless remain visible. Python's warnings go to the file too. Nothing is
+    redirected where `sys.stderr` is not the process's own stream, as in a notebook.
     """
-    shown, warn, own = sys.stderr, warnings.showwarning, sys.__stderr__
-    if own is None or shown is not own:
+    stderr, process_stderr = sys.stderr, sys.__stderr__
+    showwarning = warnings.showwarning
+    if process_stderr is None or stderr is not process_stderr:
         yield
         return
-    shown.flush()
-    kept = os.dup(2)
+    stderr.flush()
+    descriptor = os.dup(2)
     with (
         open(path, "a", encoding="utf-8") as log,
-        os.fdopen(kept, "w", buffering=1, encoding=shown.encoding) as terminal,
+        os.fdopen(descriptor, "w", buffering=1, encoding=stderr.encoding) as terminal,
     ):
         os.dup2(log.fileno(), 2)
         sys.stderr = terminal
@@ -263,9 +264,9 @@ def library_log(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            warnings.showwarning = warn
-            sys.stderr = shown
-            os.dup2(kept, 2)
+            warnings.showwarning = showwarning
+            sys.stderr = stderr
+            os.dup2(descriptor, 2)
 
 
 def quieten_libraries() -> None:
@@ -274,6 +275,7 @@ def quieten_libraries() -> None:
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    # a killed engine leaves shared memory to Python's tracker, which cleans it up and says so after our last word
-    told = (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, told))
+    # a killed engine leaves shared memory to Python's tracker, which frees it and prints a warning
+    # after the last message of mless
+    filters = (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))

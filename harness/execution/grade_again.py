@@ -1,11 +1,9 @@
-"""Grade again, without a model: a finished run, or completions that mless did not generate."""
+"""Grades without a model: a finished run again, or completions that mless did not generate."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from harness.grading.same_answer import GRADER_VERSION
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.journal import Journal, clear_messages, expand, read_header, read_records
 from harness.runs.read_lm_eval_logs import read_log
-from harness.runs.records import Score, as_json
+from harness.runs.records import Sample, Score, as_json
 from harness.runs.run_folder import (
     SCORES,
     compress_finished,
@@ -34,91 +32,85 @@ from harness.runs.run_folder import (
 )
 
 REGRADED_SHOWN = 20
-"""Samples with a changed verdict that `mless regrade` names; all are counted."""
+"""Number of samples with a changed verdict that `mless regrade` lists."""
 
 
 def regrade(path: Path) -> str:
-    """Make every score anew and name the samples whose verdict changed. Until the last is made, the old ones hold.
+    """Grade every sample again and list the changed verdicts.
+
+    The old scores stay until the last new score is stored.
 
     Raises:
         JournalError: there is no finished run, or another process has the folder.
     """
     read_receipt(path)
-    held = lock(path)
-    part = path / f"{SCORES}.part"
+    file_lock = lock(path)
+    partial = path / f"{SCORES}.part"
     try:
         with clear_messages(path):
             expand(path)
-        version, before = _read_old(path / SCORES)
-        part.unlink(missing_ok=True)
+        old_version, old_verdicts = _read_old_scores(path / SCORES)
+        partial.unlink(missing_ok=True)
         samples = list(read_samples(path))
         with (
-            Journal(part, as_json(scored_now())) as scores,
-            Scorer(scores, read_prompts(path)) as scorer,
+            Journal(partial, as_json(scored_now())) as journal,
+            Scorer(journal, read_prompts(path)) as scorer,
         ):
             for sample in samples:
                 scorer.submit(sample)
             with progress_bar("regrade") as advance:
-                for done, _ in enumerate(scorer.finish(), start=1):
-                    advance(done, len(samples))
-        after = read_scores(path, part.name)
-        if len(after) != len(samples):
+                for count, _ in enumerate(scorer.finish(), start=1):
+                    advance(count, len(samples))
+        scores = read_scores(path, partial.name)
+        if len(scores) != len(samples):
             raise JournalError(
-                f"{path}: {len(after)} of {len(samples)} samples were graded. Run the command again."
+                f"{path}: {len(scores)} of {len(samples)} samples were graded. "
+                "Run the command again."
             )
         with clear_messages(path):
             set_old_scores_aside(path)
-            part.replace(path / SCORES)
+            partial.replace(path / SCORES)
         finish(path)
     finally:
-        part.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         compress_finished(path)
-        held.release()
-    changed = [
-        (
-            f"{before[one.key]} -> {after[one.key].verdict}",
-            f"{one.task} {one.problem_id} sample {one.sample_index}",
-        )
-        for one in samples
-        if one.key in before and before[one.key] != after[one.key].verdict
-    ]
-    counts = Counter(change for change, _ in changed).most_common()
-    lines = [f"  {count:6}  {change}" for change, count in counts]
-    lines += [f"  {change}: {sample}" for change, sample in changed[:REGRADED_SHOWN]]
-    lines += (
-        [f"  and {len(changed) - REGRADED_SHOWN} more"] if len(changed) > REGRADED_SHOWN else []
-    )
-    told = f"{len(after)} samples, grader {version} -> {GRADER_VERSION}"
-    return "\n".join([f"{told}: {len(changed)} verdicts changed", *lines])
+        file_lock.release()
+    heading = f"{len(scores)} samples, grader {old_version} -> {GRADER_VERSION}"
+    return f"{heading}: {_describe_changes(samples, old_verdicts, scores)}"
 
 
-def _read_old(scores: Path) -> tuple[object, dict[str, str]]:
-    """The grader's version and the verdicts by key; missing or damaged scores go without them."""
+def _describe_changes(
+    samples: Sequence[Sample], old_verdicts: Mapping[str, str], scores: Mapping[str, Score]
+) -> str:
+    """The number of changed verdicts, by change, and the first samples that have them."""
+    counts: Counter[str] = Counter()
+    listed = []
+    for sample in samples:
+        old, new = old_verdicts.get(sample.key), scores[sample.key].verdict
+        if old not in (None, new):
+            change = f"{old} -> {new}"
+            counts[change] += 1
+            listed.append(
+                f"  {change}: {sample.task} {sample.problem_id} sample {sample.sample_index}"
+            )
+    lines = [f"  {count:6}  {change}" for change, count in counts.most_common()]
+    lines += listed[:REGRADED_SHOWN]
+    if len(listed) > REGRADED_SHOWN:
+        lines.append(f"  and {len(listed) - REGRADED_SHOWN} more")
+    return "\n".join([f"{len(listed)} verdicts changed", *lines])
+
+
+def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
+    """The grader's version and the verdicts by key; None and no verdict if scores are damaged."""
     try:
-        return read_header(scores).get("grader_version"), {
-            one.key: one.verdict for one in read_records(scores, Score)
-        }
+        version = read_header(scores).get("grader_version")
+        return version, {score.key: score.verdict for score in read_records(scores, Score)}
     except JournalError:
         return None, {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """A completion with its gold answer; what a filter read from it, and whether that was right, where it is known."""
-
-    name: str
-    completion: str
-    gold: str
-    read: str | None = None
-    right: bool | None = None
-
-    def job(self) -> GradeJob:
-        """Its last box is graded; where there is none, what the filter read, else the last line."""
-        gold = self.gold.rpartition("####")[2].strip()  # as GSM8K ends its solutions
-        if "\\boxed" in self.completion or "\\fbox" in self.completion:
-            return GradeJob(completion=self.completion, target=gold)
-        lines = self.completion.strip().splitlines() or [""]
-        return GradeJob(completion=self.read or lines[-1], target=gold, line=True)
+Row = dict[str, Any]
+"""A completion's name, its gold answer, and whether it is right by the log's metric."""
 
 
 def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
@@ -126,71 +118,72 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
 
     Args:
         path: A sample log, a folder of logs, or a CSV or JSONL file.
-        metric: Of a log: see `read_lm_eval_logs.read_log`.
+        metric: The metric of a log: see `read_lm_eval_logs.read_log`.
         completion: The column of completions in a CSV or JSONL file.
-        gold: That of gold answers.
+        gold: The column of gold answers in such a file.
 
     Returns:
-        A row for each completion: `name`, `gold`, `answer`, `verdict`; `ours`: whether it is right, and `theirs`:
-        whether it is by the log's metric, missing where there is none.
+        A row for each completion: `name`, `gold`, `answer`, `verdict`; `ours`: whether it is right,
+        and `theirs`: whether it is right by the log's metric, missing without such a metric.
 
     Raises:
         RunError: a log is missing or damaged.
         ConfigError: the file cannot be read, lacks a column, or holds no completion.
     """
-    logs = find_logs(path) if path.is_dir() else [path] if path.name.startswith("samples_") else []
-    samples = list(chain.from_iterable(_of_log(log, metric) for log in logs))
-    if not logs:
-        samples = list(_of_table(path, completion, gold))
-    if not samples:
+    if path.is_dir() and (logs := find_logs(path)):
+        jobs = [job for log in logs for job in _read_log_jobs(log, metric)]
+    elif path.name.startswith("samples_"):
+        jobs = list(_read_log_jobs(path, metric))
+    else:
+        jobs = list(_read_table_jobs(path, completion, gold))
+    if not jobs:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
-        for number, sample in enumerate(samples):
-            pool.submit(number, sample.job())
+        for number, (_, job) in enumerate(jobs):
+            pool.submit(number, job)
         grades: dict[int, Any] = dict(pool.drain())
-    return pandas.DataFrame(
-        {
-            "name": sample.name,
-            "gold": sample.gold,
-            "answer": grades[number].answer,
-            "verdict": grades[number].verdict,
-            "ours": grades[number].correct,
-            "theirs": sample.right,
-        }
-        for number, sample in enumerate(samples)
-    )
-
-
-def _of_log(path: Path, metric: str | None) -> Iterator[Completed]:
-    for prompt in read_log(path, metric=metric).prompts:
-        for sample, score in prompt.graded_samples:
-            right = score.verdict == "correct" if score.verdict else None
-            name, gold = prompt.problem_id, prompt.doc["answer"]
-            yield Completed(
-                name=name,
-                completion=sample.completion or "",
-                gold=gold,
-                read=score.answer,
-                right=right,
-            )
-
-
-def _of_table(path: Path, completion: str, gold: str) -> Iterator[Completed]:
-    try:
-        is_csv = path.suffix == ".csv"
-        table = (
-            pandas.read_csv(path, dtype=str)
-            if is_csv
-            else pandas.read_json(path, lines=True, dtype=False)
+    rows = []
+    for number, (row, _) in enumerate(jobs):
+        grade = grades[number]
+        rows.append(
+            {**row, "answer": grade.answer, "verdict": grade.verdict, "ours": grade.correct}
         )
-        table = table.fillna("")  # a model may have written nothing
+    return pandas.DataFrame(rows)
+
+
+def _make_job(completion: str, solution: str, filtered_answer: str | None = None) -> GradeJob:
+    """Grade the last box; without a box, the answer of a log's filter, else the last line."""
+    gold = solution.rpartition("####")[2].strip()  # GSM8K's solutions end in `#### ANSWER`
+    if "\\boxed" in completion or "\\fbox" in completion:
+        return GradeJob(completion=completion, target=gold)
+    lines = completion.strip().splitlines() or [""]
+    return GradeJob(completion=filtered_answer or lines[-1], target=gold, line=True)
+
+
+def _read_log_jobs(path: Path, metric: str | None) -> Iterator[tuple[Row, GradeJob]]:
+    for prompt in read_log(path, metric=metric).prompts:
+        gold = prompt.doc["answer"]
+        for sample, score in prompt.graded_samples:
+            is_right = score.verdict == "correct" if score.verdict else None
+            row = {"name": prompt.problem_id, "gold": gold, "theirs": is_right}
+            yield row, _make_job(sample.completion or "", gold, score.answer)
+
+
+def _read_table_jobs(path: Path, completion: str, gold: str) -> Iterator[tuple[Row, GradeJob]]:
+    try:
+        if path.suffix == ".csv":
+            table = pandas.read_csv(path, dtype=str)
+        else:
+            table = pandas.read_json(path, lines=True, dtype=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no CSV or JSONL of completions: {error}.") from None
-    if absent := [name for name in (completion, gold) if name not in table]:
-        raise ConfigError(
-            f"{path} has no column {absent[0]!r}: expected one of {list_near(absent[0], table)}."
-        )
+    table = table.fillna("")  # a completion may be empty
+    for name in (completion, gold):
+        if name not in table:
+            raise ConfigError(
+                f"{path} has no column {name!r}: expected one of {list_near(name, table)}."
+            )
     for number, row in enumerate(table.to_dict("records"), start=1):
-        yield Completed(
-            name=str(row.get("id", number)), completion=str(row[completion]), gold=str(row[gold])
-        )
+        solution = str(row[gold])
+        facts = {"name": str(row.get("id", number)), "gold": solution, "theirs": None}
+        yield facts, _make_job(str(row[completion]), solution)

@@ -8,54 +8,60 @@ from typing import Any, Self
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
 from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample, Score
-from harness.runs.run_folder import PromptPlaces
+from harness.runs.run_folder import PromptIndex
 
 
 def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
-    """What the grader gets of a sample: its completion after what the prompt had begun of it.
+    """The grader's job for a sample: its completion after the answer prefix of the prompt.
 
-    An answer prefix, as in `... is \\boxed{`, is read together with what completes it; where the first line is read, if
-    it begins a box. In a think block that the template opened, no box is an answer before `</think>`.
+    An answer prefix, as in `... is \\boxed{`, is graded together with its completion. Where the
+    first line is read, this holds only if the prefix begins a box. In a think block that the
+    template opened, no box counts as an answer before `</think>`.
 
     Args:
         prompt: The sample's prompt.
         sample: One of its samples.
     """
-    line = prompt.read == "line"
-    begun = "<think>" * prompt.thinking_opened + prompt.answer_prefix
+    is_line = prompt.read == "line"
+    prefix = prompt.answer_prefix
+    if prompt.thinking_opened:
+        prefix = f"<think>{prefix}"
+    if is_line and "boxed" not in prefix:
+        prefix = ""
     return GradeJob(
-        completion=("" if line and "boxed" not in begun else begun) + sample.completion,
+        completion=prefix + sample.completion,
         target=prompt.doc["answer"],
         finish_reason=sample.finish_reason,
-        line=line,
+        line=is_line,
     )
 
 
 class Scorer:
-    """Grades samples in worker processes and files the scores. Only `finish` waits for a worker.
+    """Grades samples in worker processes and stores the scores. Only `finish` waits for a worker.
 
     Args:
-        scores: Where finished scores go.
-        prompts: The run's prompts: the target of each problem, and the text that the authors' rule reads too.
+        scores: The journal of finished scores.
+        prompts: The run's prompts, with the gold answers; the authors' rule reads their texts too.
         audit: Whether the other graders are asked as well.
     """
 
     def __init__(self, scores: Journal, prompts: Sequence[Prompt], *, audit: bool = True) -> None:
         self._scores = scores
         self._prompts = prompts
-        self._places = PromptPlaces(prompts)
+        self._index = PromptIndex(prompts)
         self._audit = audit
-        self._half: dict[str, dict[str, Any]] = {}
+        self._results: dict[str, dict[str, Any]] = {}
+        """Results of samples that have a grade or an audit but not both, by key and kind."""
         self._pool = GraderPool(audits=audit)
 
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""
         key = sample.key
-        if key in self._scores.keys or key in self._half:
+        if key in self._scores.keys or key in self._results:
             return
-        prompt = self._prompts[self._places.find(sample)]
+        prompt = self._prompts[self._index.find(sample)]
         job = grade_job(prompt, sample)
-        self._half[key] = {}
+        self._results[key] = {}
         self._pool.submit((key, "grade"), job)
         if self._audit:
             audit = AuditJob(
@@ -67,32 +73,32 @@ class Scorer:
             )
             self._pool.submit((key, "audit"), audit)
         else:
-            self._half[key]["audit"] = Audit(reason="not asked for")
+            self._results[key]["audit"] = Audit(reason="not asked for")
 
     def start(self) -> None:
-        """Get the workers ready: samples are sure to come."""
+        """Start the workers, for samples that are sure to come."""
         self._pool.start()
 
     def poll(self) -> list[Score]:
-        """File and return what has been finished meanwhile; returns at once."""
+        """Store and return the scores that are finished; returns at once."""
         return self._collect(self._pool.poll())
 
     def finish(self) -> Iterator[Score]:
-        """Wait for the rest, filing and yielding scores as they come."""
+        """Wait for the remaining scores; each is stored and yielded as soon as it is finished."""
         for result in self._pool.drain():
             yield from self._collect([result])
 
     def _collect(self, results: Iterable[tuple[Any, Grade | Audit]]) -> list[Score]:
-        done = []
-        for (key, part), result in results:
-            parts = self._half[key]
-            parts[part] = result
-            if len(parts) == 2:
-                record = as_record(parts["grade"], parts["audit"])
-                self._scores.append({"key": key, **record})
-                del self._half[key]
-                done.append(Score(key=key, **record))
-        return done
+        finished = []
+        for (key, kind), result in results:
+            pair = self._results[key]
+            pair[kind] = result
+            if len(pair) == 2:
+                record = {"key": key, **as_record(pair["grade"], pair["audit"])}
+                self._scores.append(record)
+                del self._results[key]
+                finished.append(Score(**record))
+        return finished
 
     def __enter__(self) -> Self:
         self._pool.__enter__()

@@ -21,20 +21,21 @@ def run(
     output: Path | str = "",
     engines: int | str = "",
 ) -> Run:
-    """Run an experiment, or continue it, and read the result. Use it in scripts and notebooks.
+    """Run an experiment, or continue it, and read the result. For scripts and notebooks.
 
-    The engine starts processes of its own, which in a script would need a main guard and in a notebook a fresh kernel.
-    So the run is made by the command `mless run`; what it says is printed here line by line.
+    The engine starts processes of its own, which in a script would need a main guard and in a
+    notebook a fresh kernel. So the command `mless run` makes the run, and its messages are printed
+    here line by line.
 
     Args:
         config: A run config, or its file.
-        limit: Use only the first so many problems.
+        limit: The number of problems, from the dataset's first.
         output: The run folder; by default the config's.
         engines: As the command's `--engines`.
 
     Raises:
         ConfigError: the file is no run config.
-        RunError: the run failed. The message is the command's own.
+        RunError: the run failed. The message is the command's.
         RunInterrupted: the run was interrupted; the same call continues it.
     """
     settings = config if isinstance(config, RunConfig) else load_config(Path(config))
@@ -42,32 +43,20 @@ def run(
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary, f"{settings.name}.yaml")
         path.write_text(yaml.safe_dump(settings.as_written()), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "harness.cli",
-            "run",
-            str(path),
-            "--output",
-            str(folder),
-            "--quiet",
-        ]
-        given = {"--limit": limit, "--engines": engines}
-        command += [
-            part
-            for name, value in given.items()
-            if value not in (None, "")
-            for part in (name, str(value))
-        ]
-        said = ""
+        command = [sys.executable, "-m", "harness.cli", "run", str(path), "--quiet"]
+        options = {"--output": folder, "--limit": limit, "--engines": engines}
+        for name, value in options.items():
+            if value not in (None, ""):
+                command += [name, str(value)]
+        message = ""
         with subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:
-            assert process.stderr is not None  # asked
+            assert process.stderr is not None  # because of PIPE
             for line in process.stderr:
-                said = line.rstrip("\n")
-                print(said, file=sys.stderr, flush=True)
+                message = line.rstrip("\n")
+                print(message, file=sys.stderr, flush=True)
     if process.returncode:
         error = RunInterrupted if process.returncode == 130 else RunError
-        raise error(said.removeprefix("mless: "))
+        raise error(message.removeprefix("mless: "))
     return Run.load(folder)

@@ -1,1 +1,1 @@
-"""What exists only because of lm-eval: functions that the tasks name, task folders, lm-eval's result files."""
+"""The code for lm-eval: functions that the tasks name, task folders, lm-eval's result files."""

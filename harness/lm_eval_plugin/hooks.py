@@ -1,6 +1,7 @@
-"""The functions that the task YAMLs name: adapters from lm-eval's calls to ours, no logic of their own.
+"""The functions that the task YAMLs name: adapters from lm-eval's calls to ours.
 
-lm-eval calls a `custom_dataset` with `--metadata` and the model arguments merged; what is not ours is ignored.
+lm-eval calls a `custom_dataset` with `--metadata` and the model arguments merged. Keys that are not
+ours are ignored.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
             "A task of lm-eval cannot begin the answer: use another placement, or `mless run`."
         )
     documents = [
-        make_document(problem, one.prompt, condition, layout)
-        for problem, one in zip(dataset.problems, built.prompts, strict=True)
+        make_document(problem, prompt.prompt, condition, layout)
+        for problem, prompt in zip(dataset.problems, built.prompts, strict=True)
     ]
     return {"test": datasets.Dataset.from_list(documents)}
 
@@ -61,58 +62,63 @@ wo_as_published, mless_as_published = (
 
 
 def filler(**metadata: Any) -> Documents:
-    """Documents of `math500_filler`: a filler and its place from metadata, by the keys of a run config's condition."""
-    fillers = (*FILLERS, "count_to")
-    keys = (*fillers, "count", "separator", "placement", "label", "cue")
-    given: dict[str, Any] = {key: metadata[key] for key in keys if key in metadata}
-    if not given.keys() & {*fillers}:
-        given["unit"] = "/"
-    condition = as_condition(
-        {"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given}
-    )
-    return _documents(condition, **metadata)
+    """Documents of `math500_filler`.
+
+    The metadata have the filler and its placement, by the keys of a run config's condition.
+    """
+    fillers = {*FILLERS, "count_to"}
+    keys = {*fillers, "count", "separator", "placement", "label", "cue"}
+    settings = {key: value for key, value in metadata.items() if key in keys}
+    if not settings.keys() & fillers:
+        settings["unit"] = "/"
+    seed = metadata.get("placement_seed", DEFAULT_SEED)
+    return _documents(as_condition({"name": "filler", "seed": seed, **settings}), **metadata)
 
 
 def grade_responses(
     responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]
 ) -> list[list[str]]:
-    """Grade and audit every repeat of every document; both travel as one JSON text, which sample logs keep as it is.
+    """Grade and audit every repeat of every document.
 
-    A completion may carry `graded`: the JSON text that an earlier run made of it. If all do, no grader is started.
+    Grade and audit are one JSON text, which sample logs store unchanged. A completion may carry
+    `graded`: the JSON text of an earlier run. If all do, no grader is started.
     """
-    graded: list[list[str]] = [
-        [getattr(completion, "graded", "") for completion in repeats] for repeats in responses
-    ]
-    missing = [
-        (row, place)
-        for row, texts in enumerate(graded)
-        for place, text in enumerate(texts)
-        if not text
-    ]
-    if missing:
+    jobs: dict[tuple[int, int], tuple[GradeJob, AuditJob]] = {}
+    graded: list[list[str]] = []
+    for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
+        graded.append([getattr(completion, "graded", "") for completion in completions])
+        for index, completion in enumerate(completions):
+            if not graded[row][index]:
+                jobs[row, index] = _make_jobs(completion, doc)
+    if jobs:
         with GraderPool(audits=True) as pool:
-            for row, place in missing:
-                completion, doc = responses[row][place], docs[row]
-                pool.submit(
-                    (row, place, "grade"), GradeJob(completion=completion, target=doc["answer"])
-                )
-                # the authors' rule reads the prompt too; a chat template adds no boxes to it
-                asked, solution = doc["system"] + doc["user"], doc["solution"] or ""
-                audit = AuditJob(
-                    prompt=asked, completion=completion, target=doc["answer"], solution=solution
-                )
-                pool.submit((row, place, "audit"), audit)
-            results: dict[tuple[int, int, str], Any] = dict(pool.drain())
-        for row, place in missing:
-            graded[row][place] = as_text(results[row, place, "grade"], results[row, place, "audit"])
+            for key, (grade_job, audit_job) in jobs.items():
+                pool.submit((key, "grade"), grade_job)
+                pool.submit((key, "audit"), audit_job)
+            results: dict[Any, Any] = dict(pool.drain())
+        for row, index in jobs:
+            key = row, index
+            graded[row][index] = as_text(results[key, "grade"], results[key, "audit"])
     return graded
 
 
-def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Grades of one document as lm-eval's metrics, each the mean over repeats.
+def _make_jobs(completion: str, doc: Mapping[str, Any]) -> tuple[GradeJob, AuditJob]:
+    audit_job = AuditJob(
+        # the authors' rule reads the prompt too; a chat template adds no boxes to it
+        prompt=doc["system"] + doc["user"],
+        completion=completion,
+        target=doc["answer"],
+        solution=doc["solution"] or "",
+    )
+    return GradeJob(completion=completion, target=doc["answer"]), audit_job
 
-    `graded` is the share of completions whose answer was compared with the gold answer, right or wrong. What other
-    graders say is in the sample logs: `mless table --audit` shows it.
+
+def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The grades of a document as lm-eval's metrics, each the mean over repeats.
+
+    `graded` is the share of completions whose answer was compared with the gold answer, right or
+    wrong. The verdicts of other graders are in the sample logs, and `mless table --audit` shows
+    them.
     """
     verdicts = [json.loads(graded)["verdict"] for graded in results[0]]
     return {

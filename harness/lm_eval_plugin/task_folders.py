@@ -1,7 +1,7 @@
 """Any task of lm-eval under some conditions, as a task folder that needs lm-eval alone.
 
-A wrapped task is lm-eval's own, loaded by its name: its documents, examples, stop strings and scoring. Only the text of
-the question at hand is another: the condition's filler stands before it.
+A wrapped task is a task of lm-eval, loaded by its name, with its documents, examples, stop strings
+and scoring. Only the text of the question changes: the condition's filler stands before it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 _NOT_BEFORE = ("instruction", "cue", "answer_prefix", "repeat_problem", "random_ids")
-"""What of a condition cannot stand before the question of another task."""
+"""Keys of a condition that are not possible before the question of another task."""
 _HELPER = "with_filler.py"
 _GENERATES = "generate_until"
 _QUESTION = "Question"
-"""Stands for the question while a filler's text is made."""
+"""Stands for the question while the text of a filler is made."""
 
 
 def write_wrapped(
@@ -44,92 +44,95 @@ def write_wrapped(
     Args:
         folder: A new or an empty folder.
         task: lm-eval's name of the task.
-        conditions: Names or inline conditions, as in the list of a run config. None: the study's four.
-        model: Model folder or hub name. Its tokenizer gives the random sentence its exact length, and counts every
-            filler's tokens.
+        conditions: Names or inline conditions, as in the list of a run config. None: the study's
+            four conditions.
+        model: Model folder or hub name. Its tokenizer gives the random sentence its exact length,
+            and counts the tokens of every filler.
 
     Returns:
-        What to tell the user: the files, the fillers' tokens, and how to run the tasks.
+        Lines for the user: the files, the fillers' tokens, and the command that runs the tasks.
 
     Raises:
-        ConfigError: the folder is not empty or cannot be written, the task cannot be wrapped, or a condition cannot
-            stand before its question.
-        ModelError: the tokenizer cannot be had.
+        ConfigError: the folder is not empty or cannot be written, the task cannot be wrapped, or a
+            condition is not possible before its question.
+        ModelError: the tokenizer cannot be loaded.
         PromptMismatchError: a filler has another number of tokens in this tokenizer.
     """
-    chosen = _read_conditions(conditions)
-    names = [f"{task}_{condition.name}" for condition in chosen]
-    file = _find_task(task)
-    known = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
-    asked = [Problem(id="problem", problem=_QUESTION, answer="?")]
-    every = build_checked_prompts(
-        asked, [named_conditions()[BASELINE], *chosen], PromptSettings(), known, max_gen_toks=0
+    wrapped_conditions = _read_conditions(conditions)
+    stock_file = _find_task(task)
+    tokenizer = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
+    baseline, *arms = build_checked_prompts(
+        [Problem(id="problem", problem=_QUESTION, answer="?")],
+        [named_conditions()[BASELINE], *wrapped_conditions],
+        PromptSettings(),
+        tokenizer,
+        max_gen_toks=0,
     )
-    built = {one.condition.name: one.prompts[0] for one in every}
-    start = built[BASELINE].prompt.text.removesuffix(_QUESTION)
+    instruction = baseline.prompts[0].prompt.text.removesuffix(_QUESTION)
     files = {_HELPER: (resources.folder("tasks") / "wrap" / _HELPER).read_text(encoding="utf-8")}
-    told = []
-    for condition, name in zip(chosen, names, strict=True):
-        one = built[condition.name]
-        tokens = (
-            f"{one.filler_tokens} filler tokens in the tokenizer of {model}"
-            if model
-            else "tokens not counted"
-        )
+    names, messages = [], []
+    for condition, arm in zip(wrapped_conditions, arms, strict=True):
+        name, prompt = f"{task}_{condition.name}", arm.prompts[0]
+        token_count = "tokens not counted"
+        if model:
+            token_count = f"{prompt.filler_tokens} filler tokens in the tokenizer of {model}"
         keys = {
             "output_type": _GENERATES,
             "stock_task": task,
-            "stock_file": file,
+            "stock_file": stock_file,
             "condition": condition.name,
-            "filler": one.prompt.text.removeprefix(start).removesuffix(_QUESTION),
+            "filler": prompt.prompt.text.removeprefix(instruction).removesuffix(_QUESTION),
         }
         files[f"{name}.yaml"] = (
-            f"# {task} of lm-eval under the condition {condition.name}, {tokens}.\n"
-            f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it alone. Any other key of a"
-            "\n# task may be added here, such as num_fewshot, and replaces lm-eval's own.\n"
+            f"# {task} of lm-eval under the condition {condition.name}, {token_count}.\n"
+            f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
+            "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
+            "replaces lm-eval's own.\n"
             f"task: {name}\nclass: !function {Path(_HELPER).stem}.WithFiller\n"
         ) + yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=10**6)
-        told.append(f"{name}: {tokens}")
-    told.append(
-        f"lm_eval --model vllm --model_args pretrained={smollm2_model.resolve_model(model or 'MODEL')} \\\n"
+        names.append(name)
+        messages.append(f"{name}: {token_count}")
+    pretrained = smollm2_model.resolve_model(model or "MODEL")
+    messages.append(
+        f"lm_eval --model vllm --model_args pretrained={pretrained} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
         f"    --tasks {','.join(names)}"
     )
-    return [*_write_files(folder, files), *told]
+    return [*_write_files(folder, files), *messages]
 
 
 def _read_conditions(text: str | None) -> list[Condition]:
-    """The conditions of a list such as `wo, {name: dots, unit: "."}`, with or without its brackets.
+    """The conditions of a list such as `wo, {name: dots, unit: "."}`, with or without brackets.
 
     Raises:
-        ConfigError: it is no such list, names one twice, or holds one that cannot stand before a question.
+        ConfigError: it is no such list, names a condition twice, or holds a condition that is not
+            possible before a question.
     """
     if text is None:
         return list(named_conditions().values())
     values = parse_option("--conditions", text if text.lstrip().startswith("[") else f"[{text}]")
-    chosen = list(map(as_condition, values)) if isinstance(values, list) else []
-    names = [condition.name for condition in chosen]
-    if not names or len(set(names)) < len(names):
+    conditions = list(map(as_condition, values)) if isinstance(values, list) else []
+    names = {condition.name for condition in conditions}
+    if not names or len(names) < len(conditions):
         raise ConfigError(
-            f"--conditions: expected a list of conditions, each once, such as wo,mless; got {text!r}."
+            "--conditions: expected a list of conditions, each once, such as wo,mless; "
+            f"got {text!r}."
         )
-    for one in chosen:
-        odd = [key for key in _NOT_BEFORE if getattr(one, key)]
-        odd += (
-            [f"placement {one.placement}"]
-            if one.filler and one.placement is not Placement.BETWEEN
-            else []
-        )
-        if odd:
+    for condition in conditions:
+        impossible = [key for key in _NOT_BEFORE if getattr(condition, key)]
+        if condition.filler and condition.placement is not Placement.BETWEEN:
+            impossible.append(f"placement {condition.placement}")
+        if impossible:
             raise ConfigError(
-                f"--conditions: {one.name!r} is no text before a task's question: {', '.join(odd)}."
+                f"--conditions: {condition.name!r} is no text before a task's question: "
+                f"{', '.join(impossible)}."
             )
-    return chosen
+    return conditions
 
 
 @cache
 def _all_tasks() -> TaskManager:
-    """lm-eval's own tasks; it reads all their files, which takes a quarter of a minute."""
+    """lm-eval's own tasks; reading all their files takes a quarter of a minute."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
@@ -144,17 +147,17 @@ def _find_task(name: str) -> str:
     import lm_eval.tasks
 
     manager = _all_tasks()
-    settings = {one: manager.task_index[one].cfg or {} for one in manager.all_subtasks}
-    # a task written in Python does not say beforehand whether it generates
-    able = [
-        one
-        for one, of in settings.items()
-        if "class" not in of and of.get("output_type", _GENERATES) == _GENERATES
-    ]
-    if name not in able:
-        near = list_near(name, able, 3)
+    generating = []
+    for task in manager.all_subtasks:
+        settings = manager.task_index[task].cfg or {}
+        # the YAML of a task that is written in Python does not say whether it generates
+        if "class" not in settings and settings.get("output_type", _GENERATES) == _GENERATES:
+            generating.append(task)
+    if name not in generating:
+        near = list_near(name, generating, 3)
         raise ConfigError(
-            f"--wrap {name}: expected one task of lm-eval whose YAML generates text, such as {near}."
+            f"--wrap {name}: expected one task of lm-eval whose YAML generates text, such as "
+            f"{near}."
         )
     path = Path(str(manager.task_index[name].yaml_path))
     return path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()

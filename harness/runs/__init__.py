@@ -1,4 +1,4 @@
-"""What is kept of a run, and how runs and lm-eval's logs are read again.
+"""The stored form of a run, and the readers of runs and of lm-eval's logs.
 
-journal + scores + prompts + receipt = a run folder -> one frame of samples
+journal + scores + prompts + receipt = a run folder -> a frame of samples
 """

@@ -22,62 +22,62 @@ if TYPE_CHECKING:
 
 
 class AnsweredPrompt(Prompt, kw_only=True):
-    """A stored prompt with what came back.
+    """A stored prompt with its samples.
 
     Attributes:
-        graded_samples: Of the first replicate, in order; empty where nothing was generated.
+        graded_samples: Those of the first replicate, in order; empty if nothing was generated.
     """
 
     graded_samples: tuple[tuple[Sample, Score], ...] = ()
 
     @property
     def completions(self) -> list[str]:
-        """What the model wrote, one for each sample; empty where nothing was generated."""
+        """The completion of each sample; empty where nothing was generated."""
         return [
             sample.completion for sample, _ in self.graded_samples if sample.completion is not None
         ]
 
     @property
     def verdicts(self) -> list[str]:
-        """One for each sample; empty where nothing was graded."""
+        """The verdict of each sample; empty where nothing was graded."""
         return [score.verdict for _, score in self.graded_samples if score.verdict]
 
     @property
     def answers(self) -> list[str | None]:
-        """One for each sample, None where a completion has none."""
+        """The answer of each sample; None where a completion has no answer."""
         return [score.answer for _, score in self.graded_samples]
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """Role and text of all that the model got, in order; what no segment covers is `template`."""
+        """Role and text of the full prompt, in order; text outside all segments is `template`."""
         requested = self.requested
         if not requested.segments:
             return [("prompt", self.prompt)] if self.prompt else []
         try:
             spans = find_segments(requested, self.prompt) if self.prompt else []
-        except PromptMismatchError:  # a server's template, which was never seen here
+        except PromptMismatchError:  # the template of a server, which is unknown here
             spans = []
-        parts, position = [], 0
+        chunks, position = [], 0
         for role, (start, end) in spans:
-            parts += [
-                ("template", self.prompt[position:start]),
-                (str(role), self.prompt[start:end]),
-            ]
+            chunks.append(("template", self.prompt[position:start]))
+            chunks.append((str(role), self.prompt[start:end]))
             position = end
-        return [part for part in (*parts, ("template", self.prompt[position:])) if part[1]]
+        chunks.append(("template", self.prompt[position:]))
+        return [(role, text) for role, text in chunks if text]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem under every condition in which it was asked.
+    """A problem under all conditions in which the model got it.
 
     Attributes:
         id: Unique within its source.
         subject, level: Empty and 0 where the source has none.
-        cluster: What it counts as one with, such as itself with other examples; empty: it stands alone.
+        cluster: The name of its cluster, such as the same problem with several draws of examples.
         prompts: By condition.
-        outcome: Of a selected problem, from the criterion's baseline to its condition; None if nothing was graded.
-        matched_to: Of a control, the id of the problem that it is matched to.
+        outcome: The outcome of a selected problem under the criterion's baseline and condition;
+            None if nothing was graded.
+        matched_to: For a control, the id of the problem that it is matched to.
     """
 
     id: str
@@ -90,7 +90,7 @@ class Problem:
 
     @property
     def is_control(self) -> bool:
-        """Whether it did not flip, and was selected beside a problem that did."""
+        """Whether the problem did not flip, and was selected to match a problem that did."""
         return self.matched_to is not None
 
 
@@ -99,15 +99,17 @@ class Source:
     """Problems and their prompts, in one layout.
 
     Attributes:
-        name: The path or dataset, for people.
+        name: The path or dataset, for messages.
         kind: `run` (ours), `log` (lm-eval's) or `dataset` (nothing was run).
-        model: Name or folder of the model that was run, or whose tokenizer built the prompts; None where unknown.
+        model: Name or folder of the model that was run, or whose tokenizer built the prompts; None
+            where it is not known.
         layout: `raw`, `chat` or `as_published`.
-        conditions: In the order in which tables show them.
+        conditions: In the order of tables.
         problems: In the source's order.
-        filled_answers: Conditions whose filler stands in the answer that the prompt begins, where no segment says so.
-        metric: What the verdicts were read from; None where there are none.
-        changed: Conditions under which something was done to the model.
+        filled_answers: Conditions whose filler stands in the answer that the prompt begins, so that
+            no segment marks it.
+        metric: The metric of the verdicts; None without verdicts.
+        changed: Conditions with an intervention in the model.
 
     Raises:
         RunError: there is no problem.
@@ -126,11 +128,11 @@ class Source:
     @property
     def prompts_sha256(self) -> str:
         """Hash over the hashes of all prompts, in order."""
-        hashes = (
-            f"{p.id} {name} {prompt.prompt_sha256}"
-            for p in self.problems
-            for name, prompt in p.prompts.items()
-        )
+        hashes = [
+            f"{problem.id} {condition} {prompt.prompt_sha256}"
+            for problem in self.problems
+            for condition, prompt in problem.prompts.items()
+        ]
         return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
@@ -141,45 +143,44 @@ def build_source(
     layout: str,
     instruction: str | None = None,
 ) -> Source:
-    """Prompts from a dataset and conditions, checked as those of a run are; nothing has answered them.
+    """Prompts of a dataset and conditions with the same checks as in a run, but without samples.
 
     Raises:
         PromptMismatchError: a prompt breaks a guarantee.
         ModelError: the layout is `chat` and the tokenizer has no chat template.
     """
-    chosen = Layout(layout)
     model = ModelTokenizer(name=tokenizer.name_or_path or "this model", tokenizer=tokenizer)
-    settings = PromptSettings(layout=chosen, instruction=instruction)
-    prompts = [
-        AnsweredPrompt(**structs.asdict(Prompt.of(dataset.source, arm, problem, built)))
-        for arm in build_checked_prompts(dataset.problems, conditions, settings, model)
-        for problem, built in zip(dataset.problems, arm.prompts, strict=True)
-    ]
+    settings = PromptSettings(layout=Layout(layout), instruction=instruction)
+    arms = build_checked_prompts(dataset.problems, conditions, settings, model)
+    prompts = []
+    for arm in arms:
+        for problem, built in zip(dataset.problems, arm.prompts, strict=True):
+            stored = Prompt.of(dataset.source, arm, problem, built)
+            prompts.append(AnsweredPrompt(**structs.asdict(stored)))
     return Source(
         name=f"{dataset.name} ({dataset.source})",
         kind="dataset",
         model=tokenizer.name_or_path or None,
-        layout=str(chosen),
+        layout=layout,
         conditions=tuple(condition.name for condition in conditions),
-        problems=by_problem(prompts),
+        problems=group_by_problem(prompts),
         filled_answers=filled_answers(conditions),
     )
 
 
-def by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[Problem, ...]:
-    """The prompts by problem, in the order in which each problem was first met."""
+def group_by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[Problem, ...]:
+    """The prompts by problem, in the order of each problem's first prompt."""
     by_id: dict[str, dict[str, AnsweredPrompt]] = {}
     for prompt in prompts:
         by_id.setdefault(prompt.problem_id, {})[prompt.condition] = prompt
     problems = []
     for problem_id, by_condition in by_id.items():
         doc = next(iter(by_condition.values())).doc
-        cluster = doc.get("cluster") or doc["id"]
         problem = Problem(
             id=problem_id,
             subject=doc["subject"],
             level=doc["level"],
-            cluster=cluster,
+            cluster=doc.get("cluster") or doc["id"],
             prompts=by_condition,
         )
         problems.append(problem)
@@ -188,4 +189,8 @@ def by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[Problem, ...]:
 
 def filled_answers(conditions: Iterable[Condition]) -> tuple[str, ...]:
     """Conditions whose filler stands in the answer that the prompt begins."""
-    return tuple(one.name for one in conditions if one.filler and one.placement is Placement.ANSWER)
+    return tuple(
+        condition.name
+        for condition in conditions
+        if condition.filler and condition.placement is Placement.ANSWER
+    )

@@ -1,4 +1,4 @@
-"""What a report shows of a folder of attention traces. The attention probe makes it, and the report draws it."""
+"""The attention curves that a report shows: made by the attention probe, drawn by the report."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionFile:
-    """The mean curves of one folder of traces.
+    """The mean curves of a folder of traces.
 
     Attributes:
         name: The file's name.
         model: The model's name, as in the run's receipt.
         figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
-        notes: Sentences that a reader must know about all its curves.
-        prompts: The problem, the condition and the hash of each prompt that was traced.
-        receipt: How the file was made.
+        notes: Sentences about all its curves that a reader must know.
+        prompts: The problem, the condition and the hash of each traced prompt.
+        receipt: The provenance of the file.
     """
 
     name: str

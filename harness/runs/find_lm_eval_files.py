@@ -1,4 +1,4 @@
-"""The files that lm-eval writes, as they stand on the disk: sample logs (`--log_samples`) and results files.
+"""The files that lm-eval writes: sample logs (`--log_samples`) and results files.
 
 What they mean for a run is in `read_lm_eval_logs`.
 """
@@ -20,18 +20,18 @@ from harness.runs.records import fit
 from harness.smollm2_model import label_model
 
 _LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
-"""What lm-eval calls a sample log; the results file of that date lies beside it."""
+"""lm-eval's name of a sample log; the results file of the same date lies beside it."""
 
 
 class Generation(Struct):
-    """What our sample logs add to a completion."""
+    """The facts of a completion that our sample logs add."""
 
     completion_tokens: int | None = None
     prompt_token_sha256: str | None = None
 
 
 class LogLine(Struct):
-    """A line of a sample log, but for its metrics."""
+    """A line of a sample log without its metrics."""
 
     doc_id: int
     doc: dict[str, Any]
@@ -44,8 +44,8 @@ class LogLine(Struct):
     generations: list[Generation] = []
 
 
-class Loaded(Struct):
-    """What lm-eval was started with."""
+class EvaluationConfig(Struct):
+    """The options that lm-eval was started with."""
 
     model: str | None = None
     model_args: dict[str, Any] | str | None = None
@@ -53,7 +53,7 @@ class Loaded(Struct):
 
 
 class TaskConfig(Struct):
-    """How lm-eval asked one task."""
+    """lm-eval's settings of a task."""
 
     generation_kwargs: dict[str, Any] | None = None
     num_fewshot: int | None = None
@@ -61,10 +61,16 @@ class TaskConfig(Struct):
 
 
 class ResultsFile(Struct, kw_only=True):
-    """lm-eval's results file; empty where there is none."""
+    """lm-eval's results file, for one of its sample logs; empty where there is no such file.
 
+    Attributes:
+        task: lm-eval's name of the log's task; None where the log is named in another way than
+            lm-eval names it.
+    """
+
+    task: str | None = None
     model_name: str | None = None
-    config: Loaded = msgspec.field(default_factory=Loaded)
+    config: EvaluationConfig = msgspec.field(default_factory=EvaluationConfig)
     configs: dict[str, TaskConfig] = {}
     versions: dict[str, float | str | None] = {}
     n_samples: dict[str, dict[str, int]] = msgspec.field(default_factory=dict, name="n-samples")
@@ -75,12 +81,22 @@ class ResultsFile(Struct, kw_only=True):
     git_hash: str | None = None
 
     @property
+    def task_config(self) -> TaskConfig:
+        """The task's settings; empty where they are unknown."""
+        return self.configs.get(self.task or "", TaskConfig())
+
+    @property
+    def task_version(self) -> float | str | None:
+        """The task's version."""
+        return self.versions.get(self.task or "")
+
+    @property
     def arguments(self) -> dict[str, Any]:
-        """What the model was loaded with."""
-        given = self.config.model_args or {}
-        if isinstance(given, str):
-            return dict(part.split("=", 1) for part in given.split(",") if "=" in part)
-        return given
+        """The arguments that the model was loaded with."""
+        arguments = self.config.model_args or {}
+        if isinstance(arguments, str):
+            return dict(pair.split("=", 1) for pair in arguments.split(",") if "=" in pair)
+        return arguments
 
     @property
     def model(self) -> str | None:
@@ -90,63 +106,83 @@ class ResultsFile(Struct, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The model's name as tables show it."""
+        """The model's name in tables."""
         return label_model(str(self.model_name or self.model or "model"))
 
 
 def find_logs(folder: Path) -> list[Path]:
-    """The sample logs in a folder, however deep; a compressed one by the name that it has uncompressed."""
+    """The sample logs in a folder and its subfolders, by their uncompressed names."""
     return find_stored(folder, "**/samples_*.jsonl")
 
 
-def one_log(path: Path) -> Path:
-    """The log itself, or the one that a folder holds."""
-    found = find_logs(path) if path.is_dir() else [path.with_name(path.name.removesuffix(PACKED))]
-    if len(found) != 1:
+def find_log(path: Path) -> Path:
+    """The log itself, or the only log in a folder.
+
+    Raises:
+        RunError: the folder has another number of logs, or there is no such file.
+    """
+    if path.is_dir():
+        logs = find_logs(path)
+        if len(logs) != 1:
+            raise RunError(
+                f"{path} is a folder with {len(logs)} sample logs: expected one. "
+                "Name the file itself."
+            )
+        return logs[0]
+    log = path.with_name(path.name.removesuffix(PACKED))
+    if not is_stored(log):
         raise RunError(
-            f"{path} is a folder with {len(found)} sample logs: expected one. Name the file itself."
+            f"{path} does not exist. Expected a run folder, or a sample log of "
+            "lm_eval --log_samples."
         )
-    if not is_stored(found[0]):
-        raise RunError(
-            f"{path} does not exist. Expected a run folder, or a sample log of lm_eval --log_samples."
-        )
-    return found[0]
+    return log
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any], LogLine]]:
-    """Each line with its place, as JSON has it and in its form."""
+    """Each line as its file and number (for messages), as a JSON object, and in its form."""
     with open_stored(path) as stream:
         for number, text in enumerate(stream, start=1):
-            where = f"{path}, line {number}"
+            origin = f"{path}, line {number}"
             try:
-                raw = json.loads(text)  # which reads NaN, as lm-eval writes it
+                values = json.loads(text)  # accepts NaN, which lm-eval writes
             except (ValueError, RecursionError) as error:
-                raise RunError(f"{where}: not a line of lm_eval --log_samples: {error}.") from None
-            yield where, raw, fit(LogLine, raw, where)
+                raise RunError(f"{origin}: not a line of lm_eval --log_samples: {error}.") from None
+            yield origin, values, fit(LogLine, values, origin)
 
 
-def read_results(log: Path) -> tuple[str | None, ResultsFile]:
-    """The log's task, and the results file beside it."""
-    called = _LOG.fullmatch(log.name)
-    path = log.with_name(f"results_{called['date']}.json") if called else None
-    if called is None or path is None or not path.is_file():
-        return called and called["task"], ResultsFile()
+def read_results(log: Path) -> ResultsFile:
+    """The results file beside a log.
+
+    Raises:
+        RunError: the file is damaged, or no results file.
+    """
+    match = _LOG.fullmatch(log.name)
+    if match is None:
+        return ResultsFile()
+    path = log.with_name(f"results_{match['date']}.json")
+    if not path.is_file():
+        return ResultsFile(task=match["task"])
     try:
-        read = json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is no results file of lm-eval: {error}.") from None
-    return called["task"], fit(ResultsFile, read, path)
+    results = fit(ResultsFile, values, path)
+    results.task = match["task"]
+    return results
 
 
-def prompt_of(where: str, line: LogLine) -> tuple[str, bool]:
-    """The prompt's text, and whether the model was asked to generate (rather than to score a continuation).
+def read_prompt_text(origin: str, line: LogLine) -> tuple[str, bool]:
+    """The prompt's text, and whether the model generated (it else scored a continuation).
 
-    The text is empty where chat messages were sent, which only the server made a text of.
+    The text is empty where chat messages were sent, because only the server knows their text.
+
+    Raises:
+        RunError: the line has no prompt.
     """
     request = line.arguments.get("gen_args_0", {})
-    text, generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
+    text, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
     if isinstance(text, list):
-        return "", generated
+        return "", is_generated
     if not isinstance(text, str):
-        raise RunError(f"{where}: no prompt text in its `arguments`.")
-    return text, generated
+        raise RunError(f"{origin}: no prompt text in its `arguments`.")
+    return text, is_generated

@@ -1,4 +1,4 @@
-"""Whether runs may stand in one table: the same problems, versions and, under one label, settings."""
+"""Which runs may stand in one table: they agree in problems, versions and, per model, settings."""
 
 from __future__ import annotations
 
@@ -7,112 +7,115 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ComparisonError, list_first
-from harness.runs.journal import differing
-from harness.runs.read_runs import Run
+from harness.runs.journal import describe_differences
+from harness.runs.read_runs import VERSIONS, Run
 
 if TYPE_CHECKING:
     import pandas
 
-_ALL = ("prompt_version", "task_version", "grader_version")
-"""Facts in which all runs of a table agree."""
-_ONE_MODEL = ("model_sha256", "sampling", "engine")
-"""Facts in which runs of one model agree, beside their settings."""
+_MODEL_FACTS = ("model_sha256", "sampling", "engine")
+"""Facts in which runs of one model agree, as well as in their settings."""
 
 
 def join(runs: Sequence[Run]) -> pandas.DataFrame:
-    """The samples of all in one frame.
+    """The samples of all runs in one frame.
 
     Raises:
-        ComparisonError: one is given twice, two are of other problems, task or grader versions, or two share a model's
-            label and differ in more than the condition.
+        ComparisonError: a run is given twice, two runs are of different problems, task or grader
+            versions, or two runs share a model's label and differ in more than the condition.
     """
     import pandas
     from pandas.api.types import union_categoricals
 
-    _refuse_twice(runs)
-    for place, one in enumerate(runs):
-        for other in runs[:place]:
-            if how := _disagreement(other, one):
-                told = f"{one.name} cannot be compared with {other.name}: {how}"
-                raise ComparisonError(f"{told}. Give them to separate commands.")
+    _refuse_repeated_runs(runs)
+    for index, later in enumerate(runs):
+        for earlier in runs[:index]:
+            if reason := _describe_disagreement(earlier, later):
+                raise ComparisonError(
+                    f"{later.name} cannot be compared with {earlier.name}: {reason}. "
+                    "Give them to separate commands."
+                )
     if len(runs) == 1:
         return runs[0].samples
-    columns: dict[str, Any] = {}
-    # a run without several draws of examples has one
-    frames = [one.samples.assign(draw=one.samples.get("draw", 1)) for one in runs]
+    # a run with a single draw of examples has no column `draw`
+    frames = [run.samples.assign(draw=run.samples.get("draw", 1)) for run in runs]
+    joined: dict[str, Any] = {}
     for name in frames[0].columns:
-        parts = [frame[name] for frame in frames]
-        if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
-            columns[name] = pandas.Series(union_categoricals(parts, ignore_order=True))
+        columns = [frame[name] for frame in frames]
+        if all(isinstance(column.dtype, pandas.CategoricalDtype) for column in columns):
+            joined[name] = pandas.Series(union_categoricals(columns, ignore_order=True))
         else:
-            columns[name] = pandas.concat(parts, ignore_index=True)
-    return pandas.DataFrame(columns)
+            joined[name] = pandas.concat(columns, ignore_index=True)
+    return pandas.DataFrame(joined)
 
 
-def by_table(runs: Sequence[Run]) -> list[list[Run]]:
+def group_by_table(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs in groups that may stand in one table and have no sample in common, in order.
 
     Raises:
-        ComparisonError: one is given twice.
+        ComparisonError: a run is given twice.
     """
-    _refuse_twice(runs)
-    samples = {one.name: _samples(one) for one in runs}
+    _refuse_repeated_runs(runs)
+    cells = {run.name: _table_cells(run) for run in runs}
     groups: list[list[Run]] = []
-    for one in runs:
+    for run in runs:
         for group in groups:
             if not any(
-                samples[one.name] & samples[other.name] or _disagreement(other, one)
-                for other in group
+                cells[run.name] & cells[member.name] or _describe_disagreement(member, run)
+                for member in group
             ):
-                group.append(one)
+                group.append(run)
                 break
         else:
-            groups.append([one])
+            groups.append([run])
     return groups
 
 
-def other_settings(one: Run, other: Run) -> str:
-    """The versions and, under one model's label, the settings in which two runs differ; empty if there are none.
-
-    What one of them does not know agrees with anything.
-    """
-    same_model = one.about["model"] == other.about["model"]
-    names = _ALL + (_ONE_MODEL if same_model else ())
-    ours, theirs = (
-        {name: run.about[name] for name in names if run.about.get(name) is not None}
-        | ((run.about.get("settings") or {}) if same_model else {})
-        for run in (one, other)
-    )
-    return differing(ours, theirs)
-
-
-def _refuse_twice(runs: Sequence[Run]) -> None:
-    names = [str(Path(one.name).resolve()) for one in runs]
-    if twice := next(
-        (one.name for place, one in enumerate(runs) if names[place] in names[:place]), None
-    ):
-        raise ComparisonError(f"{twice} is given twice.")
+def describe_problem_differences(old: Run, new: Run) -> str:
+    """In what the problems of two runs differ; empty if they are the same, as far as is known."""
+    old_dataset, new_dataset = old.about.get("dataset"), new.about.get("dataset")
+    if old_dataset is not None and new_dataset is not None:
+        if old_dataset == new_dataset:
+            return ""
+        return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
+    if not old.problems or not new.problems:
+        return ""
+    shared = [name for name in old.problems if name in new.problems]
+    if not shared:
+        return "no problem is in both"
+    changed = [name for name in shared if old.problems[name] != new.problems[name]]
+    return f"other problems under the ids {list_first(changed)}" if changed else ""
 
 
-def _samples(one: Run) -> set[tuple[str, ...]]:
-    """Which problems it asked of which model, and how."""
-    keys = one.samples[["model", "layout", "condition", "problem_id"]].drop_duplicates()
+def _refuse_repeated_runs(runs: Sequence[Run]) -> None:
+    paths = set()
+    for run in runs:
+        path = Path(run.name).resolve()
+        if path in paths:
+            raise ComparisonError(f"{run.name} is given twice.")
+        paths.add(path)
+
+
+def _table_cells(run: Run) -> set[tuple[str, ...]]:
+    """The cells that a run's samples fill: model, layout, condition and problem."""
+    keys = run.samples[["model", "layout", "condition", "problem_id"]].drop_duplicates()
     return set(keys.astype(str).itertuples(index=False, name=None))
 
 
-def _disagreement(one: Run, other: Run) -> str:
-    """Why the two may not stand in one table; empty if they may."""
-    return other_problems(one, other) or other_settings(one, other)
+def _describe_disagreement(old: Run, new: Run) -> str:
+    """Why two runs may not stand in one table; empty if they may."""
+    if reason := describe_problem_differences(old, new):
+        return reason
+    is_same_model = old.about["model"] == new.about["model"]
+    return describe_differences(
+        _comparable_facts(old, is_same_model), _comparable_facts(new, is_same_model)
+    )
 
 
-def other_problems(one: Run, other: Run) -> str:
-    """In what their problems differ, in words; empty if they are the same, as far as is known."""
-    ours, theirs = one.about.get("dataset"), other.about.get("dataset")
-    if ours is not None and theirs is not None:
-        return "" if ours == theirs else f"another dataset: {ours[:12]} -> {theirs[:12]}"
-    if not one.problems or not other.problems:
-        return ""
-    shared = [name for name in one.problems if name in other.problems]
-    if changed := [name for name in shared if one.problems[name] != other.problems[name]]:
-        return f"other problems under the ids {list_first(changed)}"
-    return "" if shared else "no problem is in both"
+def _comparable_facts(run: Run, is_same_model: bool) -> dict[str, Any]:
+    """The versions of a run and, for a comparison within one model, its settings."""
+    names = VERSIONS + _MODEL_FACTS if is_same_model else VERSIONS
+    facts = {name: run.about[name] for name in names if run.about.get(name) is not None}
+    if is_same_model:
+        facts |= run.about.get("settings") or {}
+    return facts

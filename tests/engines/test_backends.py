@@ -162,7 +162,7 @@ def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps
         monkeypatch.setattr(execute_plan, "computes_bf16", lambda: bf16)
         monkeypatch.setattr(execute_plan, "device_type", lambda: device)
         changes = [f"model.model_args.dtype={dtype}", "layouts=[]"]
-        return execute_plan.settle(load_config(TOY_CONFIG, changes), folder)
+        return execute_plan.fill_open_settings(load_config(TOY_CONFIG, changes), folder)
 
     for named, chosen in (("null", "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
         assert settled(named).identity()["model"]["model_args"]["dtype"] == chosen

@@ -8,15 +8,15 @@ from tests.make import GREEDY_RUN
 
 
 def graded(capsys, monkeypatch, *arguments):
-    done = here(capsys, monkeypatch, "regrade", *map(str, arguments))
-    assert done.returncode == 0, done.stderr
-    return " ".join(done.stdout.split())
+    result = here(capsys, monkeypatch, "regrade", *map(str, arguments))
+    assert result.returncode == 0, result.stderr
+    return " ".join(result.stdout.split())
 
 
 def test_a_log_of_our_own_task_is_graded_as_it_was(tmp_path, capsys, monkeypatch):
     path = next(GREEDY_RUN.glob("samples_demo_mless_2*"))
-    said = graded(capsys, monkeypatch, path)
-    assert said.startswith("500 samples: right by mless 8") and "; they differ on 0." in said
+    output = graded(capsys, monkeypatch, path)
+    assert output.startswith("500 samples: right by mless 8") and "; they differ on 0." in output
 
 
 def test_a_log_of_another_task_is_graded_beside_its_metric(tmp_path, capsys, monkeypatch):
@@ -27,10 +27,10 @@ def test_a_log_of_another_task_is_graded_beside_its_metric(tmp_path, capsys, mon
         filtered_resps=["3"],
         target="a\n#### 3.0",
     )
-    said = graded(capsys, monkeypatch, path)
+    output = graded(capsys, monkeypatch, path)
     assert (
         "2 samples: right by mless 100.0%, by the log's metric 50.0%; they differ on 1. Verdicts: correct 2."
-        in said
+        in output
     )
     unboxed = log(
         tmp_path / "samples_last.jsonl",
@@ -53,12 +53,14 @@ def test_a_table_of_completions_is_graded(suffix, tmp_path, capsys, monkeypatch)
             "id,said,answer\n" + "".join(f'{name},"{said}",{gold}\n' for name, said, gold in rows)
         )
     else:
-        lines = [{"id": name, "said": said, "answer": gold} for name, said, gold in rows]
+        lines = [
+            {"id": name, "said": completion, "answer": gold} for name, completion, gold in rows
+        ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = graded(capsys, monkeypatch, path, "--completion", "said", "--gold", "answer")
+    output = graded(capsys, monkeypatch, path, "--completion", "said", "--gold", "answer")
     assert (
-        said.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
-        and "b 14 13 incorrect" in said
+        output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
+        and "b 14 13 incorrect" in output
     )
     refused(
         here(capsys, monkeypatch, "regrade", str(path)),

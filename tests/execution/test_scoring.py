@@ -37,10 +37,10 @@ PREFIX, LINE = {"answer_prefix": r"It is \boxed{"}, {"read": "line"}
 
 
 @pytest.mark.parametrize(
-    ("begun", "completion", "reason", "verdict"), read_data("completions")["continued"]
+    ("prompt_fields", "completion", "reason", "verdict"), read_data("completions")["continued"]
 )
-def test_grading_knows_what_the_prompt_began(begun, completion, reason, verdict):
-    job = grade_job(prompt(**begun), sample(completion, reason))
+def test_grading_knows_what_the_prompt_began(prompt_fields, completion, reason, verdict):
+    job = grade_job(prompt(**prompt_fields), sample(completion, reason))
     assert (
         grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line).verdict
         == verdict
@@ -90,8 +90,8 @@ def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path, backe
         str(tmp_path / "run"),
         backend,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.stdout == "mless-demo 8\n" and "8/8 samples" in done.stderr, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert process.stdout == "mless-demo 8\n" and "8/8 samples" in process.stderr, process.stderr
 
 
 def test_what_the_command_refuses_is_raised_with_its_words(tmp_path, capfd):

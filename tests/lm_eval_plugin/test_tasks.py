@@ -55,10 +55,10 @@ def test_every_task_loads_builds_and_renders(name):
 
 def test_lm_eval_passes_over_a_number_of_examples_for_our_own_tasks():
     manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False)
-    found = simple_evaluate(
+    results = simple_evaluate(
         Silent(), tasks=["math500_mless"], task_manager=manager, num_fewshot=2, limit=1
     )
-    (sample,) = found["samples"]["math500_mless"]
+    (sample,) = results["samples"]["math500_mless"]
     assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
 
 
@@ -156,12 +156,12 @@ class Recorded(LM):
         self.texts = texts
 
     def generate_until(self, requests, disable_tqdm=False):
-        done = []
+        completions = []
         for request in requests:
             completion = Replayed("a")
             completion.graded = self.texts[request.doc_id]
-            done.append(completion)
-        return done
+            completions.append(completion)
+        return completions
 
     loglikelihood = loglikelihood_rolling = None
 
@@ -173,17 +173,17 @@ def test_lm_evals_table_has_three_metrics_and_its_logs_the_other_graders():
         for verdict in verdicts
     ]
     manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False)
-    found = simple_evaluate(
+    results = simple_evaluate(
         Recorded(texts), tasks=["math500_mless"], task_manager=manager, limit=len(texts)
     )
-    result = found["results"]["math500_mless"]
+    result = results["results"]["math500_mless"]
     means = {name: result[f"{name},graded"] for name in ("accuracy", "graded", "truncated")}
     assert (
         means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25} and result["sample_len"] == 4
     )
-    table = make_table(found)
+    table = make_table(results)
     assert "accuracy" in table and "0.75" in table and "math_verify" not in table
-    ((text,),) = found["samples"]["math500_mless"][0]["filtered_resps"]
+    ((text,),) = results["samples"]["math500_mless"][0]["filtered_resps"]
     assert json.loads(text)["math_verify"]
 
 

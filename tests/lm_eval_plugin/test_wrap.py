@@ -51,12 +51,12 @@ def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
 
 
 def test_the_files_hold_the_filler_and_need_nothing_of_ours(tmp_path):
-    told = write_wrapped(
+    messages = write_wrapped(
         tmp_path / "new", "gsm8k", 'wo, {name: dots, unit: ".", count: 3, label: "Filler:"}'
     )
     files = sorted((tmp_path / "new").iterdir())
-    assert told[: len(files)] == [str(path) for path in files]
-    first, second, third = told[-1].split(" \\\n    ")  # as a shell reads it, in 80 columns
+    assert messages[: len(files)] == [str(path) for path in files]
+    first, second, third = messages[-1].split(" \\\n    ")  # as a shell reads it, in 80 columns
     assert (first, third) == (
         "lm_eval --model vllm --model_args pretrained=MODEL",
         "--tasks gsm8k_wo,gsm8k_dots",
@@ -78,14 +78,14 @@ def test_the_files_hold_the_filler_and_need_nothing_of_ours(tmp_path):
 
 
 def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(tmp_path, toy_tokenizer):
-    told = write_wrapped(
+    messages = write_wrapped(
         tmp_path / "tasks", "gsm8k", 'random, {name: said, text: "Count: 1 2 3"}', TOY_MODEL
     )
     sentence = fit_filler(named_conditions()["random"], toy_tokenizer)
     assert settings(tmp_path / "tasks" / "gsm8k_random.yaml")["filler"] == sentence + SEPARATOR
-    assert f"gsm8k_random: 55 filler tokens in the tokenizer of {TOY_MODEL}" in told
-    said = len(toy_tokenizer("Count: 1 2 3", add_special_tokens=False)["input_ids"])
-    assert f"said, {said} filler tokens in the tokenizer of {TOY_MODEL}." in (
+    assert f"gsm8k_random: 55 filler tokens in the tokenizer of {TOY_MODEL}" in messages
+    token_count = len(toy_tokenizer("Count: 1 2 3", add_special_tokens=False)["input_ids"])
+    assert f"said, {token_count} filler tokens in the tokenizer of {TOY_MODEL}." in (
         tmp_path / "tasks" / "gsm8k_said.yaml"
     ).read_text().replace("\n# ", " ")
     with pytest.raises(PromptMismatchError, match="splits the unit"):
@@ -115,19 +115,19 @@ def test_keys_that_a_user_adds_replace_lm_evals(tmp_path):
     path.write_text(path.read_text() + "num_fewshot: 1\ndescription: Count.\n")
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False, metadata={"mine": 1})
     tasks = manager.load(["gsm8k", "gsm8k_mless"])["tasks"]
-    own, task = tasks["gsm8k"], tasks["gsm8k_mless"]
-    assert (own.config.num_fewshot, task.config.num_fewshot, task.config.description) == (
+    stock, task = tasks["gsm8k"], tasks["gsm8k_mless"]
+    assert (stock.config.num_fewshot, task.config.num_fewshot, task.config.description) == (
         5,
         1,
         "Count.",
     )
     assert (
-        task.config.metadata["version"] == own.config.metadata["version"]
+        task.config.metadata["version"] == stock.config.metadata["version"]
         and task.config.metadata["mine"] == 1
     )
     assert (
-        task.VERSION == own.VERSION
-        and task.config.generation_kwargs == own.config.generation_kwargs
+        task.VERSION == stock.VERSION
+        and task.config.generation_kwargs == stock.config.generation_kwargs
     )
 
 
@@ -163,10 +163,10 @@ def test_what_cannot_be_wrapped_is_refused_in_one_line(task, conditions, message
 
 
 def test_the_command_names_the_files_it_wrote(tmp_path, capsys, monkeypatch):
-    done = here(capsys, monkeypatch, "tasks", "--wrap", "gsm8k", "-o", str(tmp_path / "wrapped"))
-    assert done.returncode == 0, done.stderr
-    written = sorted(map(str, (tmp_path / "wrapped").iterdir()))
-    assert done.stdout.splitlines()[: len(written)] == written
+    result = here(capsys, monkeypatch, "tasks", "--wrap", "gsm8k", "-o", str(tmp_path / "wrapped"))
+    assert result.returncode == 0, result.stderr
+    paths = sorted(map(str, (tmp_path / "wrapped").iterdir()))
+    assert result.stdout.splitlines()[: len(paths)] == paths
 
 
 @pytest.mark.parametrize(
@@ -271,17 +271,17 @@ def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_log
     ]
     # of several threads most time is waiting on a busy machine
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=PATIENCE
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert process.returncode == 0, process.stderr[-2000:]
     filler = settings(tmp_path / "gsm8k" / "gsm8k_mless.yaml")["filler"]
-    asked = {}
+    prompts = {}
     for name in ("wo", "mless"):
         (log,) = (tmp_path / "results").rglob(f"samples_gsm8k_{name}_*.jsonl")
         lines = [json.loads(line) for line in log.read_text().splitlines()]
-        asked[name] = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
-        assert re.search(rf"gsm8k_{name} *\|", done.stdout), done.stdout
-    assert [text.replace(filler, "", 1) for text in asked["mless"]] == asked["wo"]
+        prompts[name] = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
+        assert re.search(rf"gsm8k_{name} *\|", process.stdout), process.stdout
+    assert [text.replace(filler, "", 1) for text in prompts["mless"]] == prompts["wo"]
     page = table_page(tmp_path / "results")
     assert f"{'chat' if chat else 'raw'}, 3 problems" in page and "w/ Mless" in page

@@ -43,7 +43,7 @@ from harness.runs.run_folder import (
     PROMPTS,
     RECEIPT,
     SCORES,
-    PromptPlaces,
+    PromptIndex,
     RunFolder,
     changes,
     compress_finished,
@@ -164,7 +164,7 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
         "the condition's name"
     )
     arguments = {**identity.config["model"], "model_args": {"dtype": "bfloat16"}}
-    others = [
+    changed_identities = [
         replace(identity, prompt_version=2),
         replace(identity, engine=replace(identity.engine, device="cuda")),
         replace(identity, engine=replace(identity.engine, version="9")),
@@ -181,28 +181,28 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
         {"again": 1},
         {"intervention": {"layer": 0}},
     )
-    keys = [sample_key(request, other.hash_setting()) for other in others]
+    keys = [sample_key(request, changed.hash_setting()) for changed in changed_identities]
     keys += [sample_key(dataclasses.replace(request, **change), setting) for change in changes]
-    assert len({key, *keys}) == 1 + len(others) + len(changes)
+    assert len({key, *keys}) == 1 + len(changed_identities) + len(changes)
 
 
 def test_a_sample_finds_its_prompt(tmp_path):
     rows = read_prompts(small_run(tmp_path / "run"))
     sample = next(read_samples(tmp_path / "run"))
-    assert rows[PromptPlaces(rows).find(sample)].doc["id"] == sample.problem_id
+    assert rows[PromptIndex(rows).find(sample)].doc["id"] == sample.problem_id
     with pytest.raises(RunError, match=r"prompts.jsonl lacks the prompt of problem"):
-        PromptPlaces(rows[:0]).find(sample)
+        PromptIndex(rows[:0]).find(sample)
 
 
 def test_first_samples_of_all_problems_come_before_second_ones():
     config = load_config(CONFIG, ["gen_kwargs={temperature: 0.7}", "repeats=3"])
     plan = make_plan(config, limit=4)
-    asked = [
-        (one.sample_index, one.problem_id, one.task)
-        for one in make_requests(plan, config.resolve_sampling({}))
+    requests = [
+        (request.sample_index, request.problem_id, request.task)
+        for request in make_requests(plan, config.resolve_sampling({}))
     ]
     prompts = [(problem.id, task) for task, _, problem, _ in plan.rows]
-    assert asked == [(index, *prompt) for index in range(3) for prompt in prompts]
+    assert requests == [(index, *prompt) for index in range(3) for prompt in prompts]
 
 
 def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp_path):
@@ -212,14 +212,16 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp
     vocabulary = state["model"]["vocab"]
     vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
-    other = make_plan(load_config(CONFIG, [f"model.model_args.tokenizer={tokenizer}"]), limit=5)
-    assert [row.prompt for row in stored_prompts(other)] == [
+    changed_plan = make_plan(
+        load_config(CONFIG, [f"model.model_args.tokenizer={tokenizer}"]), limit=5
+    )
+    assert [row.prompt for row in stored_prompts(changed_plan)] == [
         row.prompt for row in stored_prompts(plan)
     ]
     (changed,) = changes(
         tmp_path / "run",
-        run_identity(other, plan.config.resolve_sampling({})),
-        stored_prompts(other),
+        run_identity(changed_plan, plan.config.resolve_sampling({})),
+        stored_prompts(changed_plan),
     )
     assert changed.startswith("prompts_sha256: ")
 
@@ -314,21 +316,21 @@ def test_a_finished_run_is_compressed_and_read_so_and_regrading_leaves_it_so(dem
 def test_a_kill_while_compressing_loses_nothing_and_another_file_of_the_name_is_refused(
     plan, identity, own_run
 ):
-    whole = (own_run / JOURNAL).read_bytes()
+    content = (own_run / JOURNAL).read_bytes()
     compress_finished(own_run)
     (own_run / JOURNAL).write_bytes(
-        whole
+        content
     )  # a kill after the compressed form is whole, before the other goes
     with RunFolder(own_run, identity, stored_prompts(plan)) as folder:
         assert (own_run / JOURNAL).exists() and len(folder.sample_keys) == plan.size
     assert (own_run / f"{JOURNAL}.xz").exists() and not (own_run / JOURNAL).exists(), (
         "continued, and compressed again"
     )
-    (own_run / JOURNAL).write_bytes(whole[: whole.index(b"\n") + 1])
+    (own_run / JOURNAL).write_bytes(content[: content.index(b"\n") + 1])
     for change in (regrade, lambda run: RunFolder(run, identity, stored_prompts(plan))):
         with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz differ"):
             change(own_run)
-    assert lzma.decompress((own_run / f"{JOURNAL}.xz").read_bytes()) == whole, (
+    assert lzma.decompress((own_run / f"{JOURNAL}.xz").read_bytes()) == content, (
         "nothing is written over it"
     )
 
@@ -337,8 +339,8 @@ def test_a_damaged_compressed_file_is_named(demo_run):
     compress_finished(demo_run)
     for name in (JOURNAL, SCORES):
         file = demo_run / f"{name}.xz"
-        whole = file.read_bytes()
-        for bad in (whole[: len(whole) // 2], b"no xz" + whole[5:]):
+        content = file.read_bytes()
+        for bad in (content[: len(content) // 2], b"no xz" + content[5:]):
             file.write_bytes(bad)
             for read in (load_run, table_page, regrade):
                 with pytest.raises(
@@ -346,7 +348,7 @@ def test_a_damaged_compressed_file_is_named(demo_run):
                 ):
                     read(demo_run)
             assert not list(demo_run.glob("*.part"))
-        file.write_bytes(whole)
+        file.write_bytes(content)
         compress_finished(demo_run)
     (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
@@ -355,7 +357,7 @@ def test_a_damaged_compressed_file_is_named(demo_run):
 
 def test_changed_settings_are_named(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
-    for change, said in (
+    for change, message in (
         (
             {"contrasts": [("mless", "wo")]},
             r"contrasts: \[\[\"mless\", \"wo\"\], .* -> \[\[\"mless\", \"wo\"",
@@ -366,11 +368,11 @@ def test_changed_settings_are_named(plan, identity, tmp_path):
             "config.max_gen_toks: 2048 -> 7. Undo",
         ),
     ):
-        other = replace(identity, **change)
-        with pytest.raises(JournalError, match=f"begun with other settings. Changed: {said}"):
-            RunFolder(tmp_path / "run", other, stored_prompts(plan))
+        changed = replace(identity, **change)
+        with pytest.raises(JournalError, match=f"begun with other settings. Changed: {message}"):
+            RunFolder(tmp_path / "run", changed, stored_prompts(plan))
         assert changes(tmp_path / "run", identity, stored_prompts(plan)) == []
-        assert changes(tmp_path / "run", other, stored_prompts(plan))
+        assert changes(tmp_path / "run", changed, stored_prompts(plan))
 
 
 @pytest.mark.parametrize("killed", [JOURNAL, PROMPTS])
@@ -434,8 +436,8 @@ def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_o
     RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
     (tmp_path / "run" / JOURNAL).write_text('{"config": {"la')
     shorter = make_plan(plan.config, limit=2)
-    other = run_identity(shorter, plan.config.resolve_sampling({}))
-    RunFolder(tmp_path / "run", other, stored_prompts(shorter)).__exit__()
+    shorter_identity = run_identity(shorter, plan.config.resolve_sampling({}))
+    RunFolder(tmp_path / "run", shorter_identity, stored_prompts(shorter)).__exit__()
     assert len(read_prompts(tmp_path / "run")) == 8
 
 
@@ -449,8 +451,8 @@ def test_a_kill_while_the_prompts_are_written_locks_nobody_out(plan, identity, t
 def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
     path = tmp_path / "run" / PROMPTS
-    whole = path.read_text()
-    for damaged in (whole[:-9], whole.replace("expert", "novice", 1), ""):
+    content = path.read_text()
+    for damaged in (content[:-9], content.replace("expert", "novice", 1), ""):
         path.write_text(damaged)
         with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
             RunFolder(tmp_path / "run", identity, stored_prompts(plan))
@@ -480,11 +482,12 @@ def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
 
 
 @pytest.mark.parametrize(
-    ("name", "left"), [("run.json", None), ("run.json", '{"ta'), ("samples_demo_wo_*.jsonl", None)]
+    ("name", "content"),
+    [("run.json", None), ("run.json", '{"ta'), ("samples_demo_wo_*.jsonl", None)],
 )
-def test_what_a_kill_while_finishing_lost_is_made_again(plan, own_run, name, left):
+def test_what_a_kill_while_finishing_lost_is_made_again(plan, own_run, name, content):
     (file,) = own_run.glob(name)
-    file.unlink() if left is None else file.write_text(left)
+    file.unlink() if content is None else file.write_text(content)
     execute(plan, output=own_run, quiet=True)
     assert len(list(own_run.glob(name))) == 1 and len(load_run(own_run)) == 20
 
@@ -498,8 +501,8 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
     )
     largest = max(path.stat().st_size for path in own_run.glob("samples_*.jsonl"))
     command = [sys.executable, "-c", code, str(own_run), str(largest - 1000)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert "JournalError" in done.stderr and "could not be written whole" in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert "JournalError" in process.stderr and "could not be written whole" in process.stderr
     assert not (own_run / "run.json").exists(), "it does not count as finished"
     execute(plan, output=own_run, quiet=True)
     assert len(load_run(own_run)) == 20
@@ -508,8 +511,8 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
 def test_a_file_is_written_whole_or_not_at_all_whatever_happens(tmp_path, error):
     write_whole(tmp_path / "file", "before")
-    with pytest.raises(error), write_atomic(tmp_path / "file") as part:
-        part.write_text("half")
+    with pytest.raises(error), write_atomic(tmp_path / "file") as partial:
+        partial.write_text("half")
         raise error
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "before")]
 
@@ -542,10 +545,14 @@ def test_regrading_says_what_changed_and_restores_lost_scores(demo_run):
     lines = (demo_run / SCORES).read_text().splitlines(keepends=True)
     wrong = [line.replace('"verdict":"correct"', '"verdict":"no_box"') for line in lines[:11]]
     (demo_run / SCORES).write_text("".join([*wrong, *lines[11:-5]]))
-    told = regrade(demo_run)
+    message = regrade(demo_run)
     changed = sum(a != b for a, b in zip(wrong, lines, strict=False))
-    assert changed > 0 and f"{changed} verdicts changed\n" in told and "no_box -> correct\n" in told
-    assert len(re.findall(r"\n  no_box -> correct: demo_\w+ demo/\S+ sample 0", told)) == changed
+    assert (
+        changed > 0
+        and f"{changed} verdicts changed\n" in message
+        and "no_box -> correct\n" in message
+    )
+    assert len(re.findall(r"\n  no_box -> correct: demo_\w+ demo/\S+ sample 0", message)) == changed
     assert len(load_run(demo_run)) == len(lines) - 1
 
 
@@ -557,10 +564,12 @@ def test_lm_evals_files_say_what_the_journal_says(demo_run):
         chosen = frame[
             (frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])
         ]
-        found = results["results"][task["task"]]
-        assert found["accuracy,graded"] == pytest.approx(chosen["correct"].mean())
-        assert found["graded,graded"] == pytest.approx(chosen["verdict"].isin(GRADED).mean())
-        assert found["truncated,graded"] == pytest.approx((chosen["verdict"] == "truncated").mean())
+        result = results["results"][task["task"]]
+        assert result["accuracy,graded"] == pytest.approx(chosen["correct"].mean())
+        assert result["graded,graded"] == pytest.approx(chosen["verdict"].isin(GRADED).mean())
+        assert result["truncated,graded"] == pytest.approx(
+            (chosen["verdict"] == "truncated").mean()
+        )
 
 
 def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):
@@ -569,13 +578,13 @@ def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):
         return sys.stderr, logging.getLogger("lm_eval").level, dict(os.environ), *numbers
 
     monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.INFO)
-    before, drawn = state(), set()
+    before, states = state(), set()
     for seed in (1, 2):
         random.seed(seed)
         finish(demo_run)
-        drawn.add(random.random())
+        states.add(random.random())
     assert state() == before
-    assert len(drawn) == 2, "Python's generator was not seeded anew"
+    assert len(states) == 2, "Python's generator was not seeded anew"
     assert (
         json.loads(next(demo_run.glob("results_*.json")).read_text())["config"]["random_seed"]
         == 1234
@@ -591,5 +600,5 @@ def test_a_run_is_finished_outside_git_without_a_word(demo_run, tmp_path):
         "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
     }
     command = [sys.executable, "-c", code, str(demo_run)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")

@@ -139,8 +139,8 @@ def test_a_lost_replicate_is_missed_too(tmp_path):
     assert len(read_outcomes(run)) == len(load_run(run, replicates=True)) == 3 * 2 * 4
     lines = (run / JOURNAL).read_text().splitlines(keepends=True)
     lost = ('"replicate":1', '"sample_index":1', "demo_wo")
-    kept = [line for line in lines if not all(part in line for part in lost)]
-    (run / JOURNAL).write_text("".join(kept))
+    remaining = [line for line in lines if not all(text in line for text in lost)]
+    (run / JOURNAL).write_text("".join(remaining))
     for read in (read_outcomes, load_run):
         with pytest.raises(
             RunError, match=r"expected 24, got 21, too few of problem \S+ \(demo_wo\)"
@@ -151,15 +151,15 @@ def test_a_lost_replicate_is_missed_too(tmp_path):
 def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(tmp_path):
     demo_run = small_run(tmp_path / "demo")
     journal, scores = demo_run / JOURNAL, demo_run / SCORES
-    whole, before = journal.read_text(), load_run(demo_run)
-    journal.write_text(whole + whole.splitlines()[5] + "\n")
+    content, before = journal.read_text(), load_run(demo_run)
+    journal.write_text(content + content.splitlines()[5] + "\n")
     for read in (load_run, read_outcomes):
         with pytest.raises(
             RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, is there twice"
         ):
             read(demo_run)
     expand(demo_run)
-    journal.write_text(whole)
+    journal.write_text(content)
     rewrite(scores, 2, json.dumps({"key": json.loads(scores.read_text().splitlines()[1])["key"]}))
     with pytest.raises(RunError, match=r"scores.jsonl, line 2: .*`verdict`"):
         read_scores(demo_run)

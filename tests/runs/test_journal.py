@@ -41,25 +41,25 @@ def test_any_text_comes_back(tmp_path, texts):
 
 
 def test_cut_at_every_byte_of_the_last_record_it_continues(tmp_path):
-    whole = filled(tmp_path / "whole").read_bytes()
-    start = whole.rstrip(b"\n").rindex(b"\n") + 1
-    for cut in range(start, len(whole)):
+    content = filled(tmp_path / "whole").read_bytes()
+    start = content.rstrip(b"\n").rindex(b"\n") + 1
+    for cut in range(start, len(content)):
         path = tmp_path / "cut"
-        path.write_bytes(whole[:cut])
+        path.write_bytes(content[:cut])
         with Journal(path, HEADER) as journal:
             assert journal.keys == {"k0", "k1"}
-            assert (journal.mended is None) == (cut == start)
+            assert (journal.repair is None) == (cut == start)
             journal.append(record(2))
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
 
 
 def test_cut_at_every_byte_of_the_header_it_begins_again(tmp_path):
-    whole = filled(tmp_path / "whole", 0).read_bytes()
-    for cut in range(len(whole)):
+    content = filled(tmp_path / "whole", 0).read_bytes()
+    for cut in range(len(content)):
         path = tmp_path / "cut"
-        path.write_bytes(whole[:cut])
+        path.write_bytes(content[:cut])
         Journal(path, HEADER).close()
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -122,21 +122,21 @@ except JournalError as error:
 
 def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
     path = tmp_path / "j"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", LIMITED, path, "100000"], capture_output=True, text=True, check=True
     )
-    told = json.loads(done.stdout)
-    assert "cannot grow: File too large" in told["error"]
-    assert 100 < told["written"] < 143
+    reply = json.loads(process.stdout)
+    assert "cannot grow: File too large" in reply["error"]
+    assert 100 < reply["written"] < 143
     with Journal(path, {"run": "x"}) as journal:
-        assert journal.mended is None, "the half line was taken back when it did not fit"
-        assert len(journal.keys) == told["written"]
+        assert journal.repair is None, "the half line was taken back when it did not fit"
+        assert len(journal.keys) == reply["written"]
         journal.append(record(9999))
 
 
 def test_a_full_file_system_is_told_the_same_way(tmp_path):
-    told = "x cannot grow: No space left on device. Everything before is safe"
-    with pytest.raises(JournalError, match=told), clear_messages(tmp_path / "x"):
+    message = "x cannot grow: No space left on device. Everything before is safe"
+    with pytest.raises(JournalError, match=message), clear_messages(tmp_path / "x"):
         Path("/dev/full").write_bytes(b"x")
 
 

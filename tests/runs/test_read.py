@@ -7,7 +7,7 @@ import pytest
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
 from harness.runs.find_lm_eval_files import find_logs
-from harness.runs.join_runs import by_table, join
+from harness.runs.join_runs import group_by_table, join
 from harness.runs.read_runs import Run, locate, locate_one
 from harness.runs.run_folder import read_prompts
 from tests.commands.test_cli import here, refused
@@ -34,11 +34,11 @@ def both(tmp_path, lines=None, **results):
 
 
 def test_logs_of_the_same_problems_are_one_run(tmp_path):
-    found = Run.load(both(tmp_path))
-    assert len(found.samples) == 40 and len(found.problems) == 20
-    assert found.about["sampling"] == {"do_sample": False} and found.about["greedy"]
-    assert found.about["task_version"] == 3
-    assert found.about["settings"] == {
+    run = Run.load(both(tmp_path))
+    assert len(run.samples) == 40 and len(run.problems) == 20
+    assert run.about["sampling"] == {"do_sample": False} and run.about["greedy"]
+    assert run.about["task_version"] == 3
+    assert run.about["settings"] == {
         "backend": "hf",
         "model": "some/model",
         "model_args": {"dtype": "float32"},
@@ -60,8 +60,8 @@ def test_a_run_and_its_logs_have_the_same_problems():
     assert len(hashes) == 4 and len({*hashes.values()}) == 1, (
         "the condition is no part of the problem"
     )
-    other = {**docs["wo"], "problem": "Another?"}
-    assert hash_problem(other, other["answer"]) != hashes["wo"] != hash_problem(docs["wo"], "0")
+    changed = {**docs["wo"], "problem": "Another?"}
+    assert hash_problem(changed, changed["answer"]) != hashes["wo"] != hash_problem(docs["wo"], "0")
     assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0"), (
         "another task's own field"
     )
@@ -70,17 +70,17 @@ def test_a_run_and_its_logs_have_the_same_problems():
 def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
     layouts = {"raw", "chat", "as_published"}
     run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=sorted(layouts), limit=2)
-    assert {one.layout for log in find_logs(run) for one in Run.load(log).prompts} == layouts
+    assert {prompt.layout for log in find_logs(run) for prompt in Run.load(log).prompts} == layouts
 
 
 OTHER = [
     (
         {"lines": [log_line(i, f"Another, {i}?") for i in range(20)]},
-        "asks others under the same ids: 0, 1, 2 and 17",
+        "has other problems under the same ids: 0, 1, 2 and 17",
     ),
     (
         {"lines": [log_line(i, target="0") for i in range(20)]},
-        "asks others under the same ids: 1, 2, 3",
+        "has other problems under the same ids: 1, 2, 3",
     ),
     (
         {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
@@ -199,7 +199,7 @@ def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
     grade = json.loads(lines[1]["filtered_resps"][0][0])
     lines[1]["filtered_resps"] = [[json.dumps({**grade, **changes})]]
     path = tmp_path / "ours.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(RunError, match=rf"line 2: its grade: .*\$.{next(iter(changes))}"):
         Run.load(path)
 
@@ -210,10 +210,10 @@ def test_a_model_of_another_task_cannot_grade_itself(tmp_path):
         tmp_path, [log_line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)]
     )
     assert Run.load({"wo": path}).samples["correct"].sum() == 0
-    other = write_log(
+    changed = write_log(
         tmp_path, [log_line(i, doc={"segments": 3, "condition": 3}) for i in range(20)]
     )
-    assert len(Run.load({"wo": other}).samples) == 20, "another task's fields of the same names"
+    assert len(Run.load({"wo": changed}).samples) == 20, "another task's fields of the same names"
 
 
 def test_runs_of_one_label_agree_in_their_settings(tmp_path):
@@ -264,30 +264,30 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
 
 def test_one_dataset_is_the_same_problems():
     def of(name, problems=None, dataset=None):
-        one = evaluation({"wo": [["correct"]]}, model=name, dataset=dataset)
-        object.__setattr__(one, "problems", problems or {})
-        return one
+        run = evaluation({"wo": [["correct"]]}, model=name, dataset=dataset)
+        object.__setattr__(run, "problems", problems or {})
+        return run
 
-    known, same, other = (
+    first, same, other_dataset = (
         of("a", dataset="1" * 64),
         of("b", dataset="1" * 64),
         of("c", dataset="2" * 64),
     )
-    assert by_table([known, other, same]) == [[known, same], [other]]
-    log, part, stranger = (
+    assert group_by_table([first, other_dataset, same]) == [[first, same], [other_dataset]]
+    log, subset, stranger = (
         of("d", {"1": "x", "2": "y"}),
         of("e", {"1": "x"}),
         of("f", {"1": "z", "2": "y"}),
     )
     elsewhere, unknown = of("g", {"9": "x"}), of("h")
-    assert by_table([log, stranger, part, elsewhere, unknown]) == [
-        [log, part, unknown],
+    assert group_by_table([log, stranger, subset, elsewhere, unknown]) == [
+        [log, subset, unknown],
         [stranger],
         [elsewhere],
     ]
     for pair, message in (
-        ([known, other], "another dataset: 1111"),
-        ([other, known], "another dataset: 2222"),
+        ([first, other_dataset], "another dataset: 1111"),
+        ([other_dataset, first], "another dataset: 2222"),
         ([log, stranger], "other problems under the ids 1"),
         ([log, elsewhere], "no problem is in both"),
     ):
@@ -308,7 +308,7 @@ def test_every_command_refuses_in_one_line(tmp_path, command, capsys, monkeypatc
     shutil.copy(GREEDY_RUN / "run.json", folder)
     journal = folder / "journal.jsonl"
     journal.write_text(
-        "".join(one for one in journal.read_text().splitlines(True) if "/7.json" not in one)
+        "".join(line for line in journal.read_text().splitlines(True) if "/7.json" not in line)
     )
     refused(here(capsys, monkeypatch, command, str(folder), *options), "expected 2000, got 1996")
     logs = both(tmp_path / "logs", [log_line(i, f"Other {i}") for i in range(20)])
@@ -341,7 +341,7 @@ def test_a_folder_stands_for_the_finished_runs_in_it(results):
     stock = results / "stock"
     assert locate([str(results)]) == [results / "demo", stock / "a", stock / "b"]
     assert locate([str(stock)]) == [stock / "a", stock / "b"]
-    for one in (
+    for path in (
         results / "demo",
         results / "begun",
         stock / "a",
@@ -349,7 +349,9 @@ def test_a_folder_stands_for_the_finished_runs_in_it(results):
         results / "reference",
         results / "nowhere",
     ):
-        assert locate([str(one)]) == [one], "its reader says what is wrong with it, if anything is"
+        assert locate([str(path)]) == [path], (
+            "its reader says what is wrong with it, if anything is"
+        )
     for file in LOGS:
         shutil.copy(file, results / "begun")
     assert results / "begun" not in locate([str(results)]), (
@@ -393,18 +395,20 @@ def test_one_run_is_one(results):
 
 
 def test_a_folder_holding_one_log_is_that_log(results):
-    one = results / "one"
+    folder = results / "one"
     for condition in ("wo", "mless"):
-        (one / condition / "model").mkdir(parents=True)
+        (folder / condition / "model").mkdir(parents=True)
         for file in GREEDY_RUN.glob(f"samples_demo_{condition}_*"):
-            shutil.copy(file, one / condition / "model")
-    rows = json.loads(table_page(f"wo={one / 'wo'}", f"mless={one / 'mless'}", form="json"))["rows"]
+            shutil.copy(file, folder / condition / "model")
+    rows = json.loads(table_page(f"wo={folder / 'wo'}", f"mless={folder / 'mless'}", form="json"))[
+        "rows"
+    ]
     assert [(row["condition"], round(row["accuracy"], 1)) for row in rows] == [
         ("wo", 86.8),
         ("mless", 87.0),
     ]
     with pytest.raises(Exception, match=r"one is a folder with 2 sample logs: expected one"):
-        table_page(f"wo={one}", f"mless={one / 'mless'}")
+        table_page(f"wo={folder}", f"mless={folder / 'mless'}")
     with pytest.raises(RunError, match=r"reference is a folder with 0 sample logs: expected one"):
         table_page(f"wo={results / 'reference'}")
 
@@ -423,9 +427,9 @@ def two_datasets(tmp_path):
 
 def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
     page = table_page(two_datasets, models=True)
-    said = " ".join(page.split())  # a long path folds its title
+    text = " ".join(page.split())  # a long path folds its title
     for name, folder in (("demo", "first"), ("own", "second")):
-        assert f"{name}, {two_datasets / folder}: made, raw, 4 problems, 1 sample each" in said
+        assert f"{name}, {two_datasets / folder}: made, raw, 4 problems, 1 sample each" in text
     assert page.count("receipt: ") == 2
     boards = json.loads(table_page(two_datasets, models=True, form="json"))
     assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
@@ -434,8 +438,8 @@ def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
         match=r"CSV holds one table: expected the runs of one, got tables of demo, .*first; own, .*second",
     ):
         table_page(two_datasets, models=True, form="csv")
-    one = json.loads(table_page(two_datasets / "first", models=True, form="json"))
-    assert one["schema"] == boards[0]["schema"] and "demo, " not in table_page(
+    board = json.loads(table_page(two_datasets / "first", models=True, form="json"))
+    assert board["schema"] == boards[0]["schema"] and "demo, " not in table_page(
         two_datasets / "first", models=True
     )
 
@@ -450,5 +454,5 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
         " ".join(block.split()) for block in page.split("\n\n")
     ]  # a long path folds its title
     titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
-    said = "mless-demo, raw, 500 problems, 1 sample each"
-    assert titles == [f"{results / name}: {said}" for name in ("again", "demo", "sampled")]
+    heading = "mless-demo, raw, 500 problems, 1 sample each"
+    assert titles == [f"{results / name}: {heading}" for name in ("again", "demo", "sampled")]
