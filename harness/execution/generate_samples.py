@@ -139,7 +139,7 @@ class _Session:
             # only vLLM's engines tell what they have so far
             self._progress.running = lambda: [
                 (self._task_lines[self.missing[number].task], tokens)
-                for number, tokens in list(getattr(backend, "so_far", {}).items())
+                for number, tokens in list(getattr(backend, "token_counts", {}).items())
             ]
             with self._progress:
                 self._take_completions(backend.stream(requests), recorder, scorer)

@@ -8,7 +8,7 @@ import torch
 from harness import resources
 from harness.engines import devices
 from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
-from harness.engines.vllm_engine import engine_arguments
+from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError, EngineError
 from harness.execution import execute_plan
 from harness.experiment.generation_settings import Sampling

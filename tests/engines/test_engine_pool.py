@@ -7,7 +7,7 @@ import pytest
 
 from harness.engines import engine_pool, ray_carrier
 from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool, check_engines, open_engines
-from harness.engines.vllm_engine import Finished
+from harness.engines.vllm_engine import Completion
 from harness.errors import (
     ConfigError,
     EngineError,
@@ -72,7 +72,7 @@ class FakeCarrier:
         done, engine.holds = engine.holds[: self.at_once], engine.holds[self.at_once :]
         more = [(number, 7) for number in engine.holds]
         return self._call(
-            engine, [*((number, Finished(text=str(number))) for number in done), *more]
+            engine, [*((number, Completion(text=str(number))) for number in done), *more]
         )
 
     def _call(self, engine, answer):
@@ -111,10 +111,11 @@ def generate(carrier, count, size, *, stall=1e9, load=1e9, turns=1000, requests=
         assert all(request.problem_id == done.text for request, done in some)
         finished += [int(done.text) for _, done in some]
         assert all(
-            any(n in one.holds for one in carrier.engines if not one.killed) for n in pool.so_far
+            any(n in one.holds for one in carrier.engines if not one.killed)
+            for n in pool.token_counts
         )
     pool.close()
-    assert not pool.so_far
+    assert not pool.token_counts
     assert carrier.closed and all(engine.killed for engine in carrier.engines)
     return finished
 

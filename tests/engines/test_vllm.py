@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.engines import vllm_engine
+from harness.engines import engine_options, vllm_engine
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
 from harness.experiment.tokenizer import decode_completion
@@ -30,7 +30,7 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
 
 
 def test_two_engines_that_compute_otherwise_are_not_alive_at_once(monkeypatch):
-    monkeypatch.setattr(vllm_engine, "_alive", [SimpleNamespace(_invariant=False)])
+    monkeypatch.setattr(vllm_engine, "_open_engines", [SimpleNamespace(_is_batch_invariant=False)])
     with pytest.raises(ConfigError, match="close that one first"):
         VLLMEngine({"pretrained": "x", "batch_invariant": True})
 
@@ -45,7 +45,7 @@ def an_output(request_id, token_ids, finish_reason=None):
 
 def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkeypatch):
     engine = VLLMEngine.__new__(VLLMEngine)
-    engine.so_far, engine._parts = {}, {}
+    engine._unfinished = {}
     steps = iter([
         [an_output("0", [1]), an_output("1", [2])],
         [],
@@ -55,10 +55,10 @@ def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkey
     engine._engine = SimpleNamespace(step=steps.__next__)
     (finished,) = engine._take_steps()
     assert (finished.request_id, finished.outputs[0].token_ids) == ("1", [2, 5])
-    assert engine.so_far == {0: 3}, "progress is known between two completions"
+    assert engine.token_counts == {0: 3}, "progress is known between two completions"
     (finished,) = engine._take_steps()
     assert (finished.request_id, finished.outputs[0].token_ids) == ("0", [1, 3, 4, 6])
-    assert not engine.so_far and not engine._parts
+    assert not engine._unfinished
     monkeypatch.setattr(vllm_engine, "STEPS_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])
     assert engine._take_steps() == []
@@ -80,7 +80,7 @@ def test_weights_are_fetched_before_the_engine_starts(given, is_fetched, monkeyp
         "huggingface_hub.snapshot_download",
         lambda name, **options: calls.append((name, options)) or "",
     )
-    vllm_engine.fetch_weights(given)
+    engine_options.fetch_weights(given)
     unneeded = ["*.pth", "*.gguf", "original/*"]
     assert calls == [("org/name", {"revision": "abc", "ignore_patterns": unneeded})] * is_fetched
 
