@@ -200,10 +200,9 @@ class RayCarrier:
         return actor, actor.load.remote(*self._load)
 
     @_explained_errors()
-    def exchange(self, engine: Any, requests: Sequence[tuple[int, Request]]) -> Hashable:
+    def exchange(self, engine: Any, requests: Sequence[tuple[int, Request]]) -> Any:
         """Call `EngineActor.exchange`."""
-        call: Hashable = engine.exchange.remote(requests)
-        return call
+        return engine.exchange.remote(requests)
 
     @_explained_errors()
     def wait(self, calls: Sequence[Hashable], seconds: float) -> Sequence[Hashable]:

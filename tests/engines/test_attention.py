@@ -162,7 +162,7 @@ def asked_of(lengths):
 
 
 def sums_of(folder, requests, **more):
-    """What an engine in this process records, and the places at which preempted prompts came again."""
+    """What an engine in this process records, and the indices at which preempted prompts came again."""
     arguments = {
         "pretrained": str(folder),
         "dtype": "float32",
@@ -170,31 +170,33 @@ def sums_of(folder, requests, **more):
         "enforce_eager": True,
         **more,
     }
-    again, own = [], vllm_worker.Arms._recording
+    preemptions, find_recording = [], vllm_worker.Arms._find_recording
 
-    def watched(arms, asked, at, count):
-        if asked:
-            size = len(asked["sets"][0])
-            recording = arms._recordings.get(asked["name"])
-            done = recording.done if recording else size if asked["name"] in arms._taken else 0
-            if at < done:
-                again.append((at, done, size))
-        return own(arms, asked, at, count)
+    def watched(arms, options, index, count):
+        if options:
+            size, queries = len(options["sets"][0]), 0
+            if options["name"] in arms._taken_names:
+                queries = size
+            elif recording := arms._recordings.get(options["name"]):
+                queries = recording.query_count
+            if index < queries:
+                preemptions.append((index, queries, size))
+        return find_recording(arms, options, index, count)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv(
             INTERVENTIONS, json.dumps({"attention": [], "activations": [], "recorded": [0, 29]})
         )
-        patch.setattr(vllm_worker.Arms, "_recording", watched)
+        patch.setattr(vllm_worker.Arms, "_find_recording", watched)
         vllm_worker.install_at_load()
         with closing(open_recorder(arguments, [1, 30])) as engine:
-            found = {
-                one.problem_id: done.attention
+            attention = {
+                request.problem_id: completion.attention
                 for finished in engine.stream(requests)
-                for one, done in finished
+                for request, completion in finished
             }
-    return [found[one.problem_id] for one in requests], again
+    return [attention[request.problem_id] for request in requests], preemptions
 
 
 @pytest.mark.engine

@@ -98,12 +98,15 @@ def make_arms(requests):
         get_model=Model,
         kv_cache_config=SimpleNamespace(num_blocks=BLOCKS * (max(requests) + 1)),
         _prepare_inputs=lambda scheduled, counts: None,
+        _is_uniform_decode=lambda **_: True,
     )
     config = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=BLOCK),
         model_config=SimpleNamespace(
-            hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu")
+            hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu"),
+            get_num_attention_heads=lambda parallel: HEADS,
         ),
+        parallel_config=None,
     )
     worker = SimpleNamespace(
         model_runner=runner, vllm_config=config, determine_available_memory=int
@@ -149,7 +152,7 @@ def fill_cache(arms, requests):
             pair[:, first : first + before] = torch.randn(
                 2, before, KEY_HEADS, UNITS, generator=generator
             )
-        arms._kept[layer] = pair[0], pair[1]
+        arms._stored_states[layer] = pair[0], pair[1]
 
 
 def compute_step(arms, tensors):

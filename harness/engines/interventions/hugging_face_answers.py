@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ class Reference:
         if torch.cuda.is_available():
             self.model.cuda()
         for layer in layers:
-            mlp = self.model.model.layers[layer].mlp
-            mlp.act_fn = _Activation(mlp.act_fn, self, layer)
+            activation = self.model.model.layers[layer].mlp.act_fn
+            activation.register_forward_hook(partial(self._change, layer))
 
     @torch.no_grad()
     def answer(
@@ -95,7 +96,7 @@ class Reference:
         phantom, self._capture = self._capture[0], None
         return phantom
 
-    def change(self, activations: Tensor, layer: int) -> Tensor:
+    def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
         """Activations [1, token, unit] of a layer, changed by the arm if it changes them."""
         if self._arm.get("kind") != "filler" and layer in self._arm.get("layers", ()):
             activations = change_activations(activations[0], self._positions, self._arm)[None]
@@ -128,18 +129,6 @@ class Reference:
             query, key, value, scale=scaling, is_causal=is_causal, enable_gqa=True
         )
         return output.transpose(1, 2), None
-
-
-class _Activation(nn.Module):
-    """An MLP's activation, which the reference may change afterwards."""
-
-    def __init__(self, activation: nn.Module, reference: Reference, layer: int) -> None:
-        super().__init__()
-        self.activation, self.layer = activation, layer
-        self._change = reference.change
-
-    def forward(self, gate: Tensor) -> Tensor:
-        return self._change(self.activation(gate), self.layer)
 
 
 def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
