@@ -54,21 +54,21 @@ def attention(
     name = smollm2_model.resolve_model(model)
     tokenizer = load_tokenizer(name)
     requests = []
-    for index, prompt in enumerate(prompts):
+    for prompt in prompts:
         if isinstance(prompt, str):
             token_ids = list(encode(prompt, tokenizer)[0])
         else:  # perhaps numpy's integers
             token_ids = list(map(int, prompt))
         # the only set of queries, and the last one, which `means` leaves out
         sets = [[1] * len(token_ids)] * 2
-        requests.append(recorded_prompt(token_ids, sets, name=str(index)))
-    attention: dict[str, Floats] = {}
+        requests.append(recorded_prompt(token_ids, sets, name=str(len(requests))))
+    curves: dict[str, Floats] = {}
     with closing(open_recorder({"pretrained": name, **arguments}, layers)) as engine:
         for finished in engine.stream(requests):
             for request, completion in finished:
-                curves = means(completion.attention, request.record)
-                attention[request.problem_id] = curves[:, 0]
-    return [attention[request.problem_id] for request in requests]
+                mean_weights = means(completion.attention, request.record)
+                curves[request.problem_id] = mean_weights[:, 0]
+    return [curves[request.problem_id] for request in requests]
 
 
 def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | str) -> VLLMEngine:

@@ -106,7 +106,7 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> N
     last = 0
     for numbers in layers.values():
         if numbers != "all":
-            last = max(last, *numbers, 0)
+            last = max([last, *numbers])
     if last >= config.num_hidden_layers:
         raise ConfigError(
             f"What is asked for is in Layer {last + 1}, and the model has "
@@ -141,6 +141,7 @@ def _find_obstacle(config: Any, block: Any, changes_layers: bool) -> str | None:
 def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> None:
     for name, feature in _UNSUPPORTED.items():
         value = arguments.get(name)
+        # True equals 1, which is a default of sizes only
         if value is True or value not in _DEFAULTS:
             raise ConfigError(
                 f"model.model_args.{name} is {value!r}: interventions and recording cannot go with "
@@ -177,10 +178,10 @@ def ask_reference(
     reference: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if reference.get("questions") == questions:
         return reference
-    questions_path, answers_path = folder / f"asked-{REFERENCE}", folder / f"answered-{REFERENCE}"
-    questions_path.write_text(json.dumps(questions), encoding="utf-8")
+    draft = folder / f"asked-{REFERENCE}"
+    draft.write_text(json.dumps(questions), encoding="utf-8")
     module = "harness.engines.interventions.hugging_face_answers"
-    command = [sys.executable, "-m", module, str(questions_path), str(answers_path)]
+    command = [sys.executable, "-m", module, str(draft)]
     last_line = ""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -192,10 +193,8 @@ def ask_reference(
                 last_line = line.strip()
     if process.returncode:
         raise ModelError(f"Hugging Face cannot answer under the interventions: {last_line}")
-    reference = {"questions": questions, **json.loads(answers_path.read_text("utf-8"))}
-    questions_path.write_text(json.dumps(reference), encoding="utf-8")
-    questions_path.replace(path)
-    answers_path.unlink()
+    draft.replace(path)
+    reference = json.loads(path.read_text("utf-8"))
     return reference
 
 

@@ -2,7 +2,9 @@
 
 It runs in a separate process, which ends before an engine takes the memory:
 
-    python -m harness.engines.interventions.hugging_face_answers QUESTIONS ANSWERS
+    python -m harness.engines.interventions.hugging_face_answers FILE
+
+FILE has the questions, and then the questions with the answers.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class Reference:
 
 
 def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers of all arms to the questions of `check_arms.ask_reference`."""
+    """The questions of `check_arms.ask_reference`, with the answers of all arms."""
     reference = Reference(
         questions["model"], questions["dtype"], questions["layers"], questions["revision"]
     )
@@ -140,10 +142,10 @@ def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
     for name, prompts in questions["arms"].items():
         answers[name] = [reference.answer(prompt["token_ids"], prompt["arm"]) for prompt in prompts]
         print(f"{len(answers)} of {len(questions['arms'])} arms", flush=True)
-    return {"answers": answers}
+    return {"questions": questions, "answers": answers}
 
 
 if __name__ == "__main__":
-    questions_path, answers_path = map(Path, sys.argv[1:])
-    answers = answer_all(json.loads(questions_path.read_text("utf-8")))
-    answers_path.write_text(json.dumps(answers), encoding="utf-8")
+    path = Path(sys.argv[1])
+    reference = answer_all(json.loads(path.read_text("utf-8")))
+    path.write_text(json.dumps(reference), encoding="utf-8")

@@ -24,13 +24,15 @@ class Recording:
         sets: Sets of queries [set, token]. In the last set attention to a query's own token counts
             too.
         query_count: The number of queries that have come.
+        sums: [layer, set, head, key] The sums over all queries, once they have left the device.
     """
+
+    sums: Tensor
 
     def __init__(self, sets: Sequence[Sequence[int]]) -> None:
         self.sets, self.query_count = np.array(sets, dtype=np.float32), 0
         self._keys: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}
-        self._all_sums: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.sets.shape[1])
@@ -59,15 +61,9 @@ class Recording:
         """Move the sums to the CPU, if all queries have come."""
         if self.query_count == len(self) and self._sums:
             self._keys.clear()
-            self._all_sums = torch.stack([sums for _, sums in sorted(self._sums.items())]).cpu()
+            layers = torch.stack([sums for _, sums in sorted(self._sums.items())]).cpu()
+            self.sums = layers.transpose(1, 2)
             self._sums.clear()
-
-    @property
-    def sums(self) -> Tensor:
-        """The sums [layer, set, head, key] of all queries, on the CPU."""
-        self.leave_device()
-        assert self._all_sums is not None
-        return self._all_sums.transpose(1, 2)
 
 
 @dataclass(slots=True)  # a frozen one takes three times as long, and a step makes hundreds

@@ -351,6 +351,7 @@ class Arms:
         for name, recording in list(self._recordings.items()):
             if recording.query_count == len(recording):
                 self._taken_names.add(name)  # a preempted request comes again
+                recording.leave_device()
                 del self._recordings[name]
                 sums = recording.sums
                 attention[name] = tuple(sums.shape), sums.numpy().tobytes()
