@@ -53,7 +53,7 @@ def attention(
 
     name = smollm2_model.resolve_model(model)
     tokenizer = load_tokenizer(name)
-    requests = []
+    requests: list[Request] = []
     for prompt in prompts:
         if isinstance(prompt, str):
             token_ids = list(encode(prompt, tokenizer)[0])

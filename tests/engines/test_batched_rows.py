@@ -199,8 +199,8 @@ def next_step(requests):
         for number, (extra, before, count) in requests.items()
         if number % 5
     }
-    (number, first), *others = decoding.items()
-    return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(others)}
+    (number, first), *remaining = decoding.items()
+    return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(remaining)}
 
 
 def test_requests_of_one_step_are_computed_as_each_of_them_alone():
