@@ -46,17 +46,16 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
         MissingDependencyError: several engines, without Ray.
     """
     backend, arguments = config.model.backend, config.model_arguments()
-    engine_count: int | str = 1
     refuse_interventions(config)
     if backend == "vllm":
         engine_arguments(arguments)
-        engine_count = check_engines(engines, arguments)
-    elif engines is not None:
+        return check_engines(engines, arguments)
+    if engines is not None:
         raise ConfigError(
             f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of "
             "our own."
         )
-    elif backend in served_model.PATHS:
+    if backend in served_model.PATHS:
         served_model.check_served(config)
     else:
         import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
@@ -66,7 +65,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
         if backend not in names:
             near = list_near(backend, names)
             raise ConfigError(f"There is no model.backend {backend!r}: expected one of {near}.")
-    return engine_count
+    return 1
 
 
 def open_backend(

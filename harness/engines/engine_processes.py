@@ -321,9 +321,14 @@ class WatchedCalls:
         self._calls.put(None)
 
 
+def quote(message: object) -> str:
+    """The beginning of another program's message, on one line."""
+    return " ".join(str(message).split())[:QUOTED_CHARACTERS]
+
+
 def make_stop_error(program: str, error: BaseException) -> EngineError:
     """The error for a program that answered a request with an error of its own."""
-    message = " ".join(str(error).split())[:QUOTED_CHARACTERS].rstrip(".")
+    message = quote(error).rstrip(".")
     return EngineError(f"{program} stopped: {type(error).__name__}: {message}. {CONTINUE}")
 
 

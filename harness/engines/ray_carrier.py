@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.engines.engine_processes import CONTINUE, make_stop_error
+from harness.engines.engine_processes import CONTINUE, make_stop_error, quote
 from harness.engines.vllm_engine import Completion, VLLMEngine
-from harness.errors import QUOTED_CHARACTERS, EngineError, HarnessError
+from harness.errors import EngineError, HarnessError
 from harness.experiment.plan import Request
 from harness.resources import count_cores
 
@@ -190,8 +190,9 @@ class RayCarrier:
             raise KeyboardInterrupt from None
         except Exception as error:
             self.close()
-            message = " ".join(str(error).split())[:QUOTED_CHARACTERS]
-            raise EngineError(f"Ray cannot be used (RAY_ADDRESS: {address}): {message}") from error
+            raise EngineError(
+                f"Ray cannot be used (RAY_ADDRESS: {address}): {quote(error)}"
+            ) from error
 
     @_explained_errors()
     def start(self) -> tuple[Any, Hashable]:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS
+from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, quote
 from harness.engines.vllm_engine import FINISH_REASONS, Completion
-from harness.errors import QUOTED_CHARACTERS, ConfigError, EngineError, ModelError, list_near
+from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
@@ -277,4 +277,4 @@ def _message(body: Any) -> str:
     for key in ("error", "message"):
         if isinstance(body, dict):
             body = body.get(key, body)
-    return " ".join(str(body).split())[:QUOTED_CHARACTERS].rstrip(". ")
+    return quote(body).rstrip(". ")

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from harness.engines.devices import describe_gpu_processes
-from harness.engines.engine_processes import CONTINUE
+from harness.engines.engine_processes import CONTINUE, quote
 from harness.errors import QUOTED_CHARACTERS, ModelError, StartEndedError, explain_hub_error
 
 STORED_ERROR_BYTES = 2**18
@@ -191,7 +191,7 @@ def explain_start_error(
     if not cause:
         last_error = _last_error(log)
         if not last_error:
-            last_error = " ".join(f"{type(error).__name__}: {error}".split())[:QUOTED_CHARACTERS]
+            last_error = quote(f"{type(error).__name__}: {error}")
         cause = f"Its last error: {last_error}"
     return f"{program} did not start. {cause}"
 
