@@ -60,7 +60,7 @@ def _visible_uuids() -> set[str] | None:
 
 
 def _query(option: str, columns: int) -> list[list[str]]:
-    """The rows of `nvidia-smi` with so many columns; none where it is missing."""
+    """The rows of `nvidia-smi` that have this number of columns; none where it is missing."""
     command = ["nvidia-smi", option, "--format=csv,noheader,nounits"]
     try:
         query = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
