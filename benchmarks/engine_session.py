@@ -21,9 +21,10 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from benchmarks.runs import say, write_json
+from harness.engines.engine_options import engine_arguments
 from harness.engines.interventions.check_arms import opened_layers, refuse_to_open
 from harness.engines.interventions.vllm_worker import QUERY_SETS
-from harness.engines.vllm_engine import VLLMEngine, engine_arguments, sampling_parameters
+from harness.engines.vllm_engine import VLLMEngine, sampling_parameters
 from harness.errors import EngineError
 from harness.experiment.plan import Request, make_plan, make_requests
 from harness.experiment.run_config import load_config
@@ -280,7 +281,7 @@ def record_layers(worker: Any, count: int) -> None:
 
     A run opens the layers that it records, and no others.
     """
-    worker.mless_arms._recorded = set(range(count))
+    worker.mless_arms._recorded_layers = set(range(count))
 
 
 MEASURES = {"plain": measure_plain, "hooks": measure_hooks}

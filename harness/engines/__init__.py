@@ -1,7 +1,8 @@
-"""Who answers: requests go in, and completions come out as they finish.
+"""Engines: requests go in, and completions come out as they finish.
 
-`backends` opens what a run config names. vLLM is used in `vllm_engine` alone; `engine_pool` puts several such engines,
-in Ray actors (`ray_carrier`), behind one queue; `served_model` asks a server, and every other backend is one of
-lm-eval's models. An engine ends with the run that started it (`engine_processes`), and a failed start names its cause
-(`start_errors`).
+`backends` opens the backend of a run config. `vllm_engine` is the only user of vLLM, and
+`engine_options` has the arguments of its engines; `engine_pool` puts several engines in Ray actors
+(`ray_carrier`) behind one queue. `served_model` sends requests to a server. All other backends are
+models of lm-eval's. An engine ends with the run that started it (`engine_processes`), and the error
+of a failed start names its cause (`start_errors`).
 """

@@ -1,7 +1,7 @@
-"""The attention that tokens receive, summed in the engine while prompts are prefilled: any model that vLLM runs.
+"""The attention that tokens receive, summed in the engine while prompts are prefilled.
 
-Hugging Face has the same numbers and many more (`mless probe`), for models that fit one process. Here only sums over
-queries leave the engine, so all layers of a large model can be had.
+`mless probe` has the same numbers and many more, for models that Hugging Face runs in one process.
+Here only sums over queries leave the engine, so all layers of a large model can be recorded.
 """
 
 from __future__ import annotations
@@ -29,42 +29,46 @@ def attention(
     layers: Sequence[int] | str = "all",
     **arguments: Any,
 ) -> list[Floats]:
-    """The attention that each token of a prompt receives from the tokens after it, by layer and head.
+    """The attention that each token of a prompt receives from later tokens, by layer and head.
 
     Use it where `mless probe` does not reach: large models, all layers, tensor parallel.
 
     Args:
         model: A folder, a hub name, or `smollm2`.
-        prompts: Texts, to which the tokenizer adds what it adds before any text, or token ids.
-        layers: Counted from 1, such as `[1, 3]` or `1-3`, or `all`; they come back in ascending order.
+        prompts: Token ids, or texts, before which the tokenizer puts its special tokens.
+        layers: Counted from 1, such as `[1, 3]` or `1-3`, or `all`; they are returned in ascending
+            order.
         **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`.
 
     Returns:
-        For each prompt [layer, head, position]: the mean share of one query's attention, over all later queries; NaN at
-        the last position, which has none.
+        For each prompt [layer, head, position]: the mean share of a query's attention, over all
+        later queries; NaN at the last position, which has no later query.
 
     Raises:
-        ConfigError: no such layer, or the model's attention cannot be opened (sliding windows, sinks, soft caps).
-        ModelError: the model cannot be loaded, or what is recorded does not fit into memory.
+        ConfigError: no such layer, or the model's attention cannot be opened (sliding windows,
+            sinks, soft caps).
+        ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
     """
     from harness.experiment.tokenizer import encode, load_tokenizer
 
     name = smollm2_model.resolve_model(model)
     tokenizer = load_tokenizer(name)
-    ids = [
-        list(encode(one, tokenizer)[0]) if isinstance(one, str) else list(map(int, one))
-        for one in prompts
-    ]
-    requests = [
-        recorded_prompt(one, [[1] * len(one)] * 2, name=str(place)) for place, one in enumerate(ids)
-    ]
-    found: dict[str, Floats] = {}
+    requests: list[Request] = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            token_ids = list(encode(prompt, tokenizer)[0])
+        else:  # perhaps numpy's integers
+            token_ids = list(map(int, prompt))
+        # the only set of queries, and the last one, which `means` leaves out
+        sets = [[1] * len(token_ids)] * 2
+        requests.append(recorded_prompt(token_ids, sets, name=str(len(requests))))
+    curves: dict[str, Floats] = {}
     with closing(open_recorder({"pretrained": name, **arguments}, layers)) as engine:
         for finished in engine.stream(requests):
-            found |= {
-                one.problem_id: means(done.attention, one.record)[:, 0] for one, done in finished
-            }
-    return [found[one.problem_id] for one in requests]
+            for request, completion in finished:
+                mean_weights = means(completion.attention, request.record)
+                curves[request.problem_id] = mean_weights[:, 0]
+    return [curves[request.problem_id] for request in requests]
 
 
 def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | str) -> VLLMEngine:
@@ -73,12 +77,12 @@ def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | str) -> 
     Raises:
         ConfigError, ModelError: as `attention`.
     """
-    recorded = (
-        "all" if layers == "all" else sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
-    )
-    opened = {"attention": [], "activations": [], "recorded": recorded}
-    refuse_to_open(arguments, opened)
-    return VLLMEngine({**arguments, "interventions": {"layers": opened}}, sampled=False)
+    recorded: Sequence[int] | str = "all"
+    if layers != "all":
+        recorded = sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
+    open_layers = {"attention": [], "activations": [], "recorded": recorded}
+    refuse_to_open(arguments, open_layers)
+    return VLLMEngine({**arguments, "interventions": {"layers": open_layers}}, sampled=False)
 
 
 def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], name: str) -> Request:
@@ -96,10 +100,13 @@ def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], nam
 
 
 def means(sums: Floats | None, sets: Sequence[Sequence[int]] | None) -> Floats:
-    """The mean weight [layer, set, head, key] over the queries of each set but the last; NaN where there is none."""
-    assert sums is not None  # as it was asked for
+    """The mean weight [layer, set, head, key] over the queries of each set but the last.
+
+    It is NaN where a key has no later query in the set.
+    """
+    assert sums is not None  # the request has `record`
     queries = np.array(sets, dtype=np.float32)[:-1]
     later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: Floats = (sums[:, :-1] / later[None, :, None]).astype(np.float32)
-    return found
+        mean_weights: Floats = (sums[:, :-1] / later[None, :, None]).astype(np.float32)
+    return mean_weights

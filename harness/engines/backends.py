@@ -1,7 +1,8 @@
-"""Open the backend that a run config names: our vLLM engine, a served model, or one of lm-eval's own models.
+"""Open the backend of a run config: our vLLM engine, a served model, or a model of lm-eval's.
 
-All take requests and give finished completions. lm-eval's models return nothing before a whole batch is done, so an
-interruption costs one batch. They report no finish reason. Only servers are told a sample's own seed.
+All take requests and give completions. lm-eval's models return nothing before a batch is finished,
+so an interruption costs a batch. They report no finish reason. Of them only servers get a sample's
+own seed.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import served_model
+from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool, check_engines, open_engines
-from harness.engines.engine_processes import stopped
+from harness.engines.engine_processes import make_stop_error
 from harness.engines.interventions.check_arms import refuse_interventions
 from harness.engines.start_errors import explain_start_error
-from harness.engines.vllm_engine import Finished, VLLMEngine, engine_arguments
+from harness.engines.vllm_engine import Completion, VLLMEngine
 from harness.errors import ConfigError, ModelError, list_near
 from harness.experiment.generation_settings import sample_seed
 from harness.experiment.plan import Request
@@ -26,32 +28,34 @@ if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
 LM_EVAL_BATCH = 64
-"""Requests that a model of lm-eval's gets at once, and so how many an interruption can cost."""
+"""Requests that a model of lm-eval's gets at once, and so the most that an interruption costs."""
 LM_EVAL_BATCH_SIZE = 8
-"""lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a CPU."""
+"""lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a
+CPU."""
 
 
 def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
-    """Refuse a config whose backend cannot be opened or obeyed. Use it before prompts are built.
+    """Refuse a config that its backend cannot carry out. Use it before prompts are built.
 
     Returns:
         The number of engines, or `auto`.
 
     Raises:
-        ConfigError: no such backend, an argument that it must not get, or an impossible number of engines.
+        ConfigError: the backend is unknown, must not get an argument, or cannot have so many
+            engines.
         MissingDependencyError: several engines, without Ray.
     """
     backend, arguments = config.model.backend, config.model_arguments()
-    wanted: int | str = 1
     refuse_interventions(config)
     if backend == "vllm":
         engine_arguments(arguments)
-        wanted = check_engines(engines, arguments)
-    elif engines is not None:
+        return check_engines(engines, arguments)
+    if engines is not None:
         raise ConfigError(
-            f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own."
+            f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of "
+            "our own."
         )
-    elif backend in served_model.PATHS:
+    if backend in served_model.PATHS:
         served_model.check_served(config)
     else:
         import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
@@ -59,10 +63,9 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
 
         names = sorted({"vllm", *served_model.PATHS, *model_registry.keys()})
         if backend not in names:
-            raise ConfigError(
-                f"There is no model.backend {backend!r}: expected one of {list_near(backend, names)}."
-            )
-    return wanted
+            near = list_near(backend, names)
+            raise ConfigError(f"There is no model.backend {backend!r}: expected one of {near}.")
+    return 1
 
 
 def open_backend(
@@ -77,20 +80,21 @@ def open_backend(
     """Load the model; it is shut down at the end of the context.
 
     Args:
-        backend: `vllm` for our engine, one of `served_model.PATHS` for a server, else the name of a model of lm-eval's.
+        backend: `vllm` for our engine, a name in `served_model.PATHS` for a server, else the name
+            of a model of lm-eval's.
         arguments: lm-eval's model arguments.
         sampled: Whether any request will be sampled.
-        engines: A number, `auto`, or None for what the arguments say; for `vllm` alone.
-        most: The number of requests: no more engines are started.
-        log: Takes what the libraries of several engines print.
+        engines: A number, `auto`, or None for the number in the arguments; only for `vllm`.
+        most: The number of requests, and so the largest number of engines.
+        log: A file that takes what the libraries of several engines print.
 
     Raises:
-        ConfigError: an argument that cannot be obeyed.
+        ConfigError: an argument cannot be used.
         ModelError: no such model, or the backend does not start.
     """
     if backend == "vllm":
-        wanted = check_engines(engines, arguments)
-        return closing(open_engines(arguments, wanted, sampled=sampled, most=most, log=log))
+        engine_count = check_engines(engines, arguments)
+        return closing(open_engines(arguments, engine_count, sampled=sampled, most=most, log=log))
     if backend in served_model.PATHS:
         return closing(served_model.ServedModel(backend, arguments))
     try:
@@ -100,20 +104,18 @@ def open_backend(
             {"batch_size": LM_EVAL_BATCH_SIZE, **arguments}
         )
     except Exception as error:  # whatever lm-eval, transformers or a server's client raises
-        name = str(arguments.get("pretrained") or "")
-        raise ModelError(
-            explain_start_error(name, error, program=f"The backend {backend!r}")
-        ) from error
+        name, program = str(arguments.get("pretrained") or ""), f"The backend {backend!r}"
+        raise ModelError(explain_start_error(name, error, program=program)) from error
     return nullcontext(LmEvalBackend(model))  # lm-eval's models end with the process
 
 
 class LmEvalBackend:
-    """One of lm-eval's models as a stream of finished completions."""
+    """A model of lm-eval's as a stream of completions."""
 
     def __init__(self, model: LM) -> None:
         self.model = model
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
+    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Completion]]]:
         """Generate the requests batch by batch, in order.
 
         Raises:
@@ -126,32 +128,29 @@ class LmEvalBackend:
             batch = requests[start : start + LM_EVAL_BATCH]
             instances = []
             for number, request in enumerate(batch, start=start):
-                prompt, arguments = request.prompt, request.sampling.lm_eval()
+                prompt, settings = request.prompt, request.sampling.lm_eval()
                 if request.turns is not None:  # a chat API gets the turns in lm-eval's own wrapping
                     prompt = self.model.apply_chat_template(list(request.turns))
-                if request.seed is not None:  # a server would draw all samples from one seed
-                    arguments["seed"] = request.seed
+                if request.seed is not None:  # else a server draws all samples from the same seed
+                    settings["seed"] = request.seed
                 doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
-                instances.append(Instance("generate_until", doc, (prompt, arguments), 0, metadata))
+                instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))
             first = batch[0]
             if not first.sampling.greedy and first.seed is None:
                 # local models draw a whole batch from torch's one generator
-                set_seed(
-                    sample_seed(
-                        0, f"{first.task}:{first.problem_id}", first.sample_index, first.replicate
-                    )
-                )
+                name = f"{first.task}:{first.problem_id}"
+                set_seed(sample_seed(0, name, first.sample_index, first.replicate))
             try:
                 texts = self.model.generate_until(instances)
             except Exception as error:  # whatever a server or a library raises
-                raise stopped("The backend", error) from error
+                raise make_stop_error("The backend", error) from error
             yield [
-                (request, Finished(text=str(text)))
+                (request, Completion(text=str(text)))
                 for request, text in zip(batch, texts, strict=True)
             ]
 
     def facts(self) -> dict[str, Any]:
-        """The device that generates, for the run's receipt; None where lm-eval's model does not tell."""
+        """The device of the model, for the run's receipt; None where lm-eval does not report it."""
         device = getattr(self.model, "device", None)
         names = None
         if getattr(device, "type", None) == "cuda":

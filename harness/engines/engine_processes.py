@@ -1,12 +1,14 @@
-"""The processes of an engine: they end with the run that started them, and a call that they never answer is given up.
+"""The processes of an engine: they end with their run, and unanswered calls are given up.
 
-`die_with_parent` and `WorkerFacts` run inside vLLM's own processes. Without the first a killed run would leave its
-engine behind. The engine would hold the GPU's memory, so the run could not be continued. vLLM calls every function of
-the entry-point group `vllm.general_plugins` in each process that it starts. It does not do so in forked processes,
-because their parent has called the group already; the hook for forks covers these.
+`die_with_parent` and `WorkerFacts` run inside vLLM's own processes. Without the first a killed run
+would leave its engine behind. The engine would hold the GPU's memory, so the run could not be
+continued. vLLM calls every function of the entry-point group `vllm.general_plugins` in each process
+that it starts. It does not do so in forked processes, because their parent has called the group
+already; the hook for forks covers these.
 
-`WatchedCalls` runs in the run's process. vLLM's client (0.28 to 0.33) waits for ever if its process dies or hangs, and
-only a signal to the main thread could interrupt it. So one thread waits there, and callers in any thread wait here.
+`WatchedCalls` runs in the run's process. vLLM's client (0.28 to 0.33) waits for ever if its process
+dies or hangs, and only a signal to the main thread could interrupt it. So one thread waits for
+vLLM, and callers in any thread wait for this thread.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from itertools import count
@@ -31,43 +33,48 @@ from typing import Any
 from harness.errors import QUOTED_CHARACTERS, EngineError
 
 ENGINE_TURN_SECONDS = 1.0
-"""While an answer is awaited, this often the processes are looked at and the run shows that it lives."""
+"""While a call waits for its answer, the processes are checked this often, and the run reports
+that it is alive."""
 DEAD_START_SECONDS = 5
 """Seconds that we wait for vLLM's own error after a process of a start has died."""
 INTERRUPTED_TURNS = 60
-"""Turns after which an interrupted start is abandoned: vLLM reads the model's files before it starts
-processes that can be ended."""
+"""Turns after which an interrupted start is abandoned: vLLM reads the model's files before it
+starts processes that can be ended."""
 STALL_FACTOR = 2
-"""An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s).
-Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in which
-kernels are compiled."""
+"""An engine hangs if it gives no answer within this multiple of vLLM's own limit for a step (300
+s). Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in
+which kernels are compiled."""
 
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
-"""Names the run's process as `process_identity` does. It is unset where vLLM is used without mless."""
+"""The run's process, as `process_identity` writes it; unset where vLLM is used without mless."""
 
 INTERVENTIONS = "MLESS_INTERVENTIONS"
-"""Which layers vLLM's workers open for interventions, as JSON: `{"attention": [0], "activations": [0]}`."""
+"""The layers that vLLM's workers open for interventions, as JSON:
+`{"attention": [0], "activations": [0]}`."""
 
 PLUGIN, OPENER = "mless", "mless-interventions"
 """The names of `die_with_parent` and `interventions.install` in the entry-point group."""
 RECORD = "mless-record"
-"""In a request's `extra_args` beside its intervention, which is under PLUGIN: the queries whose attention is summed."""
+"""The key in a request's `extra_args` of the queries whose attention is summed. The key of its
+intervention is PLUGIN."""
 
 STARTING_FUNCTION = "EngineCoreProc.__init__"
-"""The function of vLLM's in which an engine process is until it has started."""
+"""The function of vLLM's that an engine process runs until it has started."""
 
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 """A value for vLLM's engine argument `worker_extension_cls`."""
 
 CONTINUE = "Everything finished is in the journal: run the same command again to continue."
-"""The end of an error in the middle of a run."""
+"""The last sentence of an error in the middle of a run."""
 
 
 def die_with_parent() -> None:
-    """Start a thread that ends this process when the run that started it ends. Its log tells how far vLLM's start is.
+    """Start a thread that ends this process when the run that started it ends.
 
-    The kernel's own `PR_SET_PDEATHSIG` is no use here: it fires when the *thread* that started the process ends, and
-    vLLM 0.33 starts its workers from a pool of threads.
+    vLLM's log then also says how far its start is.
+
+    The kernel's own `PR_SET_PDEATHSIG` is no use here: it fires when the *thread* that started the
+    process ends, and vLLM 0.33 starts its workers from a pool of threads.
     """
     owner = os.environ.get(OWNER_VARIABLE)
     if owner and owner != process_identity(os.getpid()):
@@ -75,22 +82,23 @@ def die_with_parent() -> None:
             target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True
         ).start()
         _end_at_sigterm_while_starting()
-        if (
-            os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR"
-        ):  # of the run's own process, which stays silent
+        # the level of the run's own process, which stays silent
+        if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":
             logger = logging.getLogger("vllm")
             logger.setLevel(logging.INFO)
             for handler in logger.handlers:
                 handler.setLevel(logging.INFO)
 
 
-os.register_at_fork(
-    after_in_child=die_with_parent
-)  # once in each process: a module is imported once
+# a module is imported once, so each process has one such hook
+os.register_at_fork(after_in_child=die_with_parent)
 
 
 def process_identity(process_id: int) -> str:
-    """Process id and start time, because ids are used again; empty if the process has ended, reaped or not."""
+    """Process id and start time, because ids are used again.
+
+    It is empty if the process has ended, reaped or not.
+    """
     try:
         state, *fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -107,8 +115,8 @@ def _end_with(owner: str) -> None:
 def _end_at_sigterm_while_starting() -> None:
     """Have SIGTERM end this process at once while its engine starts, as it ends any other process.
 
-    From 0.32 on, vLLM's own handler only takes note of the signal: the engine loads on to the end,
-    for minutes, and exits as soon as it is ready. Once the engine has started, that handler is right.
+    From 0.32 on, vLLM's own handler only notes the signal: the engine goes on loading for minutes,
+    and exits as soon as it is ready. Once the engine has started, that handler is right.
     """
     engine_handler = signal.getsignal(signal.SIGTERM)
     is_main_thread = threading.current_thread() is threading.main_thread()
@@ -135,10 +143,10 @@ def started_processes() -> Iterator[set[BaseProcess]]:
     """
     earlier_processes = set(multiprocessing.active_children())
     processes: set[BaseProcess] = set()
-    is_over = threading.Event()
+    has_ended = threading.Event()
 
     def collect() -> None:
-        while not is_over.wait(0.1):
+        while not has_ended.wait(0.1):
             processes.update(set(multiprocessing.active_children()) - earlier_processes)
 
     collector = threading.Thread(target=collect, name="mless-started-processes", daemon=True)
@@ -146,38 +154,42 @@ def started_processes() -> Iterator[set[BaseProcess]]:
     try:
         yield processes
     finally:
-        is_over.set()
+        has_ended.set()
         collector.join()
 
 
 class WorkerFacts:
-    """Facts that only a worker knows, because only it has the device open. vLLM makes its worker inherit this class."""
+    """Facts that only a worker knows, because only it has the device open.
+
+    vLLM makes its worker inherit this class.
+    """
 
     local_rank: int
     vllm_config: Any
     mless_arms: Any
 
     def mless_facts(self) -> dict[str, Any]:
-        """Device and kernels of this worker, as plain values; None where vLLM or torch does not tell."""
+        """Device and kernels of this worker as plain values; None where they cannot be read."""
         import torch
         from vllm.platforms import current_platform
 
         def attention_backends() -> list[str]:
             layers = self.vllm_config.compilation_config.static_forward_context.values()
-            attending = (
-                layer for layer in layers if hasattr(layer, "get_attn_backend")
-            )  # experts are there too
-            return sorted({layer.get_attn_backend().get_name() for layer in attending})
-
-        def compute_capability() -> str:
-            capability = current_platform.get_device_capability(self.local_rank)
-            return (
-                capability.as_version_str()
-                if capability
-                else torch.backends.cpu.get_cpu_capability()
+            return sorted(
+                {
+                    layer.get_attn_backend().get_name()
+                    for layer in layers
+                    if hasattr(layer, "get_attn_backend")  # experts have none
+                }
             )
 
-        facts: dict[str, Callable[[], Any]] = {
+        def compute_capability() -> Any:
+            capability = current_platform.get_device_capability(self.local_rank)
+            if capability:
+                return capability.as_version_str()
+            return torch.backends.cpu.get_cpu_capability()
+
+        getters: dict[str, Callable[[], Any]] = {
             "device_name": lambda: current_platform.get_device_name(self.local_rank),
             "device_uuid": lambda: str(torch.cuda.get_device_properties(self.local_rank).uuid),
             "compute_capability": compute_capability,
@@ -187,44 +199,47 @@ class WorkerFacts:
             "batch_invariant": lambda: bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
         }
         if arms := getattr(self, "mless_arms", None):
-            facts["recording_bytes"] = lambda: arms.recording_bytes
-        return {name: known(fact) for name, fact in facts.items()}
+            getters["recording_bytes"] = lambda: arms.recording_bytes
+        return {name: read_fact(getter) for name, getter in getters.items()}
 
     def mless_check_rows(self) -> int:
-        """Raise RuntimeError if rows were passed over; else the bytes kept for interventions."""
+        """Raise RuntimeError if rows were skipped; return the bytes stored for interventions."""
         self.mless_arms.check()
-        return int(self.mless_arms.kept_bytes)
+        return int(self.mless_arms.stored_bytes)
 
     def mless_take_attention(self) -> dict[str, tuple[tuple[int, ...], bytes]]:
-        """What was recorded of whole prompts: see `interventions.vllm_worker.Arms.take_attention`."""
-        taken: dict[str, tuple[tuple[int, ...], bytes]] = self.mless_arms.take_attention()
-        return taken
+        """The attention of complete prompts: see `interventions.vllm_worker.Arms`."""
+        attention: dict[str, tuple[tuple[int, ...], bytes]] = self.mless_arms.take_attention()
+        return attention
 
 
-def known(fact: Callable[[], Any]) -> Any:
-    """Call `fact`; return None if it fails, because another version of vLLM keeps the fact elsewhere."""
+def read_fact(getter: Callable[[], Any]) -> Any:
+    """Call `getter`; return None if it fails, as versions of vLLM store a fact differently."""
     try:
-        return fact()
+        return getter()
     except Exception:
         return None
 
 
 class WatchedCalls:
-    """Makes calls one after another in a thread, and gives a caller up when the engine has died or hangs.
+    """Makes calls in a thread, in turn, and gives them up if the engine has died or hangs.
+
+    The thread is a daemon: Python would wait for the thread of an executor when it exits.
 
     Args:
-        processes: The engine's; they may be added later. If one of them is gone, no answer comes.
+        processes: The engine's processes, which may be added later. If one of them has ended, no
+            answer comes.
         step_seconds: The engine's own limit for one step, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
-        died: Makes the error for a dead engine.
+        make_death_error: Makes the error for a dead engine.
     """
 
     def __init__(
         self,
         processes: Collection[BaseProcess],
         step_seconds: float,
-        died: Callable[[], EngineError],
+        make_death_error: Callable[[], EngineError],
     ) -> None:
-        self._processes, self._died = processes, died
+        self._processes, self._make_death_error = processes, make_death_error
         self._stall_seconds = STALL_FACTOR * step_seconds
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
@@ -252,7 +267,7 @@ class WatchedCalls:
         except BaseException:
             self.close()
             # Ctrl-C does not reach the thread; its call ends when the processes are killed
-            with undisturbed():
+            with ignored_signals():
                 for _ in range(INTERRUPTED_TURNS):
                     for process in list(self._processes):
                         process.kill()
@@ -271,26 +286,27 @@ class WatchedCalls:
         """
         answer: Future[Any] = Future()
         self._calls.put((method, answer))
-        for looks in count(
-            1
-        ):  # counted, as the clock also runs while this process is stopped by Ctrl-Z or a scheduler
+        # Turns are counted, as the clock also runs while Ctrl-Z or a scheduler has stopped this
+        # process.
+        for turns in count(1):
             if wait([answer], timeout=ENGINE_TURN_SECONDS).done:
                 break
             if self._has_dead_process():
-                raise self._died()
-            if looks * ENGINE_TURN_SECONDS > self._stall_seconds:
+                raise self._make_death_error()
+            if turns * ENGINE_TURN_SECONDS > self._stall_seconds:
                 raise EngineError(
-                    f"The engine has not answered for {self._stall_seconds} seconds, and its process lives: it hangs "
-                    f"(see `dmesg`), or its steps take longer than VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. {CONTINUE}"
+                    f"The engine has not answered for {self._stall_seconds} seconds, and its "
+                    "process lives: it hangs (see `dmesg`), or its steps take longer than "
+                    f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. {CONTINUE}"
                 )
         error = answer.exception()
         if error is None:
             return answer.result()
         if isinstance(error, EngineError):
             raise error
-        raise (
-            self._died() if type(error).__name__ == "EngineDeadError" else stopped("vLLM", error)
-        ) from error
+        if type(error).__name__ == "EngineDeadError":
+            raise self._make_death_error() from error
+        raise make_stop_error("vLLM", error) from error
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -301,46 +317,52 @@ class WatchedCalls:
                 answer.set_exception(error)
 
     def close(self) -> None:
-        """End the thread behind the last call."""
+        """End the thread after the last call."""
         self._calls.put(None)
 
 
-def stopped(program: str, error: BaseException) -> EngineError:
+def quote(message: object) -> str:
+    """The beginning of another program's message, on one line."""
+    return " ".join(str(message).split())[:QUOTED_CHARACTERS]
+
+
+def make_stop_error(program: str, error: BaseException) -> EngineError:
     """The error for a program that answered a request with an error of its own."""
-    told = " ".join(str(error).split())[:QUOTED_CHARACTERS].rstrip(".")
-    return EngineError(f"{program} stopped: {type(error).__name__}: {told}. {CONTINUE}")
+    message = quote(error).rstrip(".")
+    return EngineError(f"{program} stopped: {type(error).__name__}: {message}. {CONTINUE}")
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM within the context. Only the main thread ever gets them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+def ignored_signals() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM within the context. Only the main thread receives them."""
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, signal.SIG_IGN)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def dying_with_us(layers: Mapping[str, Sequence[int]] | None = None) -> Iterator[None]:
-    """Processes that vLLM starts within the context end with this process, and open the layers of interventions."""
-    chosen = os.environ.get("VLLM_PLUGINS")
-    own = {OWNER_VARIABLE: process_identity(os.getpid())} | (
-        {INTERVENTIONS: json.dumps(layers)} if layers else {}
-    )
-    os.environ.update(own)
-    if chosen is not None:
-        os.environ["VLLM_PLUGINS"] = f"{chosen},{PLUGIN},{OPENER}".lstrip(",")
+def end_processes_with_run(layers: Mapping[str, Any] | None) -> Iterator[None]:
+    """Have the processes that vLLM starts within the context end with this process.
+
+    They also open the layers of interventions.
+    """
+    plugins = os.environ.get("VLLM_PLUGINS")
+    variables = {OWNER_VARIABLE: process_identity(os.getpid())}
+    if layers:
+        variables[INTERVENTIONS] = json.dumps(layers)
+    os.environ.update(variables)
+    if plugins is not None:
+        os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN},{OPENER}".lstrip(",")
     try:
         yield
     finally:
-        for name in own:
+        for name in variables:
             del os.environ[name]
-        if chosen is not None:
-            os.environ["VLLM_PLUGINS"] = chosen
+        if plugins is not None:
+            os.environ["VLLM_PLUGINS"] = plugins

@@ -1,7 +1,8 @@
-"""Engines in Ray actors: on this machine, or on the cluster that RAY_ADDRESS names. All of Ray's API is used here.
+"""Engines in Ray actors, on this machine or on the cluster that RAY_ADDRESS names.
 
-Each actor is one process with one `VLLMEngine`. Ray gives it its GPUs and repeats no call: `EnginePool` decides what is
-asked again after a loss, because only it knows which samples are there.
+All of Ray's API that mless uses is used here. Each actor is one process with one `VLLMEngine`. Ray
+gives it its GPUs and repeats no call: `EnginePool` decides what is generated again after a loss,
+because only it knows which samples are there.
 """
 
 from __future__ import annotations
@@ -19,44 +20,44 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.engines.engine_processes import CONTINUE, stopped
-from harness.engines.vllm_engine import Finished, VLLMEngine
-from harness.errors import QUOTED_CHARACTERS, EngineError, HarnessError
+from harness.engines.engine_processes import CONTINUE, make_stop_error, quote
+from harness.engines.vllm_engine import Completion, VLLMEngine
+from harness.errors import EngineError, HarnessError
 from harness.experiment.plan import Request
 from harness.resources import count_cores
 
 EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS = 0.1, 2.0
-"""A call of a distant engine ends after the first with a completion, so that messages are few, and after the second
-without, so that new requests come in."""
+"""A call of a distant engine that has a completion ends after the first time, so that messages are
+few. A call without a completion ends after the second time, so that new requests come in."""
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """What Ray itself raises becomes one line, such as when its own processes are gone."""
+def _explained_errors() -> Iterator[None]:
+    """Ray's own errors become one line, for example when its processes are gone."""
     try:
         yield
     except HarnessError:
         raise
     except Exception as error:
-        raise stopped("Ray", error) from error
+        raise make_stop_error("Ray", error) from error
 
 
 class EngineActor:
-    """One engine in a process of its own, which Ray starts. Its methods are called from `RayCarrier`."""
+    """One engine in a process that Ray starts. `RayCarrier` calls its methods."""
 
     def load(
         self, arguments: Mapping[str, Any], sampled: bool, log: str | None, threads: str | None
     ) -> dict[str, Any]:
         """Load the model; return the engine's facts. `threads` is the run's own OMP_NUM_THREADS."""
         take_gpus()
-        for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
-            del os.environ[
-                name
-            ]  # a launcher's, meant for its own ranks: vLLM would wait for the others
-        os.environ.pop(
-            "OMP_NUM_THREADS", None
-        )  # Ray's, from a number of CPUs that we do not ask for
-        os.environ |= {"OMP_NUM_THREADS": threads} if threads else {}
+        for name in list(os.environ):
+            # set by a launcher for its own ranks: vLLM would wait for them
+            if name.startswith("VLLM_DP_"):
+                del os.environ[name]
+        # set by Ray, from a number of CPUs that we do not request
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if threads:
+            os.environ["OMP_NUM_THREADS"] = threads
         try:
             with open(log or os.devnull, "ab") as file:
                 os.dup2(file.fileno(), 1)
@@ -64,46 +65,53 @@ class EngineActor:
         except OSError:  # on another machine, which has no such folder
             pass
         self._engine = VLLMEngine(arguments, sampled=sampled)
-        self._held: set[str] = set()
+        self._unfinished = 0
         return self._engine.facts()
 
-    def exchange(self, new: Sequence[tuple[int, Request]]) -> list[tuple[int, Finished | int]]:
-        """Take requests, work for a moment; return what has finished, and how many tokens the others have so far."""
-        for number, request in new:
+    def exchange(
+        self, requests: Sequence[tuple[int, Request]]
+    ) -> list[tuple[int, Completion | int]]:
+        """Take requests and work for a moment.
+
+        Returns:
+            By number of the request, the completions that have finished, and the number of tokens
+            of unfinished requests.
+        """
+        for number, request in requests:
             self._engine.submit(str(number), request)
-            self._held.add(str(number))
-        finished: list[Finished] = []
-        started = time.monotonic()
-        while self._held and time.monotonic() - started < (
-            EXCHANGE_SECONDS if finished else LONGEST_EXCHANGE_SECONDS
-        ):
-            done = self._engine.step()
-            self._held.difference_update(one.request_id for one in done)
-            finished += done
-        return [*((int(one.request_id), one) for one in finished), *self._engine.so_far.items()]
+        self._unfinished += len(requests)
+        results: list[tuple[int, Completion | int]] = []
+        started, seconds = time.monotonic(), LONGEST_EXCHANGE_SECONDS
+        while self._unfinished and time.monotonic() - started < seconds:
+            for completion in self._engine.step():
+                results.append((int(completion.request_id), completion))
+                self._unfinished -= 1
+                seconds = EXCHANGE_SECONDS
+        return [*results, *self._engine.token_counts.items()]
 
 
 def take_gpus() -> None:
-    """Make visible to this actor the GPUs that Ray gave it, and no others.
+    """Make the GPUs that Ray gave this actor, and only these, visible to it.
 
-    Ray does so itself, but not where RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set, as some launchers have it.
+    Ray does so itself, but not where a launcher has set
+    RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES.
     """
     import ray
 
-    ids = sorted(
-        map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"]),
-        key=lambda one: (len(one), one),
-    )
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if ids else ():
-        os.environ[name] = ",".join(ids)
+    ids = map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"])
+    # as numbers, of which 10 comes after 2
+    if visible := ",".join(sorted(ids, key=lambda gpu_id: (len(gpu_id), gpu_id))):
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = visible
 
 
 class RayCarrier:
-    """Starts the engines of an `EnginePool` and carries calls to them. A call is asked for its answer once.
+    """Starts the engines of an `EnginePool` and carries calls to them. Each answer is read once.
 
     Attributes:
-        gpus: How many each machine has, of those that have any; an engine's must be on one.
-        cores: How many CPU cores this process may use, or the cluster has where that is more.
+        gpus: The number of GPUs of each machine that has any. Those of an engine must be on one
+            machine.
+        cores: The CPU cores that this process may use, or those of the cluster where these are
+            more.
     """
 
     def __init__(
@@ -111,33 +119,33 @@ class RayCarrier:
         arguments: Mapping[str, Any],
         *,
         sampled: bool,
-        gpus_each: int = 1,
+        engine_gpus: int = 1,
         log: Path | None = None,
     ) -> None:
         import ray
 
         self._ray: Any = ray
-        folders = {  # an actor may be in another folder
-            name: str(Path(arguments[name]).absolute())
-            for name in ("pretrained", "tokenizer")
-            if isinstance(arguments.get(name), str) and Path(arguments[name]).is_dir()
-        }
+        arguments = dict(arguments)
+        for name in ("pretrained", "tokenizer"):  # an actor may be in another working folder
+            path = arguments.get(name)
+            if isinstance(path, str) and Path(path).is_dir():
+                arguments[name] = str(Path(path).absolute())
         threads = os.environ.get("OMP_NUM_THREADS")
-        self._load = ({**arguments, **folders}, sampled, log and str(log.absolute()), threads)
+        self._load = arguments, sampled, log and str(log.absolute()), threads
         self._folder: str | None = None
-        self._ours = not ray.is_initialized()
-        atexit.register(
-            self.close
-        )  # lm-eval closes no model, and an interruption may come too early for us to
-        if self._ours:
+        self._is_owner = not ray.is_initialized()
+        # lm-eval closes no model, and an interruption may come before anybody can close this
+        atexit.register(self.close)
+        if self._is_owner:
             self._connect()
-        found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        self.gpus = [int(node["GPU"]) for node in found if node.get("GPU", 0) >= 1]
-        self.cores = max(count_cores(), sum(int(node.get("CPU", 0)) for node in found))
-        # No CPUs are asked for: an engine is counted by its GPUs, and where there are none by the user.
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        self.gpus = [int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= 1]
+        self.cores = max(count_cores(), sum(int(machine.get("CPU", 0)) for machine in machines))
+        # No CPUs are requested: GPUs limit the number of engines, and where there are none the
+        # user.
         self._actor: Any = ray.remote(EngineActor).options(
             num_cpus=0,
-            num_gpus=gpus_each if self.gpus else 0,
+            num_gpus=engine_gpus if self.gpus else 0,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
@@ -155,56 +163,57 @@ class RayCarrier:
             "logging_level": "ERROR",
             "log_to_driver": False,
         }
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault(
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-        )  # else Ray warns of what it will do one day
+        variables = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # else Ray warns of a future change
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
         try:
             if address == "local":
-                parent = (
-                    os.environ.get("RAY_TMPDIR") or "/tmp"
-                )  # a short path, because sockets lie in it
+                # a short path, because that of a socket is limited
+                parent = os.environ.get("RAY_TMPDIR") or "/tmp"
                 self._folder = tempfile.mkdtemp(prefix="mless-ray-", dir=parent)
-                os.environ.setdefault(
-                    "RAY_AUTH_TOKEN", secrets.token_hex(32)
-                )  # else Ray keeps one in the home folder
-                os.environ.setdefault(
-                    "RAY_worker_niceness", "0"
-                )  # Ray's 15 would give our graders the engine's cores
-                # no web server, no idle workers for every core, and memory for our small messages
+                # else Ray stores a token in the home folder
+                variables["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+                # Ray's 15 would give our graders the engine's cores
+                variables["RAY_worker_niceness"] = "0"
+                # no web server, no idle workers for all cores, and memory for our small messages
                 options |= {"include_dashboard": False, "num_cpus": 1, "object_store_memory": 2**28}
                 options["_temp_dir"] = self._folder
             else:  # one try of 40 seconds, where Ray makes twenty
-                os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
-            with _signals_kept():
+                variables["RAY_gcs_server_port_wait_time_s"] = "1"
+            for name, value in variables.items():
+                os.environ.setdefault(name, value)
+            with _own_sigterm_handler():
                 self._ray.init(**options)
         except SystemExit:  # Ray's answer to SIGTERM while it starts
             raise KeyboardInterrupt from None
         except Exception as error:
             self.close()
-            said = " ".join(str(error).split())[:QUOTED_CHARACTERS]
-            raise EngineError(f"Ray cannot be used (RAY_ADDRESS: {address}): {said}") from error
+            raise EngineError(
+                f"Ray cannot be used (RAY_ADDRESS: {address}): {quote(error)}"
+            ) from error
 
-    @_explained()
+    @_explained_errors()
     def start(self) -> tuple[Any, Hashable]:
-        """Start an actor; return it, and the call that loads the model and answers with the engine's facts."""
+        """Start an actor; return it, and its call of `EngineActor.load`."""
         actor = self._actor.remote()
         return actor, actor.load.remote(*self._load)
 
-    @_explained()
-    def exchange(self, engine: Any, new: Sequence[tuple[int, Request]]) -> Hashable:
-        """Send requests to an actor; the call answers as `EngineActor.exchange`."""
-        call: Hashable = engine.exchange.remote(new)
-        return call
+    @_explained_errors()
+    def exchange(self, engine: Any, requests: Sequence[tuple[int, Request]]) -> Any:
+        """Call `EngineActor.exchange`."""
+        return engine.exchange.remote(requests)
 
-    @_explained()
+    @_explained_errors()
     def wait(self, calls: Sequence[Hashable], seconds: float) -> Sequence[Hashable]:
-        """The calls that are answered; wait until there is one, or the time is over."""
-        if calls:
-            self._ray.wait(calls, timeout=seconds)
-        return list(calls and self._ray.wait(calls, num_returns=len(calls), timeout=0)[0])
+        """The calls that are answered; wait for the first answer, or until the time is over."""
+        if not calls:
+            return []
+        self._ray.wait(calls, timeout=seconds)
+        return list(self._ray.wait(calls, num_returns=len(calls), timeout=0)[0])
 
-    @_explained()
+    @_explained_errors()
     def answer(self, call: Hashable) -> Any:
         """The answer to a call.
 
@@ -215,19 +224,20 @@ class RayCarrier:
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            own = isinstance(error.cause, HarnessError)
-            raise error.cause if own else stopped("An engine", error.cause) from error
+            if isinstance(error.cause, HarnessError):
+                raise error.cause from error
+            raise make_stop_error("An engine", error.cause) from error
         except self._ray.exceptions.ActorDiedError as error:
             raise EngineError(f"The process of an engine is gone. {CONTINUE}") from error
 
-    @_explained()
+    @_explained_errors()
     def kill(self, engine: Any) -> None:
         """Kill an actor; its engine's processes end with it."""
         self._ray.kill(engine)
 
     def close(self) -> None:
         """Leave Ray, stop it if it was started here, and remove its files."""
-        if self._ours:
+        if self._is_owner:
             self._ray.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -235,11 +245,14 @@ class RayCarrier:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray ends the process on SIGTERM. Within a run that is an interruption like Ctrl-C; elsewhere Ray has its way."""
-    before = signal.getsignal(signal.SIGTERM)
+def _own_sigterm_handler() -> Iterator[None]:
+    """Restore our handler of SIGTERM after the context, if there is one.
+
+    Ray ends the process on SIGTERM. Within a run the signal is an interruption like Ctrl-C.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if before is not signal.SIG_DFL and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+        if handler is not signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)

@@ -1,7 +1,7 @@
 """A served model: any server with OpenAI's completions or chat API, such as `vllm serve`.
 
-The server gets hundreds of requests at once, and each completion is given back as it comes. Prompts are sent as the
-token ids that were checked, where the model's tokenizer is known.
+The server gets hundreds of requests at once, and completions are returned as they come. Prompts are
+sent as the token ids that were checked, where the model's tokenizer is known.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS
-from harness.engines.vllm_engine import FINISHED, Finished
-from harness.errors import QUOTED_CHARACTERS, ConfigError, EngineError, ModelError, list_near
+from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, quote
+from harness.engines.vllm_engine import FINISH_REASONS, Completion
+from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
@@ -26,81 +25,82 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 SERVED_WINDOW = 256
-"""Requests in flight at a server, unless `num_concurrent` says otherwise. What it cannot run at once waits there."""
+"""The default of `num_concurrent`: requests in flight at a server. It queues those that it cannot
+run at once."""
 SERVED_RETRIES = 3
-"""So often a request is sent again to a busy or broken server, unless `max_retries` says otherwise."""
+"""The default of `max_retries`: how often a request is sent again to a busy or broken server."""
 SERVED_TIMEOUT = 3600.0
-"""Seconds that an answer may take, unless `timeout` says otherwise. Under a full window a request waits its turn."""
+"""The default of `timeout`: seconds that an answer may take, with the time in the server's
+queue."""
 SERVED_BUSY = (429, 500, 502, 503, 504)
 """Status codes of a server that may answer the same request later."""
 SERVED_CONNECT_SECONDS = 30.0
-"""A connection may take this long."""
+"""Seconds that a connection may take."""
 
 PATHS = {"local-completions": "/completions", "local-chat-completions": "/chat/completions"}
-"""lm-eval's names of the two APIs, and where each is below the server's address."""
+"""lm-eval's names of the two APIs, and their paths below the server's address."""
 
-_KNOWN = (
-    *(
-        "base_url",
-        "model",
-        "tokenizer",
-        "tokenizer_revision",
-        "revision",
-        "trust_remote_code",
-        "max_length",
-    ),
-    *(
-        "chat_template_args",
-        "enable_thinking",
-        "num_concurrent",
-        "max_retries",
-        "timeout",
-        "header",
-    ),
+_LIMITS = ("num_concurrent", "max_retries", "timeout")
+_ARGUMENTS = (
+    "base_url",
+    "model",
+    "tokenizer",
+    "tokenizer_revision",
+    "revision",
+    "trust_remote_code",
+    "max_length",
+    "chat_template_args",
+    "enable_thinking",
+    *_LIMITS,
+    "header",
 )
 """Model arguments of a served model, with lm-eval's names and meanings."""
 
 
 def check_served(config: RunConfig) -> None:
-    """Refuse a run config whose server could not be asked.
+    """Refuse a run config whose server could not be used.
 
     Raises:
-        ConfigError: the address or the model's name is missing, an argument is unknown, or a chat API would get text.
+        ConfigError: the address or the model's name is missing, an argument is unknown, or a chat
+            API would get text.
     """
-    arguments, backend, layouts = config.model.model_args, config.model.backend, config.layouts
-    chat = Layout.CHAT
-    wrong = [
-        f"model.model_args.{name} is missing"
-        for name in ("base_url", "model")
-        if not arguments.get(name)
-    ]
-    wrong += [
-        f"no argument {name!r}, near it: {list_near(name, _KNOWN)}"
-        for name in arguments
-        if name not in _KNOWN
-    ]
-    for name in ("num_concurrent", "max_retries", "timeout"):
-        if not isinstance(value := arguments.get(name, 0), int | float) or value < 0:
-            wrong.append(f"model.model_args.{name} is {value!r}, no number from 0 on")
+    problem = next(_find_problems(config), None)
+    if problem:
+        raise ConfigError(
+            f"model.backend {config.model.backend}: {problem}. See configs/runs/served.yaml."
+        )
+
+
+def _find_problems(config: RunConfig) -> Iterator[str]:
+    arguments, layouts = config.model.model_args, config.layouts
+    takes_turns = config.model.templates_itself
+    for name in ("base_url", "model"):
+        if not arguments.get(name):
+            yield f"model.model_args.{name} is missing"
+    for name in arguments:
+        if name not in _ARGUMENTS:
+            yield f"no argument {name!r}, near it: {list_near(name, _ARGUMENTS)}"
+    for name in _LIMITS:
+        value = arguments.get(name, 0)
+        if not isinstance(value, int | float) or value < 0:
+            yield f"model.model_args.{name} is {value!r}, no number from 0 on"
     if config.gen_kwargs == "model_default":
-        wrong.append(
+        yield (
             "`gen_kwargs: model_default` is in the model's own files, which a server does not show"
         )
-    if config.model.templates_itself and {*layouts, chat} != {chat}:
-        wrong.append(f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]")
-    if chat in layouts and not (config.model.templates_itself or arguments.get("tokenizer")):
-        wrong.append(
+    if takes_turns and set(layouts) - {Layout.CHAT}:
+        yield f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]"
+    if Layout.CHAT in layouts and not takes_turns and not arguments.get("tokenizer"):
+        yield (
             "the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing"
         )
-    if wrong:
-        raise ConfigError(f"model.backend {backend}: {wrong[0]}. See configs/runs/served.yaml.")
 
 
 class ServedModel:
     """A served model as a stream of finished completions.
 
     Args:
-        backend: One of `PATHS`.
+        backend: A name in `PATHS`.
         arguments: lm-eval's model arguments.
 
     Raises:
@@ -108,62 +108,58 @@ class ServedModel:
     """
 
     def __init__(self, backend: str, arguments: Mapping[str, Any]) -> None:
-        path, base = PATHS[backend], str(arguments["base_url"]).rstrip("/")
-        for known in sorted(PATHS.values(), key=len, reverse=True):  # `/completions` ends both
-            base = base.removesuffix(known)
-        self._base, self._url, self._model = base, base + path, str(arguments["model"])
+        self._base = str(arguments["base_url"]).rstrip("/")
+        for path in sorted(PATHS.values(), key=len, reverse=True):  # `/completions` ends both
+            self._base = self._base.removesuffix(path)
+        self._url = self._base + PATHS[backend]
+        self._model = str(arguments["model"])
         self._window = int(arguments.get("num_concurrent") or SERVED_WINDOW)
         self._retries = int(arguments.get("max_retries", SERVED_RETRIES))
         self._timeout = float(arguments.get("timeout") or SERVED_TIMEOUT)
-        key = os.environ.get("OPENAI_API_KEY")
-        self._headers = arguments.get("header") or (
-            {"Authorization": f"Bearer {key}"} if key else {}
-        )
-        switches = template_switches(arguments)
-        self._fixed = (
-            {"chat_template_kwargs": switches}
-            if switches and path == PATHS["local-chat-completions"]
-            else {}
-        )
+        self._headers = arguments.get("header")
+        if not self._headers and (key := os.environ.get("OPENAI_API_KEY")):
+            self._headers = {"Authorization": f"Bearer {key}"}
+        self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()
-        with ExitStack() as opened:  # whatever happens, an interruption too
-            opened.callback(self.close)
+        try:
             self._session: ClientSession = self._runner.run(self._connect())
             self._served = self._runner.run(self._describe())
-            opened.pop_all()
+        except BaseException:  # an interruption too
+            self.close()
+            raise
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
-        """Generate the requests, begun in their order; yield each completion as it comes, and an empty list at times.
+    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Completion]]]:
+        """Generate the requests in their order; yield completions as they come, or an empty list.
 
         Raises:
-            EngineError: the server refuses a request, or is gone. What had come was yielded before.
+            EngineError: the server refuses a request, or is gone. Earlier completions were yielded.
         """
         waiting, loop = iter(requests), self._runner.get_loop()
-        running: dict[asyncio.Task[Finished], Request] = {}
+        running: dict[asyncio.Task[Completion], Request] = {}
         try:
             while True:
                 for request in islice(waiting, self._window - len(running)):
-                    running[loop.create_task(self._ask(request))] = request
+                    running[loop.create_task(self._generate(request))] = request
                 if not running:
                     return
-                done, _ = self._runner.run(
+                finished, _ = self._runner.run(
                     asyncio.wait(
                         running, timeout=ENGINE_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
                 )
-                finished = [(running.pop(task), task) for task in done]
+                requests_by_task = {task: running.pop(task) for task in finished}
                 yield [
                     (request, task.result())
-                    for request, task in finished
+                    for task, request in requests_by_task.items()
                     if task.exception() is None
                 ]
-                for _, task in finished:
-                    task.result()  # raises what it was refused with
+                for task in finished:
+                    task.result()  # raises the error of a refused request
         finally:
             self._runner.run(_cancel(running))
 
     def facts(self) -> dict[str, Any]:
-        """What the server says of the model, for the run's receipt; its devices are not known."""
+        """The server's description of the model, for the run's receipt; its devices are unknown."""
         return {"device": "server", "device_names": None, "served": self._served}
 
     def close(self) -> None:
@@ -181,42 +177,45 @@ class ServedModel:
         )
 
     async def _describe(self) -> dict[str, Any] | None:
-        """What the server's list of models says of this one; None if it has no such list."""
+        """This model in the server's list of models; None if the server has no such list."""
         status, body = await self._read("GET", f"{self._base}/models")
         if not status:
             raise ModelError(
-                f"No server answers at model.model_args.base_url {self._base}: {_words(body)}."
+                f"No server answers at model.model_args.base_url {self._base}: {_message(body)}."
             )
-        known = body.get("data") if isinstance(body, dict) and status == 200 else None
-        if not isinstance(known, list):
+        models = body.get("data") if isinstance(body, dict) and status == 200 else None
+        if not isinstance(models, list):
             return None
-        models = {one["id"]: one for one in known if isinstance(one, dict) and "id" in one}
-        if self._model not in models:
-            served = ", ".join(models) or "none"
-            raise ModelError(
-                f"The server at {self._base} has no model {self._model!r} (model.model_args.model): it serves {served}."
-            )
-        return {
-            name: models[self._model].get(name)
-            for name in ("id", "root", "owned_by", "max_model_len")
-        }
+        names = []
+        for model in models:
+            if isinstance(model, dict) and "id" in model:
+                names.append(model["id"])
+                if model["id"] == self._model:
+                    fields = ("id", "root", "owned_by", "max_model_len")
+                    return {field: model.get(field) for field in fields}
+        served = ", ".join(names) if names else "none"
+        raise ModelError(
+            f"The server at {self._base} has no model {self._model!r} (model.model_args.model): it "
+            f"serves {served}."
+        )
 
-    async def _ask(self, request: Request) -> Finished:
+    async def _generate(self, request: Request) -> Completion:
         for attempt in range(self._retries + 1):
             if attempt:
                 await asyncio.sleep(2 ** (attempt - 1))
             status, body = await self._read("POST", self._url, json=self._payload(request))
-            if status == 200 and (finished := _read_completion(body)):
-                return finished
+            if status == 200 and (completion := _read_completion(body)):
+                return completion
             if status and status not in SERVED_BUSY:
                 break
+        code = f"HTTP {status}: " if status else ""
         raise EngineError(
-            f"The server at {self._base} gives no completion of problem {request.problem_id} of {request.task}: "
-            f"{f'HTTP {status}: ' if status else ''}{_words(body)}. {CONTINUE}"
+            f"The server at {self._base} gives no completion of problem {request.problem_id} of "
+            f"{request.task}: {code}{_message(body)}. {CONTINUE}"
         )
 
     async def _read(self, method: str, url: str, **options: Any) -> tuple[int, Any]:
-        """The status of an answer, and its JSON, or the text that it is; 0 and the error where none comes."""
+        """The status of an answer, and its JSON or text; 0 and the error if no answer comes."""
         from aiohttp import ClientError
 
         try:
@@ -232,51 +231,50 @@ class ServedModel:
     def _payload(self, request: Request) -> dict[str, Any]:
         """The request as the API takes it.
 
-        vLLM's server is told all, as it fills in what is left out from the model's generation_config.json. Other
-        servers may not know what is not OpenAI's, so what is switched off is left out.
+        vLLM's server gets all parameters: it would take missing ones from the model's
+        generation_config.json. Other servers may not know parameters that OpenAI has not, so those
+        without an effect are left out.
         """
         values = {"model": self._model, **request.sampling.openai()}
-        if (self._served or {}).get(
-            "owned_by"
-        ) == "vllm":  # special tokens are kept, as by our own engine
+        if self._served and self._served["owned_by"] == "vllm":
             values |= request.sampling.vllm()
+            # as from our own engine
             values |= {"skip_special_tokens": False, "spaces_between_special_tokens": False}
         if request.seed is not None:
             values["seed"] = request.seed
-        if request.turns is not None:
-            return {**values, "messages": request.turns, **self._fixed}
-        return {**values, "prompt": request.prompt_token_ids or request.prompt}
+        if request.turns is None:
+            return {**values, "prompt": request.prompt_token_ids or request.prompt}
+        if self._template_switches:
+            values["chat_template_kwargs"] = self._template_switches
+        return {**values, "messages": request.turns}
 
 
-async def _cancel(running: Mapping[asyncio.Task[Finished], Request]) -> None:
-    """End the tasks, and take what they raise: one refusal is told, not hundreds."""
-    for task in running:
+async def _cancel(tasks: Iterable[asyncio.Task[Completion]]) -> None:
+    """End the tasks without their errors: a single refusal is reported, not hundreds."""
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _read_completion(body: Any) -> Finished | None:
-    """The completion that an answer in OpenAI's format holds."""
+def _read_completion(body: Any) -> Completion | None:
+    """The completion in an answer of OpenAI's format; None if the answer has another format."""
     try:
         (choice,) = body["choices"]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
-        reason, tokens = (
-            choice.get("finish_reason"),
-            (body.get("usage") or {}).get("completion_tokens"),
-        )
+        reason = choice.get("finish_reason")
+        tokens = (body.get("usage") or {}).get("completion_tokens")
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     if not isinstance(text, str | None) or not isinstance(tokens, int | None):
         return None
-    return Finished(
-        text=text or "",
-        completion_tokens=tokens,
-        finish_reason=reason if reason in FINISHED else None,
-    )
+    if reason not in FINISH_REASONS:
+        reason = None
+    return Completion(text=text or "", completion_tokens=tokens, finish_reason=reason)
 
 
-def _words(body: Any) -> str:
-    """What a server says, in its own words, on one line."""
-    inner = body.get("error", body) if isinstance(body, dict) else body
-    message = inner.get("message", inner) if isinstance(inner, dict) else inner
-    return " ".join(str(message).split())[:QUOTED_CHARACTERS].rstrip(". ")
+def _message(body: Any) -> str:
+    """A server's own message, on one line."""
+    for key in ("error", "message"):
+        if isinstance(body, dict):
+            body = body.get(key, body)
+    return quote(body).rstrip(". ")

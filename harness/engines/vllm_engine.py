@@ -1,7 +1,8 @@
-"""The vLLM engine: requests in, completions out as they finish. All of vLLM's API that mless uses is used here.
+"""The vLLM engine: requests go in, and completions come out as they finish.
 
-vLLM's own `LLM.generate` returns nothing before everything is finished, so its synchronous engine is fed and stepped by
-hand. This works with vLLM 0.28 and newer; differences between versions are settled here.
+All of vLLM's API that mless uses is used here and in `interventions`. vLLM's own `LLM.generate`
+returns nothing before everything is finished, so its synchronous engine is fed and stepped here.
+This works with vLLM 0.28 and newer; differences between versions are settled here.
 """
 
 from __future__ import annotations
@@ -15,14 +16,21 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import count
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.engines import engine_processes
-from harness.engines.devices import RESERVED, gpu_driver, use_all_cores
+from harness.engines.devices import RESERVED, gpu_driver
+from harness.engines.engine_options import (
+    ENGINE_DEFAULTS,
+    engine_arguments,
+    fetch_weights,
+    fit_to_cpu,
+    refuse_unknown_arguments,
+)
+from harness.engines.engine_processes import read_fact
 from harness.engines.interventions import check_arms
 from harness.engines.start_errors import (
     ChildErrors,
@@ -30,76 +38,63 @@ from harness.engines.start_errors import (
     known_cause,
     make_start_error,
 )
-from harness.errors import ConfigError, EngineError, ModelError, list_near
+from harness.errors import ConfigError, EngineError, ModelError
 from harness.experiment.plan import Request
-from harness.experiment.tokenizer import decode_completion, fetch_repository
+from harness.experiment.tokenizer import decode_completion
 
 QUEUE_PER_SEQUENCE = 2
-"""Requests in an engine, running or waiting, for each that it can run at once. So it never waits for us."""
-COUNTED_TOKENS = 64
-"""An engine tells how far a completion is whenever it has so many more tokens."""
+"""Requests in an engine, running or waiting, for each sequence that it can run at once. The engine
+then never waits for new requests."""
 STEPS_SECONDS = 0.1
-"""Seconds for which an engine takes steps that finish nothing, before the run looks at its graders and
-its progress again. On a GPU a step takes about a tenth of this."""
-CLOSE_SECONDS = {False: 2.0, True: 10.0}
-"""An engine may take this long to end by itself, the second on several GPUs, whose workers must leave each other; then
-it is killed. Nothing in it is wanted any more."""
+"""Seconds for which an engine takes steps that finish nothing, before the run looks at its graders
+and its progress again. On a GPU a step takes about a tenth of this."""
+CLOSE_SECONDS = 2.0
+SEVERAL_GPUS_CLOSE_SECONDS = 10.0
+"""An engine may take this long to end by itself before it is killed; on several GPUs its workers
+must leave each other. None of its unfinished requests is needed any more."""
 READY_SECONDS = 60
-"""Seconds that vLLM waits for the last message of a start, which the engine sends before it reports that
-it has started."""
-CPU_KV_CACHE_BYTES = 2**30
-"""Size of the KV cache on a CPU. vLLM would reserve nearly all memory; 1 GiB is ample for a small model."""
-CPU_BLOCK_SIZE = 32
-"""Tokens in a block of the KV cache on a CPU, the unit in which prompts share a prefix. Instruction and filler together
-are shorter than vLLM's 128, so that nothing would ever be shared; smaller ones must be multiples of 32."""
-CPU_BATCHED_TOKENS = 8192
-"""At least so many tokens fit into one step on a CPU, where prompts are prefilled whole."""
-
-FINISHED = ("stop", "length", "repetition")
-"""The finish reasons of a completion. `abort` and `error` end a request without one."""
+"""Seconds that vLLM waits for the last message of a start, which the engine sends before it reports
+that it has started."""
+FINISH_REASONS = ("stop", "length", "repetition")
+"""The finish reasons of a completion. `abort` and `error` end a request without a completion."""
 
 SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 
-RENAMED = {"pretrained": "model", "max_length": "max_model_len"}
-"""lm-eval's names of engine arguments, with vLLM's."""
-PROMPT_CHANGING = ("add_bos_token", "think_end_token", "truncation_side")
-NOT_OF_THE_ENGINE = (
-    *("batch_size", "max_batch_size", "max_gen_toks", "device", "data_parallel_size"),
-    *("chat_template_args", "enable_thinking"),
-)
-"""Model arguments that lm-eval, the pool of engines or the prompts use."""
-
-_OF_VLLM = ("VLLM_", "TRITON_F32_")
-"""How the variables begin that an engine reads."""
-_alive: list[VLLMEngine] = []
+_VLLM_PREFIXES = ("VLLM_", "TRITON_F32_")
+"""Prefixes of the environment variables that vLLM reads."""
+_open_engines: list[VLLMEngine] = []
 """The engines of this process that are not closed."""
 
-ENGINE_FACTS = {
-    "model_config": ("max_model_len", "quantization", "enforce_eager"),
-    "scheduler_config": (
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "enable_chunked_prefill",
-        "async_scheduling",
-    ),
-    "cache_config": ("enable_prefix_caching", "block_size", "num_gpu_blocks"),
-    "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size"),
-}
-"""Settings that a run's receipt records, without their `enable_`, by the part of vLLM's config that has them."""
+CONFIG_FACTS = (
+    "model_config.max_model_len",
+    "model_config.quantization",
+    "model_config.enforce_eager",
+    "scheduler_config.max_num_seqs",
+    "scheduler_config.max_num_batched_tokens",
+    "scheduler_config.enable_chunked_prefill",
+    "scheduler_config.async_scheduling",
+    "cache_config.enable_prefix_caching",
+    "cache_config.block_size",
+    "cache_config.num_gpu_blocks",
+    "parallel_config.tensor_parallel_size",
+    "parallel_config.pipeline_parallel_size",
+)
+"""Settings in vLLM's config that a run's receipt records, without the prefix `enable_`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """One finished completion.
+class Completion:
+    """The completion of one request.
 
     Attributes:
-        text: The completion. Special tokens other than the end are kept, as lm-eval keeps them.
-        token_ids: Its tokens, with the one that ended it; None where the backend does not say.
-        completion_tokens: Their number; None where the backend does not say.
+        text: Special tokens other than the end are kept, as lm-eval keeps them.
+        token_ids: Its tokens, with the end token; None where the backend does not report them.
+        completion_tokens: Their number; None where the backend does not report it.
         request_id: The engine's name of the request; empty for other backends.
-        finish_reason: `stop` (end of text or stop string) or `length`; `repetition` if vLLM was asked to look for it;
-            None where the backend does not say.
-        attention: Of a recorded prompt the sums of attention [layer, set, head, key]: see `Request.record`.
+        finish_reason: `stop` (end of text or stop string) or `length`; `repetition` if the
+            arguments have vLLM look for it; None where the backend does not report it.
+        attention: The sums of attention [layer, set, head, key] if the prompt is recorded: see
+            `Request.record`.
     """
 
     text: str
@@ -114,123 +109,136 @@ class VLLMEngine:
     """A loaded model that answers requests in one stream.
 
     Args:
-        arguments: lm-eval's model arguments. All but a few are vLLM's own engine arguments and pass through.
-            `batch_invariant: true` switches on vLLM's batch-invariant kernels (recent GPUs only).
-        sampled: Whether any request will be sampled. A CPU then needs whole prompts prefilled in one step.
-
-    Attributes:
-        so_far: How many tokens each unfinished request has, by its number; up to COUNTED_TOKENS too few.
+        arguments: lm-eval's model arguments. All but a few are vLLM's own engine arguments and pass
+            through. `batch_invariant: true` switches on vLLM's batch-invariant kernels (recent GPUs
+            only).
+        sampled: Whether any request will be sampled. A CPU then needs prompts that are prefilled in
+            one step.
 
     Raises:
-        ConfigError: an argument is unknown, changes prompts or cannot work on a CPU, or `batch_invariant` is another
-            than that of an engine that is not closed.
+        ConfigError: an argument is unknown, changes prompts or cannot work on a CPU, or
+            `batch_invariant` differs from that of an engine that is not closed.
         ModelError: vLLM does not start. The message names the cause where it is known.
     """
 
+    _engine: Any
+
     def __init__(self, arguments: Mapping[str, Any], *, sampled: bool = True) -> None:
-        self._before = {
-            name: value for name, value in os.environ.items() if name.startswith(_OF_VLLM)
+        self._environment = {
+            name: value for name, value in os.environ.items() if name.startswith(_VLLM_PREFIXES)
         }
+        self._is_aborted = False
+        self._unfinished: dict[str, tuple[list[int], list[str]]] = {}
+        """Tokens and texts that unfinished requests have so far."""
+        self._prompts_to_decode: dict[str, Sequence[int]] = {}
+        self._recording_numbers = count()
+        self._recording_names: dict[str, str] = {}
+        """By request. A request's number may come again, a recording's name never."""
+        self._attention: dict[str, NDArray[np.float32]] = {}
+        """By the recording's name, of requests that are not finished."""
         try:
             self._start(arguments, sampled=sampled)
         except BaseException:
             with suppress(AttributeError):  # there is an engine, and its check failed
                 self._engine.engine_core.shutdown()
-            self._put_environment_back()
+            self._restore_environment()
             raise
-        _alive.append(self)
+        _open_engines.append(self)
 
     def _start(self, arguments: Mapping[str, Any], *, sampled: bool) -> None:
-        given = engine_arguments(arguments)
-        self._invariant = bool(given.get("batch_invariant"))
-        if any(one._invariant != self._invariant for one in _alive):
-            raise ConfigError(
-                "batch_invariant is another than that of an engine that is alive: close that one first."
-            )
-        if given.pop("batch_invariant", False):
-            os.environ["VLLM_BATCH_INVARIANT"] = (
-                "1"  # read in the engine's processes, and here for each request
-            )
-        if str(given.get("dtype")).removeprefix("torch.") in ("float32", "float"):
-            # vLLM's attention for float32 is a Triton kernel, whose default on NVIDIA GPUs is tf32: 10 bits of mantissa
-            os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+        options = engine_arguments(arguments)
+        self._choose_kernels(options)
         _prepare_environment()
         try:
             from vllm import EngineArgs, LLMEngine, envs
             from vllm.platforms import current_platform
             from vllm.usage.usage_lib import UsageContext
-        except (
-            Exception
-        ) as error:  # a wheel for another driver or another torch raises whatever it likes
-            raise ModelError(explain_start_error(str(given.get("model")), error)) from error
-        changes = given.pop("interventions", None)
-        layers = self._opened = changes and check_arms.open_layers(given, changes["layers"])
-        known = [field.name for field in fields(EngineArgs)]
-        if unknown := [name for name in given if name not in known]:
-            near = list_near(unknown[0], [*known, *RENAMED, *NOT_OF_THE_ENGINE], most=3)
-            raise ConfigError(
-                f"model.model_args has {unknown[0]!r}, which this vLLM does not know. Near it: {near}."
-            )
+        except Exception as error:  # a wheel for another driver or torch raises anything
+            raise ModelError(explain_start_error(str(options["model"]), error)) from error
+        interventions = options.pop("interventions", {})
+        self._layers = interventions.get("layers")
+        if self._layers:
+            check_arms.open_layers(options, self._layers)
+        refuse_unknown_arguments(options, [field.name for field in fields(EngineArgs)])
         if current_platform.is_cpu():
-            fit_to_cpu(given, sampled=sampled)
-        given.setdefault("stream_interval", COUNTED_TOKENS)
-        given.setdefault(
-            "disable_log_stats", True
-        )  # as in vLLM's own `LLM`: nobody reads them, and they take time
-        given.setdefault("worker_extension_cls", engine_processes.WORKER_EXTENSION)
-        fetch_weights(given)
-        self._errors = ChildErrors()
-        try:
-            # the same defaults (sequences at once, batched tokens) as vLLM's own offline `LLM`, not a server's
-            with (
-                engine_processes.dying_with_us(layers),
-                engine_processes.started_processes() as processes,
-                self._errors.inherited(),
-            ):
-                limit = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-                self._calls = engine_processes.WatchedCalls(processes, limit, self._died)
-                self._engine = self._calls.start(
-                    lambda: LLMEngine.from_engine_args(
-                        EngineArgs(**given), usage_context=UsageContext.LLM_CLASS
-                    )
-                )
-        except (
-            Exception
-        ) as error:  # vLLM and what it calls raise anything, AssertionError and ImportError too
-            log = self._errors.close()
-            exit_codes = [process.exitcode for process in processes]
-            raise make_start_error(str(given.get("model")), error, log, exit_codes) from error
-        self._errors.forget()  # messages of the start explain no later death
-        self._aborted = False
-        self.so_far: dict[int, int] = {}
+            fit_to_cpu(options, sampled=sampled)
+        options = ENGINE_DEFAULTS | options
+        fetch_weights(options)
+
+        def load() -> Any:
+            # sequences at once and batched tokens as vLLM's own offline `LLM`, not as a server
+            engine_args = EngineArgs(**options)
+            return LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
+
+        self._load(str(options["model"]), load, envs)
         tokenizer = self._engine.get_tokenizer()
-        self._tokenizer = (
-            tokenizer if tokenizer is not None and getattr(tokenizer, "is_fast", False) else None
-        )
-        self._undecoded: dict[str, Sequence[int]] = {}
-        self._recorded: dict[str, str] = {}
-        """The names of recordings, by request; a request's number may come again, a recording's name never."""
-        self._attention: dict[str, NDArray[np.float32]] = {}
-        """What was recorded, by name, of requests that are not finished."""
-        self._numbers = count()
-        self._parts: dict[str, tuple[list[int], list[str]]] = {}
+        self._tokenizer = tokenizer if getattr(tokenizer, "is_fast", False) else None
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
-        asked = (changes or {}).get("reference")
-        self._agreement = asked and self._calls.call(
-            lambda: check_arms.check_engine(self._engine, asked)
-        )
+        self._agreement = None
+        if reference := interventions.get("reference"):
+            self._agreement = self._calls.call(
+                lambda: check_arms.check_engine(self._engine, reference)
+            )
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
-        """Generate all requests, begun in their order; yield one list for each engine step, often an empty one.
+    def _choose_kernels(self, options: dict[str, Any]) -> None:
+        """Set the variables that choose kernels; this process reads them too, for each request."""
+        self._is_batch_invariant = bool(options.pop("batch_invariant", False))
+        for engine in _open_engines:
+            if engine._is_batch_invariant != self._is_batch_invariant:
+                raise ConfigError(
+                    "batch_invariant is another than that of an engine that is alive: close that "
+                    "one first."
+                )
+        if self._is_batch_invariant:
+            os.environ["VLLM_BATCH_INVARIANT"] = "1"
+        if str(options.get("dtype")).removeprefix("torch.") in ("float32", "float"):
+            # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
+            # with 10 bits of mantissa.
+            os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
-        Until nothing is left, the engine always has more to do than it can run at once. Between two steps the caller
-        may do its own work; a GPU goes on meanwhile.
+    def _load(self, model: str, load: Callable[[], Any], envs: Any) -> None:
+        """Start vLLM with `load`, in the thread that makes all calls to it."""
+        self._errors = ChildErrors()
+        try:
+            with (
+                engine_processes.end_processes_with_run(self._layers),
+                engine_processes.started_processes() as processes,
+                self._errors.inherited(),
+            ):
+                step_seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+                self._calls = engine_processes.WatchedCalls(processes, step_seconds, self._died)
+                self._engine = self._calls.start(load)
+        except Exception as error:  # vLLM raises anything, AssertionError and ImportError too
+            log = self._errors.close()
+            exit_codes = [process.exitcode for process in processes]
+            raise make_start_error(model, error, log, exit_codes) from error
+        self._errors.forget()  # messages of the start explain no later death
+
+    @property
+    def token_counts(self) -> dict[int, int]:
+        """The number of tokens of each unfinished request, by its number.
+
+        vLLM reports tokens in blocks of `stream_interval`, so the numbers are up to a block too
+        small.
+        """
+        # a copy, as another thread adds to it
+        return {
+            int(request_id): len(token_ids)
+            for request_id, (token_ids, _) in self._unfinished.copy().items()
+        }
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Completion]]]:
+        """Generate all requests in their order; yield a list, often an empty one, for each `step`.
+
+        Until the last requests, the engine always has more to do than it can run at once. Between
+        two steps the caller may do its own work; a GPU computes meanwhile.
 
         Raises:
-            EngineError: a request does not fit, or the engine process has died, hangs or is shutting down. It then
-                calls its unfinished requests finished, as `abort`; those are no samples.
+            EngineError: a request does not fit, or the engine process has died, hangs or is
+                shutting down. In the last case it reports its unfinished requests as finished, with
+                `abort`; those are no samples.
         """
         waiting = deque(enumerate(requests))
         running: dict[str, Request] = {}
@@ -240,92 +248,99 @@ class VLLMEngine:
                 refuse_too_long(request, self.max_model_len)
                 self.submit(str(number), request)
                 running[str(number)] = request
-            yield [(running.pop(done.request_id), done) for done in self.step()]
+            yield [(running.pop(completion.request_id), completion) for completion in self.step()]
 
     def submit(self, request_id: str, request: Request) -> None:
-        """Give one request to the engine, under a number that no other in it has. For `step`; `stream` does both.
+        """Hand the engine one request, under a number that no other unfinished request has.
+
+        The completion comes from `step`. `stream` calls both.
 
         Raises:
             EngineError: the engine process has died or hangs, or refuses the request.
         """
-        assert request.prompt_token_ids, (
-            "the plan of a run with vLLM has the tokens of every prompt"
-        )
+        assert request.prompt_token_ids, "the plan of a vLLM run has the tokens of every prompt"
         recording = ""
         if request.record:
-            recording = self._recorded[request_id] = f"recorded {next(self._numbers)}"
+            recording = f"recorded {next(self._recording_numbers)}"
+            self._recording_names[request_id] = recording
         prompt = check_arms.salted_prompt(request.prompt_token_ids, request.intervention, recording)
         parameters = sampling_parameters(request, recording)
         if self._tokenizer and not request.sampling.stop:
             parameters.detokenize = False
-            self._undecoded[request_id] = request.prompt_token_ids
+            self._prompts_to_decode[request_id] = request.prompt_token_ids
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
-    def step(self) -> list[Finished]:
-        """Have the engine do steps until one finishes completions, or for STEPS_SECONDS; return these completions.
+    def step(self) -> list[Completion]:
+        """Take steps until one finishes completions, or for STEPS_SECONDS; return them.
 
         Raises:
-            EngineError: as `stream`; after an abort at the step that follows, so that no completion is lost.
+            EngineError: as `stream`; after an abort in the next call, so that no completion is
+                lost.
         """
-        if self._aborted:
+        if self._is_aborted:
             raise self._died()
         outputs = self._calls.call(self._take_steps)
-        if (
-            self._opened and not self._engine.has_unfinished_requests()
-        ):  # no further step would look at the last one
+        if self._layers and not self._engine.has_unfinished_requests():
+            # rows are checked at the step that follows, and none follows the last one
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
-        finished, self._aborted = read_outputs(outputs)
-        return [self._add_attention(self._decode(done)) for done in finished]
+        completions, self._is_aborted = read_outputs(outputs)
+        return [self._add_attention(self._decode(completion)) for completion in completions]
 
     def _take_steps(self) -> list[Any]:
-        """Take steps in the thread of the calls; return vLLM's outputs of the requests that the last one finished.
+        """Take steps in the thread of the calls; return vLLM's outputs of finished requests.
 
-        Most steps finish nothing. To hand each of them over to the caller's thread would cost two switches of threads.
+        Most steps finish nothing. To hand each of them over to the caller's thread would cost two
+        switches of threads.
         """
-        until = time.monotonic() + STEPS_SECONDS
+        deadline = time.monotonic() + STEPS_SECONDS
         finished: list[Any] = []
-        while not finished and time.monotonic() < until:
+        while not finished and time.monotonic() < deadline:
             finished = [output for output in self._engine.step() if self._add_output(output)]
         return finished
 
     def _add_output(self, output: Any) -> bool:
-        """Add an output to the earlier ones of its request; if the request is finished, the output then has all."""
+        """Add an output to the earlier ones of its request; return whether it is the last one.
+
+        The last output then has all tokens and the full text.
+        """
         completion = output.outputs[0]
-        token_ids, texts = self._parts.setdefault(output.request_id, ([], []))
+        token_ids, texts = self._unfinished.setdefault(output.request_id, ([], []))
         token_ids += completion.token_ids
         texts.append(completion.text)
         if output.finished:
             completion.token_ids, completion.text = token_ids, "".join(texts)
-            del self._parts[output.request_id]
-            self.so_far.pop(int(output.request_id), None)  # a request of one step has nothing there
-        else:
-            self.so_far[int(output.request_id)] = len(token_ids)
+            del self._unfinished[output.request_id]
         return bool(output.finished)
 
-    def _add_attention(self, done: Finished) -> Finished:
-        """Add what was recorded of a finished prompt.
+    def _add_attention(self, completion: Completion) -> Completion:
+        """Add the attention that was recorded of the prompt, if it is recorded.
 
-        The engine answers such a call between two steps only. So all that is recorded is taken at once.
+        The engine answers such a call between two steps only. So the attention of all finished
+        prompts is taken at once.
         """
-        recording = self._recorded.pop(done.request_id, None)
+        recording = self._recording_names.pop(completion.request_id, None)
         if recording is None:
-            return done
+            return completion
         if recording not in self._attention:
             ranks = self._calls.call(lambda: self._engine.collective_rpc("mless_take_attention"))
             for name in ranks[0]:  # each rank has some of the heads
-                parts = (rank[name] for rank in ranks)
-                heads = [np.frombuffer(data, np.float32).reshape(shape) for shape, data in parts]
-                self._attention[name] = np.concatenate(heads, axis=2)
-        return replace(done, attention=self._attention.pop(recording))
+                arrays = []
+                for rank in ranks:
+                    shape, data = rank[name]
+                    arrays.append(np.frombuffer(data, np.float32).reshape(shape))
+                self._attention[name] = np.concatenate(arrays, axis=2)
+        return replace(completion, attention=self._attention.pop(recording))
 
-    def _decode(self, done: Finished) -> Finished:
-        """Decode a finished completion as a whole, which is cheaper than vLLM's decoding of each token as it comes."""
-        prompt_ids = self._undecoded.pop(done.request_id, None)
+    def _decode(self, completion: Completion) -> Completion:
+        """Decode all tokens at once. It is cheaper than vLLM's decoding of each token."""
+        prompt_ids = self._prompts_to_decode.pop(completion.request_id, None)
         if prompt_ids is None:
-            return done
-        assert self._tokenizer and done.token_ids is not None
-        written = done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids
-        return replace(done, text=decode_completion(self._tokenizer, prompt_ids, written))
+            return completion
+        token_ids = completion.token_ids
+        assert self._tokenizer and token_ids is not None
+        if completion.finish_reason == "stop":
+            token_ids = token_ids[:-1]
+        return replace(completion, text=decode_completion(self._tokenizer, prompt_ids, token_ids))
 
     def _died(self) -> EngineError:
         cause = known_cause(self._errors.last()) or "It was killed, or what it printed says why."
@@ -334,21 +349,23 @@ class VLLMEngine:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What generates, for the run's receipt: the device, and the settings that vLLM made of the arguments.
+        """The device, and the settings that vLLM made of the arguments, for the run's receipt.
 
-        The values are plain JSON, None where vLLM does not tell. This never raises.
+        The values are plain JSON, None where vLLM does not report them. This never raises.
         """
         config = self._engine.vllm_config
         workers: list[dict[str, Any]] = []
         with suppress(Exception):  # a worker class of the user's own may have no such method
             workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
-        first = workers[0] if workers else {}
-        facts: dict[str, Callable[[], Any]] = {
+        device_names = [worker.pop("device_name") for worker in workers]
+        uuids = [worker.pop("device_uuid") for worker in workers]
+        facts: dict[str, Any] = {"engines": 1}
+        if self._agreement:
+            facts["interventions"] = self._agreement
+        getters: dict[str, Callable[[], Any]] = {
             "device": device_type,
-            "device_names": lambda: [worker["device_name"] for worker in workers] or None,
-            "device_uuids": lambda: (
-                [worker["device_uuid"] for worker in workers if worker["device_uuid"]] or None
-            ),
+            "device_names": lambda: device_names or None,
+            "device_uuids": lambda: [uuid for uuid in uuids if uuid] or None,
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver,
@@ -358,129 +375,57 @@ class VLLMEngine:
             "multiprocessing": lambda: os.environ.get(SPAWN_VARIABLE),
             "reserved_cores": lambda: os.environ.get(RESERVED),
         }
-        return {
-            "engines": 1,
-            **({"interventions": self._agreement} if self._agreement else {}),
-            **{name: engine_processes.known(fact) for name, fact in facts.items()},
-            **{
-                name.removeprefix("enable_"): engine_processes.known(
-                    partial(attrgetter(f"{part}.{name}"), config)
-                )
-                for part, names in ENGINE_FACTS.items()
-                for name in names
-            },
-            **{
-                name: value
-                for name, value in first.items()
-                if name not in ("device_name", "device_uuid")
-            },
-        }
+        facts |= {name: read_fact(getter) for name, getter in getters.items()}
+        for path in CONFIG_FACTS:
+            name = path.rpartition(".")[2].removeprefix("enable_")
+            facts[name] = read_fact(partial(attrgetter(path), config))
+        if workers:
+            facts |= workers[0]
+        return facts
 
     def close(self) -> None:
-        """Shut the engine process down and drop what is unfinished. A second Ctrl-C must not leave it behind."""
-        with engine_processes.undisturbed():
+        """Shut the engine process down and drop unfinished requests.
+
+        A second Ctrl-C must not leave the process behind.
+        """
+        with engine_processes.ignored_signals():
             self._calls.close()
-            several = self._engine.vllm_config.parallel_config.world_size > 1
-            self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS[several])
+            has_several_gpus = self._engine.vllm_config.parallel_config.world_size > 1
+            seconds = SEVERAL_GPUS_CLOSE_SECONDS if has_several_gpus else CLOSE_SECONDS
+            self._engine.engine_core.shutdown(timeout=seconds)
             self._errors.close()
-            _alive.remove(self)
-            self._put_environment_back()
+            _open_engines.remove(self)
+            self._restore_environment()
 
-    def _put_environment_back(self) -> None:
-        """Undo what we and vLLM set for this engine, before the next one reads it; some is read at each request."""
-        for name in [name for name in os.environ if name.startswith(_OF_VLLM)]:
-            del os.environ[name]
-        os.environ.update(self._before)
-
-
-def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """lm-eval's model arguments as vLLM's engine arguments.
-
-    Raises:
-        ConfigError: no model is named, or an argument changes prompts.
-    """
-    if not arguments.get("pretrained"):
-        raise ConfigError(
-            "The model arguments name no model: expected `pretrained`, a model folder or hub name."
-        )
-    if changing := [name for name in PROMPT_CHANGING if arguments.get(name) is not None]:
-        raise ConfigError(
-            f"The model argument {changing[0]!r} changes prompts after they were checked. Remove it."
-        )
-    return {
-        RENAMED.get(name, name): value
-        for name, value in arguments.items()
-        if value is not None and name not in NOT_OF_THE_ENGINE
-    }
-
-
-def fetch_weights(given: Mapping[str, Any]) -> None:
-    """Download a hub's model before the engine starts, whose time to be ready would run meanwhile.
-
-    Args:
-        given: The engine arguments. A folder, and what `download_dir` or the loader fetches by itself, is left to vLLM.
-
-    Raises:
-        ModelError: the hub refuses or cannot be reached, and the files are not in its cache.
-    """
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    name = str(given["model"])
-    is_hubs = (
-        name.count("/") == 1
-        and not Path(name).exists()
-        and not given.keys() & {"download_dir", "load_format"}
-    )
-    if is_hubs and not HF_HUB_OFFLINE:
-        fetch_repository(name, given.get("revision"), weights=True)
-
-
-def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
-    """Fill in the engine arguments that vLLM needs on a CPU, and give it all cores where there are few.
-
-    Args:
-        given: The engine arguments; changed in place.
-        sampled: Whether any request will be sampled.
-
-    Raises:
-        ConfigError: the engine would die in the middle of the run.
-    """
-    use_all_cores()
-    if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
-    given.setdefault("block_size", CPU_BLOCK_SIZE)
-    if not given.setdefault("enable_chunked_prefill", False):
-        length = int(given.get("max_model_len") or 0)
-        if length:  # without chunks the longest prompt must fit into one step
-            most = max(int(given.get("max_num_batched_tokens") or 0), length, CPU_BATCHED_TOKENS)
-            given["max_num_batched_tokens"] = most
-    elif sampled:
-        raise ConfigError(
-            "enable_chunked_prefill is true, and on a CPU a seeded sampled request that is prefilled in chunks kills "
-            "vLLM. Remove it, or use `gen_kwargs: greedy`."
-        )
+    def _restore_environment(self) -> None:
+        """Undo what we and vLLM set for this engine; the next engine would read it."""
+        for name in list(os.environ):
+            if name.startswith(_VLLM_PREFIXES):
+                del os.environ[name]
+        os.environ.update(self._environment)
 
 
 def device_type() -> str | None:
-    """The kind of device that vLLM would use: `cpu`, `cuda`, `rocm`, `xpu`, `tpu`; None without vLLM or a device.
+    """The kind of device that vLLM would use: `cpu`, `cuda`, `rocm`, `xpu` or `tpu`.
 
-    This starts no engine, and vLLM does not initialise CUDA for it.
+    It is None without vLLM or a device. This starts no engine, and vLLM does not initialise CUDA.
     """
     _prepare_environment()
     try:
         from vllm.platforms import current_platform
     except Exception:  # not installed, or built for another system
         return None
-    return (
-        "rocm" if current_platform.is_rocm() else current_platform.device_type or None
-    )  # which calls ROCm `cuda`
+    if current_platform.is_rocm():
+        return "rocm"  # whose device type is `cuda`
+    return current_platform.device_type or None
 
 
 def _prepare_environment() -> None:
-    """Set the variables that vLLM reads when it is imported, in this process and in those that it starts."""
+    """Set the variables that vLLM reads when it is imported, here and in its processes."""
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
     os.environ.setdefault(SPAWN_VARIABLE, "spawn")
-    # While the model loads, vLLM itself notices a dead process. This limit is of the last message only.
+    # vLLM itself notices a process that dies while the model loads. This limit is of the message
+    # after that.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(READY_SECONDS))
     # nvidia-smi and CUDA then mean the same card by a number.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -490,40 +435,48 @@ def _prepare_environment() -> None:
 
 def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
-    change = request.intervention or {}
-    size = len(request.prompt_token_ids or ()) + (change["size"] if "phantom" in change else 0)
+    size = len(request.prompt_token_ids or ())
+    if request.intervention and "phantom" in request.intervention:
+        size += request.intervention["size"]
     if size + request.sampling.max_tokens > max_model_len:
         raise EngineError(
-            f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with max_gen_toks "
-            f"{request.sampling.max_tokens} it is over the context of {max_model_len}."
+            f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with "
+            f"max_gen_toks {request.sampling.max_tokens} it is over the context of {max_model_len}."
         )
 
 
-def read_outputs(outputs: Sequence[Any]) -> tuple[list[Finished], bool]:
-    """The completions among vLLM's RequestOutputs, and whether any request ended without a completion."""
-    ended = [output for output in outputs if output.finished]
-    finished = [
-        Finished(
-            request_id=output.request_id,
-            text=output.outputs[0].text,
-            token_ids=tuple(output.outputs[0].token_ids),
-            completion_tokens=len(output.outputs[0].token_ids),
-            finish_reason=output.outputs[0].finish_reason,
-        )
-        for output in ended
-        if output.outputs[0].finish_reason in FINISHED
-    ]
-    return finished, len(finished) < len(ended)
+def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
+    """The completions in vLLM's outputs, and whether any request ended without a completion."""
+    finished = [output for output in outputs if output.finished]
+    completions = []
+    for output in finished:
+        completion = output.outputs[0]
+        if completion.finish_reason in FINISH_REASONS:
+            completions.append(
+                Completion(
+                    request_id=output.request_id,
+                    text=completion.text,
+                    token_ids=tuple(completion.token_ids),
+                    completion_tokens=len(completion.token_ids),
+                    finish_reason=completion.finish_reason,
+                )
+            )
+    return completions, len(completions) < len(finished)
 
 
 def sampling_parameters(request: Request, recording: str = "") -> Any:
-    """One request's parameters as vLLM's SamplingParams; `recording` names what is recorded of its prompt."""
+    """A request's parameters as vLLM's SamplingParams.
+
+    Args:
+        request: The request.
+        recording: The name of what is recorded of its prompt.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    extra: dict[str, Any] = (
-        {engine_processes.PLUGIN: dict(request.intervention)} if request.intervention else {}
-    )
+    extra: dict[str, Any] = {}
+    if request.intervention:
+        extra[engine_processes.PLUGIN] = dict(request.intervention)
     if request.record:
         extra[engine_processes.RECORD] = {"name": recording, "sets": request.record}
     return SamplingParams(

@@ -138,7 +138,7 @@ class _Session:
 
     def _unfinished_samples(self, backend: Any) -> list[tuple[str, int]]:
         """The display's line and the tokens so far of each sample; only vLLM counts them."""
-        tokens_so_far = list(getattr(backend, "so_far", {}).items())
+        tokens_so_far = list(getattr(backend, "token_counts", {}).items())
         return [
             (self._task_lines[self.missing[number].task], tokens)
             for number, tokens in tokens_so_far

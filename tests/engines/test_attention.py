@@ -99,7 +99,7 @@ def test_other_architectures_are_those_of_eager_attention(kind, tmp_path):
     AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path / kind)
     token_ids = np.random.default_rng(0).integers(3, 500, 70)
     (ours,) = in_a_script(tmp_path, str(tmp_path / kind), [token_ids.tolist()])
-    theirs = np.stack([one[0] for one in attentions(model, token_ids)])
+    theirs = np.stack([layer[0] for layer in attentions(model, token_ids)])
     theirs = column_means(theirs, np.arange(len(token_ids)))
     assert np.nanmax(theirs) > 3 * np.nanmedian(theirs)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
@@ -108,14 +108,14 @@ def test_other_architectures_are_those_of_eager_attention(kind, tmp_path):
 def attentions(model, token_ids):
     with torch.inference_mode():
         return [
-            one.numpy()
-            for one in model(torch.tensor(token_ids[None]), output_attentions=True).attentions
+            weights.numpy()
+            for weights in model(torch.tensor(token_ids[None]), output_attentions=True).attentions
         ]
 
 
 def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
     """What `mless.attention` returns in a process of its own, as a script has it; three ranks share two cores."""
-    given = folder / "prompts.json"
+    prompts_path = folder / "prompts.json"
     arguments = {
         "dtype": "float32",
         "max_model_len": 512,
@@ -124,14 +124,14 @@ def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
         **more,
     }
     arguments["tensor_parallel_size"] = tensor_parallel_size
-    given.write_text(json.dumps(prompts))
+    prompts_path.write_text(json.dumps(prompts))
     bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1|1"} if tensor_parallel_size > 1 else {}
-    command = [sys.executable, "-c", SCRIPT, model, str(given), json.dumps(arguments)]
+    command = [sys.executable, "-c", SCRIPT, model, str(prompts_path), json.dumps(arguments)]
     subprocess.run(command, check=True, env=os.environ | bound)
     return [
-        part
-        for _, part in sorted(
-            np.load(given.with_suffix(".npz")).items(), key=lambda item: int(item[0])
+        array
+        for _, array in sorted(
+            np.load(prompts_path.with_suffix(".npz")).items(), key=lambda item: int(item[0])
         )
     ]
 
@@ -150,19 +150,19 @@ def test_without_a_salt_of_its_own_a_prompt_that_is_cached_ends_it(smollm2, monk
 
 def asked_of(lengths):
     """Prompts of random tokens with all three sets of queries, and answers of some length."""
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     requests = []
     for size in lengths:
-        sets = [[1] * size, *(drawn.integers(0, 2, size).tolist() for _ in range(2))]
-        one = recorded_prompt(
-            drawn.integers(100, 40_000, size).tolist(), sets, name=str(len(requests))
+        sets = [[1] * size, *(generator.integers(0, 2, size).tolist() for _ in range(2))]
+        request = recorded_prompt(
+            generator.integers(100, 40_000, size).tolist(), sets, name=str(len(requests))
         )
-        requests.append(replace(one, sampling=Sampling(max_tokens=60, stop=("no such text",))))
+        requests.append(replace(request, sampling=Sampling(max_tokens=60, stop=("no such text",))))
     return requests
 
 
 def sums_of(folder, requests, **more):
-    """What an engine in this process records, and the places at which preempted prompts came again."""
+    """What an engine in this process records, and the indices at which preempted prompts came again."""
     arguments = {
         "pretrained": str(folder),
         "dtype": "float32",
@@ -170,31 +170,33 @@ def sums_of(folder, requests, **more):
         "enforce_eager": True,
         **more,
     }
-    again, own = [], vllm_worker.Arms._recording
+    preemptions, find_recording = [], vllm_worker.Arms._find_recording
 
-    def watched(arms, asked, at, count):
-        if asked:
-            size = len(asked["sets"][0])
-            recording = arms._recordings.get(asked["name"])
-            done = recording.done if recording else size if asked["name"] in arms._taken else 0
-            if at < done:
-                again.append((at, done, size))
-        return own(arms, asked, at, count)
+    def watched(arms, options, index, count):
+        if options:
+            size, queries = len(options["sets"][0]), 0
+            if options["name"] in arms._taken_names:
+                queries = size
+            elif recording := arms._recordings.get(options["name"]):
+                queries = recording.query_count
+            if index < queries:
+                preemptions.append((index, queries, size))
+        return find_recording(arms, options, index, count)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv(
             INTERVENTIONS, json.dumps({"attention": [], "activations": [], "recorded": [0, 29]})
         )
-        patch.setattr(vllm_worker.Arms, "_recording", watched)
+        patch.setattr(vllm_worker.Arms, "_find_recording", watched)
         vllm_worker.install_at_load()
         with closing(open_recorder(arguments, [1, 30])) as engine:
-            found = {
-                one.problem_id: done.attention
+            attention = {
+                request.problem_id: completion.attention
                 for finished in engine.stream(requests)
-                for one, done in finished
+                for request, completion in finished
             }
-    return [found[one.problem_id] for one in requests], again
+    return [attention[request.problem_id] for request in requests], preemptions
 
 
 @pytest.mark.engine
@@ -213,11 +215,11 @@ def test_a_preempted_prompt_is_added_up_once(lengths, cut, smollm2):
         "max_num_batched_tokens": 64,
         "num_gpu_blocks_override": 20,
     }
-    found, again = sums_of(smollm2, requests, **short)
-    assert any((done < size) == cut for _, done, size in again) and any(at for at, _, _ in again), (
-        again
-    )
-    for ours, theirs in zip(found, alone, strict=True):
+    preempted, again = sums_of(smollm2, requests, **short)
+    assert any((queries < size) == cut for _, queries, size in again) and any(
+        index for index, _, _ in again
+    ), again
+    for ours, theirs in zip(preempted, alone, strict=True):
         assert ours.shape == theirs.shape == (2, 3, 9, theirs.shape[3])
         np.testing.assert_allclose(ours, theirs, atol=1e-4)  # sums over up to 200 queries
 
@@ -244,10 +246,10 @@ def read_some(count):
 
 
 def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
-    asked = [[1, 1, 1], [1, 0, 1], [0, 1, 1]]
+    sets = [[1, 1, 1], [1, 0, 1], [0, 1, 1]]
     sums = np.ones((1, 3, 1, 3), np.float32)
     sums[..., -1] = 0
-    assert json.dumps(means(sums, asked)[0, :, 0].tolist()) == "[[0.5, 1.0, NaN], [1.0, 1.0, NaN]]"
+    assert json.dumps(means(sums, sets)[0, :, 0].tolist()) == "[[0.5, 1.0, NaN], [1.0, 1.0, NaN]]"
 
 
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
@@ -263,17 +265,21 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
     plan = make_plan(settings, limit=2)
     requests = [*make_requests(plan, settings.resolve_sampling(None))]
     with closing(RunRecorder(plan, tmp_path / "attention", "float32")) as recorder:
-        asked = [one for one in map(recorder.add_query_sets, requests) if one.record]
-        assert Counter(plan.arms[one.task].condition.name for one in asked) == {"wo": 2, "mless": 2}
-        assert len({(one.task, one.problem_id) for one in asked}) == 4
-        assert {(one.sample_index, one.replicate, plan.arms[one.task].layout) for one in asked} == {
-            (0, 0, "raw")
+        recorded = [request for request in map(recorder.add_query_sets, requests) if request.record]
+        assert Counter(plan.arms[request.task].condition.name for request in recorded) == {
+            "wo": 2,
+            "mless": 2,
         }
+        assert len({(request.task, request.problem_id) for request in recorded}) == 4
+        assert {
+            (request.sample_index, request.replicate, plan.arms[request.task].layout)
+            for request in recorded
+        } == {(0, 0, "raw")}
         recorder.store_sums(
-            asked[0], np.ones((2, 3, 4, len(asked[0].prompt_token_ids)), np.float32)
+            recorded[0], np.ones((2, 3, 4, len(recorded[0].prompt_token_ids)), np.float32)
         )
-        again = [one for one in map(recorder.add_query_sets, requests) if one.record]
-        assert again == asked[1:], "what is there is not recorded again"
+        again = [request for request in map(recorder.add_query_sets, requests) if request.record]
+        assert again == recorded[1:], "what is there is not recorded again"
     with AttentionTraces.open(tmp_path / "attention") as traces:
         assert len(traces) == 1 and traces.header.conditions == ("wo", "mless")
 
@@ -291,7 +297,7 @@ def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_the_run_begins(smollm2, mless, tmp_path):
     small = ("--set", "model.model_args.kv_cache_memory_bytes=60000000", "--conditions", "wo")
-    asked = (
+    arguments = (
         "run",
         str(ROOT / "configs/runs/products.yaml"),
         *small,
@@ -300,9 +306,9 @@ def test_what_does_not_fit_is_refused_before_the_run_begins(smollm2, mless, tmp_
         "--record-attention",
         "all",
     )
-    done = mless(*asked, "--quiet", "-o", str(tmp_path / "run"))
-    assert done.returncode == 2
+    process = mless(*arguments, "--quiet", "-o", str(tmp_path / "run"))
+    assert process.returncode == 2
     assert (
-        "attention recorded in 30 layers takes up to 0.1" in done.stderr
-        and "of 0.06 GiB for the cache" in done.stderr
+        "attention recorded in 30 layers takes up to 0.1" in process.stderr
+        and "of 0.06 GiB for the cache" in process.stderr
     )

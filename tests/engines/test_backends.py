@@ -8,7 +8,7 @@ import torch
 from harness import resources
 from harness.engines import devices
 from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
-from harness.engines.vllm_engine import engine_arguments
+from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError, EngineError
 from harness.execution import execute_plan
 from harness.experiment.generation_settings import Sampling
@@ -23,11 +23,11 @@ class Model:
     """A model of lm-eval's that answers each prompt with itself, and keeps what it was asked."""
 
     def __init__(self):
-        self.asked = []
+        self.batches = []
 
     def generate_until(self, instances):
-        self.asked.append([instance.args for instance in instances])
-        if self.asked[-1][0][0] == "break":
+        self.batches.append([instance.args for instance in instances])
+        if self.batches[-1][0][0] == "break":
             raise ConnectionError("refused\n  twice")
         return [instance.args[0] for instance in instances]
 
@@ -54,27 +54,34 @@ def test_requests_go_in_batches_with_turns_and_seeds():
         *(request("more") for _ in range(LM_EVAL_BATCH)),
     ]
     answers = [answer for batch in LmEvalBackend(model).stream(requests) for answer in batch]
-    assert [one for one, _ in answers] == requests
-    assert [done.text for _, done in answers] == ["one", "a/b", *["more"] * LM_EVAL_BATCH]
-    assert [len(batch) for batch in model.asked] == [LM_EVAL_BATCH, 2]
-    assert model.asked[0][0][1]["seed"] == 7 and "seed" not in model.asked[0][1][1]
+    assert [answered for answered, _ in answers] == requests
+    assert [completion.text for _, completion in answers] == [
+        "one",
+        "a/b",
+        *["more"] * LM_EVAL_BATCH,
+    ]
+    assert [len(batch) for batch in model.batches] == [LM_EVAL_BATCH, 2]
+    assert model.batches[0][0][1]["seed"] == 7 and "seed" not in model.batches[0][1][1]
 
 
 def test_sampled_batches_of_a_local_model_are_drawn_from_seeds_of_their_own():
-    drawn = []
+    random_numbers = []
     model = Model()
     model.generate_until = lambda instances: (
-        drawn.append(float(torch.rand(1))) or [""] * len(instances)
+        random_numbers.append(float(torch.rand(1))) or [""] * len(instances)
     )
     sampled = Sampling(source="explicit", temperature=1.0)
     for index in (0, 1, 0):
         list(LmEvalBackend(model).stream([request("x", sampling=sampled, sample_index=index)]))
-    assert drawn[0] == drawn[2] != drawn[1]
+    assert random_numbers[0] == random_numbers[2] != random_numbers[1]
 
 
 def test_a_backend_that_fails_is_one_line_that_says_how_to_continue():
-    said = r"^The backend stopped: ConnectionError: refused twice\. Everything finished is in the journal: run the same"
-    with pytest.raises(EngineError, match=said):
+    message = (
+        r"^The backend stopped: ConnectionError: refused twice\. "
+        "Everything finished is in the journal: run the same"
+    )
+    with pytest.raises(EngineError, match=message):
         list(LmEvalBackend(Model()).stream([request("break")]))
 
 
@@ -116,7 +123,7 @@ def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message
 
 
 def test_arguments_have_vllms_names_and_lm_evals_own_are_left_out():
-    given = {
+    arguments = {
         "pretrained": "m",
         "max_length": 9,
         "batch_size": 3,
@@ -124,7 +131,7 @@ def test_arguments_have_vllms_names_and_lm_evals_own_are_left_out():
         "data_parallel_size": 4,
         "seed": 5,
     }
-    assert engine_arguments(given) == {"model": "m", "max_model_len": 9, "seed": 5}
+    assert engine_arguments(arguments) == {"model": "m", "max_model_len": 9, "seed": 5}
 
 
 def test_a_processor_says_whether_it_computes_in_bf16(tmp_path):
@@ -142,17 +149,20 @@ def test_a_processor_says_whether_it_computes_in_bf16(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cores", "own", "kept"), [(2, {}, "0"), (8, {}, None), (2, {devices.RESERVED: "1"}, "1")]
+    ("cores", "environment", "reserved"),
+    [(2, {}, "0"), (8, {}, None), (2, {devices.RESERVED: "1"}, "1")],
 )
-def test_few_cores_are_all_used_unless_the_user_says_otherwise(cores, own, kept, monkeypatch):
+def test_few_cores_are_all_used_unless_the_user_says_otherwise(
+    cores, environment, reserved, monkeypatch
+):
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(devices.os, "environ", own)
-    assert f"vLLM keeps {kept or 'one'} of {cores} cores back" in devices.describe_processor(
+    monkeypatch.setattr(devices.os, "environ", environment)
+    assert f"vLLM keeps {reserved or 'one'} of {cores} cores back" in devices.describe_processor(
         {"dtype": "float32"}
     )
-    assert own.get(devices.RESERVED) in (None, "1"), "to describe changes nothing"
+    assert environment.get(devices.RESERVED) in (None, "1"), "to describe changes nothing"
     devices.use_all_cores()
-    assert own.get(devices.RESERVED) == kept
+    assert environment.get(devices.RESERVED) == reserved
 
 
 def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps_its_own(
@@ -168,9 +178,11 @@ def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps
         assert settled(named).identity()["model"]["model_args"]["dtype"] == chosen
         assert settled(named, device="cuda") == settled(named, bf16=True)
     model = {"label": "made", "model_args": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
-    begun = write_run(tmp_path / "begun", right, limit=1, model=model)
-    assert settled("null", folder=begun).model.model_args["dtype"] is None, (
+    folder_with_samples = write_run(tmp_path / "begun", right, limit=1, model=model)
+    assert settled("null", folder=folder_with_samples).model.model_args["dtype"] is None, (
         "it was begun in the model's own type"
     )
-    kept = settled("null", folder=GREEDY_RUN, bf16=True)
-    assert (kept.model.model_args["dtype"], kept.layouts) == ("float32", ("raw",)), "on any machine"
+    continued = settled("null", folder=GREEDY_RUN, bf16=True)
+    assert (continued.model.model_args["dtype"], continued.layouts) == ("float32", ("raw",)), (
+        "on any machine"
+    )

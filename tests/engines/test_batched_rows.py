@@ -98,12 +98,15 @@ def make_arms(requests):
         get_model=Model,
         kv_cache_config=SimpleNamespace(num_blocks=BLOCKS * (max(requests) + 1)),
         _prepare_inputs=lambda scheduled, counts: None,
+        _is_uniform_decode=lambda **_: True,
     )
     config = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=BLOCK),
         model_config=SimpleNamespace(
-            hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu")
+            hf_text_config=SimpleNamespace(num_hidden_layers=LAYERS, hidden_act="silu"),
+            get_num_attention_heads=lambda parallel: HEADS,
         ),
+        parallel_config=None,
     )
     worker = SimpleNamespace(
         model_runner=runner, vllm_config=config, determine_available_memory=int
@@ -149,7 +152,7 @@ def fill_cache(arms, requests):
             pair[:, first : first + before] = torch.randn(
                 2, before, KEY_HEADS, UNITS, generator=generator
             )
-        arms._kept[layer] = pair[0], pair[1]
+        arms._stored_states[layer] = pair[0], pair[1]
 
 
 def compute_step(arms, tensors):
@@ -196,8 +199,8 @@ def next_step(requests):
         for number, (extra, before, count) in requests.items()
         if number % 5
     }
-    (number, first), *others = decoding.items()
-    return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(others)}
+    (number, first), *remaining = decoding.items()
+    return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(remaining)}
 
 
 def test_requests_of_one_step_are_computed_as_each_of_them_alone():

@@ -7,7 +7,7 @@ import pytest
 
 from harness.engines import engine_pool, ray_carrier
 from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool, check_engines, open_engines
-from harness.engines.vllm_engine import Finished
+from harness.engines.vllm_engine import Completion
 from harness.errors import (
     ConfigError,
     EngineError,
@@ -69,14 +69,14 @@ class FakeCarrier:
             return self._call(engine, EngineError("poisoned"))
         if len(self.exchanges) - 1 in self.fail:
             return self._call(engine, self.fail[len(self.exchanges) - 1])
-        done, engine.holds = engine.holds[: self.at_once], engine.holds[self.at_once :]
-        more = [(number, 7) for number in engine.holds]
+        finished, engine.holds = engine.holds[: self.at_once], engine.holds[self.at_once :]
+        counts = [(number, 7) for number in engine.holds]
         return self._call(
-            engine, [*((number, Finished(text=str(number))) for number in done), *more]
+            engine, [*((number, Completion(text=str(number))) for number in finished), *counts]
         )
 
     def _call(self, engine, answer):
-        assert engine not in [one for one, _ in self.calls.values()], (
+        assert engine not in [busy for busy, _ in self.calls.values()], (
             "one call in flight for each engine"
         )
         call = object()
@@ -95,7 +95,9 @@ class FakeCarrier:
     def kill(self, engine):
         engine.killed = True
         self.calls = {
-            call: (one, answer) for call, (one, answer) in self.calls.items() if one is not engine
+            call: (holder, answer)
+            for call, (holder, answer) in self.calls.items()
+            if holder is not engine
         }
 
     def close(self):
@@ -108,13 +110,14 @@ def generate(carrier, count, size, *, stall=1e9, load=1e9, turns=1000, requests=
     finished = []
     for turn, some in enumerate(pool.stream(requests or make_requests(count))):
         assert turn < turns, "the stream must end"
-        assert all(request.problem_id == done.text for request, done in some)
-        finished += [int(done.text) for _, done in some]
+        assert all(request.problem_id == completion.text for request, completion in some)
+        finished += [int(completion.text) for _, completion in some]
         assert all(
-            any(n in one.holds for one in carrier.engines if not one.killed) for n in pool.so_far
+            any(n in engine.holds for engine in carrier.engines if not engine.killed)
+            for n in pool.token_counts
         )
     pool.close()
-    assert not pool.so_far
+    assert not pool.token_counts
     assert carrier.closed and all(engine.killed for engine in carrier.engines)
     return finished
 
@@ -158,7 +161,7 @@ def test_a_first_engine_that_does_not_start_keeps_no_other_back(capsys):
     next(stream)
     assert (
         len(carrier.engines) == 5
-        and sorted(int(done.text) for some in stream for _, done in some)[-1] == 99
+        and sorted(int(completion.text) for some in stream for _, completion in some)[-1] == 99
     )
     pool.close()
 
@@ -177,8 +180,8 @@ def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
     assert sorted(generate(carrier, 60, 2)) == list(range(60))
     lost, _ = carrier.exchanges[3]
     assert carrier.engines[lost].killed and len(carrier.engines) == 3
-    begun = [number for engine, new in carrier.exchanges[:4] for number in new if engine == lost]
-    finished_before = [number for number in begun if number not in carrier.engines[lost].holds]
+    numbers = [number for engine, new in carrier.exchanges[:4] for number in new if engine == lost]
+    finished_before = [number for number in numbers if number not in carrier.engines[lost].holds]
     again = [number for _, new in carrier.exchanges[4:] for number in new]
     assert again[: len(carrier.engines[lost].holds)] == carrier.engines[lost].holds, (
         "they are at the head again"
@@ -195,10 +198,10 @@ def test_where_one_gpu_is_bad_and_the_good_engine_is_lost_later_engines_are_star
     carrier = FakeCarrier(sequences=2, at_once=1, load=bad, fail={20: EngineError("killed")})
     assert sorted(generate(carrier, 40, 2)) == list(range(40))
     assert carrier.engines[0].killed and 4 < len(carrier.engines) <= 1 + 2 * FRUITLESS_STARTS
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
-        "an engine is lost; 1 left. no memory" in told
-        and "another is started in its place. killed" in told
+        "an engine is lost; 1 left. no memory" in stderr
+        and "another is started in its place. killed" in stderr
     )
 
 
@@ -277,7 +280,7 @@ def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
     finished = []
     with pytest.raises(EngineError, match="poisoned"):
         for some in pool.stream(make_requests(30)):
-            finished += [int(done.text) for _, done in some]
+            finished += [int(completion.text) for _, completion in some]
     assert len(finished) == len(set(finished)) > 5, "what was finished before is there, once"
     assert len(carrier.engines) <= 2 * (1 + FRUITLESS_STARTS)
 
@@ -285,7 +288,7 @@ def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
 def test_nobody_waits_for_an_engine_that_is_not_needed_any_more():
     carrier = FakeCarrier(sequences=100, load={1: None})
     pool = EnginePool(carrier, 2, 1e9, 1e9)
-    assert len([done for some in pool.stream(make_requests(1)) for done in some]) == 1
+    assert len([completion for some in pool.stream(make_requests(1)) for completion in some]) == 1
     assert len(carrier.engines) == 1, "one request needs one engine"
     carrier = FakeCarrier(sequences=100, at_once=10, load={1: None})
     finished = generate(carrier, 20, 2, turns=50)
@@ -312,7 +315,7 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
 
 
 @pytest.mark.parametrize(
-    ("asked", "arguments", "message"),
+    ("option", "arguments", "message"),
     [
         *(
             (text, {}, r"--engines is .{0,42}\. Expected auto, or a number from 1")
@@ -328,9 +331,9 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
         ("2", {"pipeline_parallel_size": 0}, "pipeline_parallel_size is '0'"),
     ],
 )
-def test_a_number_that_is_none_is_refused(asked, arguments, message):
+def test_a_number_that_is_none_is_refused(option, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        check_engines(asked, arguments)
+        check_engines(option, arguments)
 
 
 def test_the_command_is_asked_first_and_then_the_arguments(monkeypatch):
@@ -372,10 +375,12 @@ def test_gpus_of_one_machine_or_cores_bound_the_engines(
 @pytest.fixture
 def fake_ray(monkeypatch):
     """What `RayCarrier` needs of Ray until it connects; its connection fails as Ray's does."""
-    ray = SimpleNamespace(shutdown=lambda: None, is_initialized=lambda: False, seen={})
+    ray = SimpleNamespace(
+        shutdown=lambda: None, is_initialized=lambda: False, environment_at_start={}
+    )
 
     def init(**options):
-        ray.seen = {**os.environ}
+        ray.environment_at_start = {**os.environ}
         raise RuntimeError("Failed to connect\nto it")
 
     ray.init = init
@@ -404,7 +409,7 @@ def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(
     ray_carrier.os.environ.update(environment)
     with pytest.raises(EngineError, match=message):
         ray_carrier.RayCarrier({}, sampled=False)
-    once = fake_ray.seen.get("RAY_gcs_server_port_wait_time_s")
+    once = fake_ray.environment_at_start.get("RAY_gcs_server_port_wait_time_s")
     assert once == ("1" if "RAY_ADDRESS" in environment else None)
 
 
@@ -412,8 +417,10 @@ def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(
 def test_an_engine_has_the_number_of_threads_that_the_run_began_with(
     threads, fake_ray, monkeypatch
 ):
-    seen, environment = [], ray_carrier.os.environ
-    engine = SimpleNamespace(facts=lambda: seen.append(environment.get("OMP_NUM_THREADS")) or {})
+    thread_counts, environment = [], ray_carrier.os.environ
+    engine = SimpleNamespace(
+        facts=lambda: thread_counts.append(environment.get("OMP_NUM_THREADS")) or {}
+    )
     monkeypatch.setattr(ray_carrier, "VLLMEngine", lambda *_, **__: engine)
     monkeypatch.setattr(ray_carrier.os, "dup2", lambda *_: None)
     load = SimpleNamespace(remote=lambda *arguments: ray_carrier.EngineActor().load(*arguments))
@@ -430,7 +437,7 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(
     environment["OMP_NUM_THREADS"] = "1"  # Ray's, in the actor
     carrier.start()
     carrier.close()
-    assert seen == [threads] and carrier.gpus == [] and carrier.cores == 500
+    assert thread_counts == [threads] and carrier.gpus == [] and carrier.cores == 500
 
 
 @pytest.mark.slow  # it starts Ray
@@ -450,9 +457,13 @@ def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeyp
                 return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["HIP_VISIBLE_DEVICES"]
 
         engines = [Engine.options(num_gpus=count).remote() for count in (1, 2)]
-        (one, _), (two, other) = ray.get([engine.see.remote() for engine in engines])
-        assert sorted([one, *two.split(",")]) == ["0", "1", "2"] and two == other == ",".join(
-            sorted(two.split(","))
+        (first_gpu, _), (two_gpus, two_hip_gpus) = ray.get(
+            [engine.see.remote() for engine in engines]
         )
+        assert sorted([first_gpu, *two_gpus.split(",")]) == [
+            "0",
+            "1",
+            "2",
+        ] and two_gpus == two_hip_gpus == ",".join(sorted(two_gpus.split(",")))
     finally:
         ray.shutdown()

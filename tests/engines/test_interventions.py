@@ -43,17 +43,17 @@ FACTOR = 0.3
 
 
 def heads(tokens, keys, seed=0):
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     shapes = ((1, tokens, 6, 8), (1, keys, 2, 8), (1, keys, 2, 8))
-    return [torch.randn(shape, generator=made) for shape in shapes]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def plain(query, key, value):
-    queries, keys, values = (one.transpose(1, 2) for one in (query, key, value))
-    made = scaled_dot_product_attention(
+    queries, keys, values = (states.transpose(1, 2) for states in (query, key, value))
+    output = scaled_dot_product_attention(
         queries, keys, values, scale=FACTOR, is_causal=True, enable_gqa=True
     )
-    return made.transpose(1, 2)
+    return output.transpose(1, 2)
 
 
 def fillers(*arms):
@@ -76,7 +76,7 @@ def test_with_all_switches_on_it_is_plain_attention_for_a_prompt_and_for_one_tok
 
 def test_scale_and_bias_are_the_two_parts_of_attention_beside_a_filler():
     query, key, value = heads(12, 12)
-    whole, original = (
+    complete, original = (
         switched(query, key, value),
         switched(query, key, value, scale=False, bias=False),
     )
@@ -84,11 +84,11 @@ def test_scale_and_bias_are_the_two_parts_of_attention_beside_a_filler():
         switched(query, key, value, bias=False),
         switched(query, key, value, scale=False),
     )
-    torch.testing.assert_close(whole - scaled, added - original, atol=1e-6, rtol=0)
-    without = [torch.cat([one[:, :3], one[:, 8:]], 1) for one in (query, key, value)]
+    torch.testing.assert_close(complete - scaled, added - original, atol=1e-6, rtol=0)
+    without = [torch.cat([states[:, :3], states[:, 8:]], 1) for states in (query, key, value)]
     torch.testing.assert_close(original[:, 8:], plain(*without)[:, 3:], atol=1e-6, rtol=0)
     # queries before the filler's end are as they were
-    torch.testing.assert_close(original[:, :8], whole[:, :8])
+    torch.testing.assert_close(original[:, :8], complete[:, :8])
     ratio = (scaled / original)[:, 8:].flatten(3)
     # one number for each head and token
     torch.testing.assert_close(ratio.amin(-1), ratio.amax(-1), atol=1e-4, rtol=0)
@@ -96,22 +96,22 @@ def test_scale_and_bias_are_the_two_parts_of_attention_beside_a_filler():
 
 def test_a_phantom_is_the_filler_for_all_later_tokens_in_one_batch_with_others():
     query, key, value = heads(12, 12)
-    absent = [torch.cat([one[:, :3], one[:, 8:]], 1) for one in (query, key, value)]
+    absent = [torch.cat([states[:, :3], states[:, 8:]], 1) for states in (query, key, value)]
     phantoms = [
-        torch.cat([one, whole[:, 3:8]], 1)
-        for one, whole in zip(absent[1:], (key, value), strict=True)
+        torch.cat([states, full[:, 3:8]], 1)
+        for states, full in zip(absent[1:], (key, value), strict=True)
     ]
     arm = {**ON, "phantom": [7] * 5}
-    made = attend(absent[0], *phantoms, FACTOR, torch.arange(7)[None], fillers(arm))
-    torch.testing.assert_close(made[:, 3:], switched(query, key, value)[:, 8:], atol=1e-6, rtol=0)
-    torch.testing.assert_close(made[:, :3], switched(query, key, value)[:, :3], atol=1e-6, rtol=0)
-    other = [torch.cat([one, torch.zeros(1, 5, *one.shape[2:])], 1) for one in absent[1:]]
+    output = attend(absent[0], *phantoms, FACTOR, torch.arange(7)[None], fillers(arm))
+    torch.testing.assert_close(output[:, 3:], switched(query, key, value)[:, 8:], atol=1e-6, rtol=0)
+    torch.testing.assert_close(output[:, :3], switched(query, key, value)[:, :3], atol=1e-6, rtol=0)
+    padded = [torch.cat([states, torch.zeros(1, 5, *states.shape[2:])], 1) for states in absent[1:]]
     both = [
-        torch.cat(pair) for pair in zip((absent[0], *phantoms), (absent[0], *other), strict=True)
+        torch.cat(pair) for pair in zip((absent[0], *phantoms), (absent[0], *padded), strict=True)
     ]
     pair = fillers(arm, {**ON, "start": 99, "phantom": []})
     mixed = attend(*both, FACTOR, torch.arange(7).repeat(2, 1), pair)
-    torch.testing.assert_close(mixed[:1], made)
+    torch.testing.assert_close(mixed[:1], output)
     torch.testing.assert_close(mixed[1:], plain(*absent), atol=1e-6, rtol=0)
 
 
@@ -125,21 +125,22 @@ def test_redistribution_moves_the_smallest_outward_and_its_shams_as_many_as_far(
     ).all()
     assert ((moved * a)[changed] >= 0).all(), "the sign stays"
     for sham in ("inward", "random"):
-        other = redistribute(a, positions, 0.1, sham=sham, seed=0)
-        assert ((other != a).sum(-1) == 20).all()
-        torch.testing.assert_close((other - a).norm(dim=-1), (moved - a).norm(dim=-1))
-    assert (redistribute(a, positions, 0.1, sham="random", seed=1) != other).any()
-    parts = torch.cat(
+        sham_moved = redistribute(a, positions, 0.1, sham=sham, seed=0)
+        assert ((sham_moved != a).sum(-1) == 20).all()
+        torch.testing.assert_close((sham_moved - a).norm(dim=-1), (moved - a).norm(dim=-1))
+    assert (redistribute(a, positions, 0.1, sham="random", seed=1) != sham_moved).any()
+    batches = torch.cat(
         [
             redistribute(a[:2], positions[:2], 0.1, seed=0),
             redistribute(a[2:], positions[2:], 0.1, seed=0),
         ]
     )
-    assert (parts == moved).all(), "however the tokens are batched"
-    drawn = draw(torch.arange(300), 300, 0)
-    assert 0 <= drawn.min() and drawn.max() < 1 and abs(drawn.mean() - 0.5) < 0.01
+    assert (batches == moved).all(), "however the tokens are batched"
+    numbers = draw(torch.arange(300), 300, 0)
+    assert 0 <= numbers.min() and numbers.max() < 1 and abs(numbers.mean() - 0.5) < 0.01
     assert (
-        torch.corrcoef(torch.stack([drawn[:-1].flatten(), drawn[1:].flatten()]))[0, 1].abs() < 0.02
+        torch.corrcoef(torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()]))[0, 1].abs()
+        < 0.02
     )
 
 
@@ -165,7 +166,7 @@ ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "shar
 
 def test_causes_are_the_seven_cells_beside_the_filler_and_every_request_has_a_key_of_its_own():
     settings = config(["wo", "mless", {"causes": "mless", "layer": 1}, ARM])
-    assert [one.name for one in settings.conditions] == [
+    assert [condition.name for condition in settings.conditions] == [
         "wo",
         "mless",
         *(f"mless-{cell}" for cell in CELLS),
@@ -173,12 +174,14 @@ def test_causes_are_the_seven_cells_beside_the_filler_and_every_request_has_a_ke
     ]
     plan = make_plan(settings, limit=2)
     requests = [*make_requests(plan, settings.resolve_sampling(None))]
-    assert len({sample_key(one, "") for one in requests}) == len(requests) == 2 * 10
-    assert {one.again for one in requests} == {0}, "an arm does not depend on whether wo is asked"
+    assert len({sample_key(request, "") for request in requests}) == len(requests) == 2 * 10
+    assert {request.again for request in requests} == {0}, (
+        "an arm does not depend on whether wo is asked"
+    )
     by = {
-        one.task.removeprefix("demo_"): one
-        for one in requests
-        if one.problem_id == requests[0].problem_id
+        request.task.removeprefix("demo_"): request
+        for request in requests
+        if request.problem_id == requests[0].problem_id
     }
     assert (
         by["mless-gap"].prompt_token_ids
@@ -193,7 +196,7 @@ def test_causes_are_the_seven_cells_beside_the_filler_and_every_request_has_a_ke
         and gap["phantom"] == gap["layers"] == []
     )
     later = config(["wo", "mless", {"causes": "mless", "layers": "2-3"}])
-    assert [one.name for one in later.conditions[2:]] == [
+    assert [condition.name for condition in later.conditions[2:]] == [
         "mless-2-3-masked",
         "mless-2-3-no-scale",
         "mless-2-3-no-bias",
@@ -234,11 +237,13 @@ def test_a_function_whose_file_is_missing_is_refused():
 
 def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
     problems = {"name": "x", "unit": "/", "placement": "each"}
-    shown = {"fewshot": {"num_fewshot": 2}, "answer": "line"}
+    prompt_options = {"fewshot": {"num_fewshot": 2}, "answer": "line"}
     with pytest.raises(Exception, match="one run of tokens whose removal leaves the baseline's"):
         make_plan(
             config(
-                ["wo", problems, {"causes": "x", "layer": 1}], dataset={"make": "products"}, **shown
+                ["wo", problems, {"causes": "x", "layer": 1}],
+                dataset={"make": "products"},
+                **prompt_options,
             ),
             limit=2,
         )
@@ -257,8 +262,8 @@ def test_answers_agree_until_a_near_tie():
         "questions": {"dtype": "float32"},
         "answers": {"a": [theirs, theirs], "b": [theirs]},
     }
-    other = {**ours, "tokens": [1, 2, 4]}
-    agreement = check_arms.compare_with_reference({"a": [ours, other], "b": [ours]}, reference)
+    deviating = {**ours, "tokens": [1, 2, 4]}
+    agreement = check_arms.compare_with_reference({"a": [ours, deviating], "b": [ours]}, reference)
     assert (agreement["prompts"], agreement["agreements"]) == ({"a": 2, "b": 1}, {"a": 1, "b": 1})
     assert describe_agreement({**agreement, "largest": 2e-5}) == (
         "2 arms answer as in Hugging Face, 2 prompts each: log-probabilities differ by 2e-05 at most."
@@ -267,15 +272,15 @@ def test_answers_agree_until_a_near_tie():
 
 def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_hash(monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    given = {"compilation_config": {"level": 3}}
-    check_arms.open_layers(given, {"attention": [0], "activations": [2]})
-    assert given["compilation_config"]["splitting_ops"][-1] == check_arms.OPERATION
-    assert "vllm::unified_attention_with_output" in given["compilation_config"]["splitting_ops"]
+    options = {"compilation_config": {"level": 3}}
+    check_arms.open_layers(options, {"attention": [0], "activations": [2]})
+    assert options["compilation_config"]["splitting_ops"][-1] == check_arms.OPERATION
+    assert "vllm::unified_attention_with_output" in options["compilation_config"]["splitting_ops"]
     assert (
-        given["compilation_config"]["cudagraph_mode"] == "FULL_AND_PIECEWISE"
-        and given["compilation_config"]["level"] == 3
+        options["compilation_config"]["cudagraph_mode"] == "FULL_AND_PIECEWISE"
+        and options["compilation_config"]["level"] == 3
     )
-    assert given["additional_config"] == {"mless": {"attention": [0], "activations": [2]}}
+    assert options["additional_config"] == {"mless": {"attention": [0], "activations": [2]}}
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
@@ -321,7 +326,7 @@ def real():
 
 
 @pytest.fixture(scope="module")
-def asked(smollm2, tmp_path_factory):
+def engine_options(smollm2, tmp_path_factory):
     """The reference of eight prompts of each arm, and the engine arguments that name it."""
     settings = real()
     plan = make_plan(settings, limit=8)
@@ -330,9 +335,9 @@ def asked(smollm2, tmp_path_factory):
         [*make_requests(plan, settings.resolve_sampling(None))],
     )
     reference = ask_reference(plan, requests, folder)
-    written = (folder / check_arms.REFERENCE).stat().st_mtime_ns
+    written_at = (folder / check_arms.REFERENCE).stat().st_mtime_ns
     assert ask_reference(plan, requests, folder) == reference
-    assert (folder / check_arms.REFERENCE).stat().st_mtime_ns == written, "asked once"
+    assert (folder / check_arms.REFERENCE).stat().st_mtime_ns == written_at, "asked once"
     return settings.model_arguments() | {
         "interventions": {"layers": opened_layers(settings), "reference": reference}
     }
@@ -346,8 +351,8 @@ def asked(smollm2, tmp_path_factory):
     [{"enforce_eager": False}, {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}],
     ids=["graphs", "chunks"],
 )
-def test_compiled_and_in_chunks_every_arm_is_hugging_faces(asked, more):
-    engine = VLLMEngine({**gpu_share(), **asked, **more}, sampled=False)
+def test_compiled_and_in_chunks_every_arm_is_hugging_faces(engine_options, more):
+    engine = VLLMEngine({**gpu_share(), **engine_options, **more}, sampled=False)
     try:
         facts = engine.facts()
         agreement = facts["interventions"]
@@ -359,23 +364,23 @@ def test_compiled_and_in_chunks_every_arm_is_hugging_faces(asked, more):
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(asked, monkeypatch):
+def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(engine_options, monkeypatch):
     monkeypatch.setattr(check_arms, "hash_json", lambda arm: "one for all")
     with pytest.raises(EngineError, match="does not answer as Hugging Face under interventions"):
-        VLLMEngine(asked, sampled=False)
+        VLLMEngine(engine_options, sampled=False)
 
 
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
-def test_a_hook_that_is_skipped_ends_the_run(asked, monkeypatch):
+def test_a_hook_that_is_skipped_ends_the_run(engine_options, monkeypatch):
     monkeypatch.setenv(
         "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
     )  # so that the worker's hook can be taken out here
     vllm_worker.install_at_load()
-    monkeypatch.setenv(INTERVENTIONS, json.dumps(asked["interventions"]["layers"]))
+    monkeypatch.setenv(INTERVENTIONS, json.dumps(engine_options["interventions"]["layers"]))
     monkeypatch.setattr(vllm_worker.Arms, "change_rows", lambda *_: None)
     with pytest.raises(
         (EngineError, RuntimeError), match=r"interventions and recording reached \d+ of \d+ rows"
     ):
-        VLLMEngine(asked, sampled=False)
+        VLLMEngine(engine_options, sampled=False)

@@ -67,7 +67,7 @@ def checked(prompts):
         engine = VLLMEngine({**ARGUMENTS, **gpu_share()}, sampled=False)
         try:
             for prompt in prompts:
-                found = first_logprobs(engine, prompt)
+                logprobs = first_logprobs(engine, prompt)
                 with torch.inference_mode():
                     expected = (
                         reference(torch.tensor([list(prompt)]))
@@ -76,9 +76,9 @@ def checked(prompts):
                         .log_softmax(dim=-1)
                     )
                 differences.append(
-                    [abs(value - float(expected[token])) for token, value in found.items()]
+                    [abs(value - float(expected[token])) for token, value in logprobs.items()]
                 )
-                first.append(max(found, key=found.get) == int(expected.argmax()))
+                first.append(max(logprobs, key=logprobs.get) == int(expected.argmax()))
             return engine.facts(), torch.tensor(differences), all(first)
         finally:
             engine.close()
@@ -95,7 +95,7 @@ def test_first_token_log_probabilities_agree_with_hugging_face(checked):
     )
     largest, mean = (1e-4, 1e-5) if facts["device"] == "cpu" else (LARGEST, MEAN)
     assert differences.max() < largest and differences.mean() < mean
-    known = (
+    names = (
         "device",
         "device_names",
         "model_runner",
@@ -105,6 +105,6 @@ def test_first_token_log_probabilities_agree_with_hugging_face(checked):
     )
     assert all(
         facts[name]
-        for name in (*known, "compute_capability", "attention_backends", "multiprocessing")
+        for name in (*names, "compute_capability", "attention_backends", "multiprocessing")
     )
     assert facts["max_model_len"] == 1024 and facts["triton_f32_default"] == "ieee"

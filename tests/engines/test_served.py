@@ -73,10 +73,10 @@ def completion(text, reason="stop", tokens=7):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with Server() as made:
-        threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
-        yield made
-        made.shutdown()
+    with Server() as small_server:
+        threading.Thread(target=small_server.serve_forever, args=(0.02,), daemon=True).start()
+        yield small_server
+        small_server.shutdown()
 
 
 def opened(server, backend="local-completions", **arguments):
@@ -98,7 +98,7 @@ def test_hundreds_are_in_flight_and_one_slow_answer_holds_up_none(server):
     came = []
     with opened(server, num_concurrent=200) as model:
         for finished in model.stream([request(str(number)) for number in range(500)]):
-            came += [done.text for _, done in finished]
+            came += [completed.text for _, completed in finished]
             if len(came) == 499:
                 released.set()
     assert came[-1] == "0" and sorted(came, key=int) == [str(number) for number in range(500)]
@@ -108,27 +108,33 @@ def test_hundreds_are_in_flight_and_one_slow_answer_holds_up_none(server):
 def test_the_server_gets_the_checked_tokens_the_seed_and_the_sampling(server):
     sampling = Sampling(source="explicit", temperature=0.7, top_p=0.9, max_tokens=33, stop=("END",))
     with opened(server) as model:
-        ((_, done),) = [
-            one
+        ((_, completed),) = [
+            pair
             for finished in model.stream(
                 [request("p", prompt_token_ids=(5, 6), seed=9, sampling=sampling)]
             )
-            for one in finished
+            for pair in finished
         ]
         facts = model.facts()
         server.models[0]["owned_by"] = "vllm"
     with opened(server) as model:
         list(model.stream([request("p")]))
-    (path, body), (_, whole) = server.asked
-    assert (whole["prompt"], whole["top_k"], whole["repetition_penalty"]) == ("p", 0, 1.0), (
-        "else vLLM's are the model's"
-    )
-    assert whole["skip_special_tokens"] is False and "seed" not in whole
+    (path, body), (_, vllm_body) = server.asked
+    assert (vllm_body["prompt"], vllm_body["top_k"], vllm_body["repetition_penalty"]) == (
+        "p",
+        0,
+        1.0,
+    ), "else vLLM's are the model's"
+    assert vllm_body["skip_special_tokens"] is False and "seed" not in vllm_body
     assert path == "/v1/completions" and body == {
         **{"model": "tiny", "prompt": [5, 6], "seed": 9, "stop": ["END"]},
         **{"temperature": 0.7, "top_p": 0.9, "max_tokens": 33},
     }
-    assert (done.text, done.finish_reason, done.completion_tokens) == ("to [5, 6]", "stop", 7)
+    assert (completed.text, completed.finish_reason, completed.completion_tokens) == (
+        "to [5, 6]",
+        "stop",
+        7,
+    )
     assert facts["served"]["root"] == "org/tiny" and "Authorization" not in server.headers[0]
 
 
@@ -144,13 +150,17 @@ def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, 
         "chat_template_args": {"enable_thinking": False},
     }
     with opened(server, "local-chat-completions", **arguments) as model:
-        ((_, done),) = [
-            one for finished in model.stream([request("p", turns=turns)]) for one in finished
+        ((_, completed),) = [
+            pair for finished in model.stream([request("p", turns=turns)]) for pair in finished
         ]
     (path, body), *_ = server.asked
     assert path == "/v1/chat/completions" and body["messages"] == list(turns)
     assert body["chat_template_kwargs"] == {"enable_thinking": False} and "prompt" not in body
-    assert (done.text, done.finish_reason, done.completion_tokens) == ("", "length", None)
+    assert (completed.text, completed.finish_reason, completed.completion_tokens) == (
+        "",
+        "length",
+        None,
+    )
     assert server.headers[0]["Authorization"] == "Bearer sesame"
 
 
@@ -167,9 +177,9 @@ def test_a_busy_server_is_asked_again_and_a_gone_one_ends_in_one_error(server, m
         else (200, completion("x"))
     )
     with opened(server) as model:
-        assert [done.text for finished in model.stream([request("p")]) for _, done in finished] == [
-            "x"
-        ]
+        assert [
+            completed.text for finished in model.stream([request("p")]) for _, completed in finished
+        ] == ["x"]
         assert len(server.asked) == 3 and slept == [1, 2]
         server.answer = lambda _: (503, {"error": {"message": "try\nlater"}})
         with pytest.raises(
@@ -188,12 +198,15 @@ def test_what_came_before_a_refusal_is_kept_and_the_refusal_has_the_servers_word
 
     server.answer = answer
     came = []
-    said = r"no completion of problem bad of t: HTTP 400: too long by 3 tokens\. Everything finished is in the journal"
-    with opened(server) as model, pytest.raises(EngineError, match=said):
+    message = (
+        r"no completion of problem bad of t: HTTP 400: too long by 3 tokens\. "
+        "Everything finished is in the journal"
+    )
+    with opened(server) as model, pytest.raises(EngineError, match=message):
         for finished in model.stream(
             [request("bad"), *(request(str(number)) for number in range(20))]
         ):
-            came += [done.text for _, done in finished]
+            came += [completed.text for _, completed in finished]
     assert len(came) == 20
     server.answer = lambda _: (200, {"object": "error"})
     with opened(server) as model, pytest.raises(EngineError, match="of problem p of t: HTTP 200: "):
@@ -241,7 +254,7 @@ def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(
         f"model.model_args.base_url={server.url}",
         "layouts=[raw]",
     ]
-    arguments = [part for one in sets for part in ("--set", one)]
+    arguments = [argument for override in sets for argument in ("--set", override)]
     arguments += ["--limit", "4", "--output", str(tmp_path / "run"), "--quiet"]
     stopped = here(
         capsys,
@@ -257,8 +270,8 @@ def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(
         and "no completion of problem demo/" in stopped.stderr.splitlines()[-1]
     )
     server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))
-    done = here(capsys, monkeypatch, "run", str(SERVED), *arguments)
-    assert done.returncode == 0, done.stderr
+    continued = here(capsys, monkeypatch, "run", str(SERVED), *arguments)
+    assert continued.returncode == 0, continued.stderr
     frame = load_run(tmp_path / "run", replicates=True)
     assert len(frame) == 24 and 1 <= (frame["finish_reason"] == "stop").sum() == 12
     assert set(frame["completion_tokens"]) == {3, 7}

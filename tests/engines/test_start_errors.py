@@ -189,16 +189,16 @@ def test_every_pattern_has_a_text_here():
 
 
 def test_who_holds_the_gpu_is_named_and_nobody_without_nvidia_smi(nvidia_smi, monkeypatch):
-    own = f"GPU-aa11, {os.getpid()}, python, 300"
-    nvidia_smi("GPU-aa11, 12, /usr/bin/python3, 40000", own, "GPU-bb22, 1, [N/A], [N/A]")
-    told = explain_start_error("some/model", SEE_ABOVE, FULL)
-    assert told.endswith(
+    own_process = f"GPU-aa11, {os.getpid()}, python, 300"
+    nvidia_smi("GPU-aa11, 12, /usr/bin/python3, 40000", own_process, "GPU-bb22, 1, [N/A], [N/A]")
+    message = explain_start_error("some/model", SEE_ABOVE, FULL)
+    assert message.endswith(
         "It is held by /usr/bin/python3 (process 12, 40000 MiB), [N/A] (process 1, [N/A] MiB)."
     )
     for visible in ("1", "GPU-bb"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        told = explain_start_error("some/model", SEE_ABOVE, FULL)
-        assert told.endswith("It is held by [N/A] (process 1, [N/A] MiB)."), (
+        message = explain_start_error("some/model", SEE_ABOVE, FULL)
+        assert message.endswith("It is held by [N/A] (process 1, [N/A] MiB)."), (
             "of the visible GPU alone"
         )
     monkeypatch.setenv("PATH", "/nowhere")
@@ -242,10 +242,10 @@ def engine_error(tmp_path):
         script.write_text(SCRIPT.format(guard=guard, model=TOY_MODEL))
         environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
         command = [sys.executable, str(script), json.dumps(arguments)]
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE, env=environment
         )
-        return done.stderr.splitlines()[-1]
+        return process.stderr.splitlines()[-1]
 
     return start
 
@@ -263,10 +263,13 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
         "--output",
         str(tmp_path / "run"),
     )
-    done = mless("run", TOY_CONFIG, "--quiet", *flags)
-    assert done.returncode == 2
-    said = f"mless: vLLM did not start. Its last error: RuntimeError: Cannot find any model weights with `{weightless}`"
-    assert done.stderr.splitlines()[-1] == said
+    process = mless("run", TOY_CONFIG, "--quiet", *flags)
+    assert process.returncode == 2
+    message = (
+        "mless: vLLM did not start. Its last error: RuntimeError: Cannot find any model weights "
+        f"with `{weightless}`"
+    )
+    assert process.stderr.splitlines()[-1] == message
     log = (tmp_path / "run" / "libraries.log").read_text()
     assert "Traceback (most recent call last)" in log, (
         "what the engine's processes printed is passed on"

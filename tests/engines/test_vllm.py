@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.engines import vllm_engine
+from harness.engines import engine_options, vllm_engine
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
 from harness.experiment.tokenizer import decode_completion
@@ -30,7 +30,7 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
 
 
 def test_two_engines_that_compute_otherwise_are_not_alive_at_once(monkeypatch):
-    monkeypatch.setattr(vllm_engine, "_alive", [SimpleNamespace(_invariant=False)])
+    monkeypatch.setattr(vllm_engine, "_open_engines", [SimpleNamespace(_is_batch_invariant=False)])
     with pytest.raises(ConfigError, match="close that one first"):
         VLLMEngine({"pretrained": "x", "batch_invariant": True})
 
@@ -45,7 +45,7 @@ def an_output(request_id, token_ids, finish_reason=None):
 
 def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkeypatch):
     engine = VLLMEngine.__new__(VLLMEngine)
-    engine.so_far, engine._parts = {}, {}
+    engine._unfinished = {}
     steps = iter([
         [an_output("0", [1]), an_output("1", [2])],
         [],
@@ -55,17 +55,17 @@ def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkey
     engine._engine = SimpleNamespace(step=steps.__next__)
     (finished,) = engine._take_steps()
     assert (finished.request_id, finished.outputs[0].token_ids) == ("1", [2, 5])
-    assert engine.so_far == {0: 3}, "progress is known between two completions"
+    assert engine.token_counts == {0: 3}, "progress is known between two completions"
     (finished,) = engine._take_steps()
     assert (finished.request_id, finished.outputs[0].token_ids) == ("0", [1, 3, 4, 6])
-    assert not engine.so_far and not engine._parts
+    assert not engine._unfinished
     monkeypatch.setattr(vllm_engine, "STEPS_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])
     assert engine._take_steps() == []
 
 
 @pytest.mark.parametrize(
-    ("given", "is_fetched"),
+    ("options", "is_fetched"),
     [
         ({"model": "org/name", "revision": "abc"}, True),
         ({"model": "/"}, False),
@@ -73,14 +73,14 @@ def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkey
         ({"model": "org/name", "download_dir": "/data"}, False),
     ],
 )
-def test_weights_are_fetched_before_the_engine_starts(given, is_fetched, monkeypatch):
+def test_weights_are_fetched_before_the_engine_starts(options, is_fetched, monkeypatch):
     calls = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download",
         lambda name, **options: calls.append((name, options)) or "",
     )
-    vllm_engine.fetch_weights(given)
+    engine_options.fetch_weights(options)
     unneeded = ["*.pth", "*.gguf", "original/*"]
     assert calls == [("org/name", {"revision": "abc", "ignore_patterns": unneeded})] * is_fetched
 
@@ -117,8 +117,8 @@ def as_vllm(tokenizer, prompt_ids, token_ids):
         request_id="0", prompt_token_ids=list(prompt_ids), sampling_params=parameters
     )
     decoder = FastIncrementalDetokenizer(tokenizer, request)
-    for one in token_ids:
-        decoder.update([one], False)
+    for token_id in token_ids:
+        decoder.update([token_id], False)
         yield decoder.output_text
 
 
@@ -131,8 +131,8 @@ def test_texts_in_many_scripts_cut_after_each_token(any_tokenizer):
     prompt_ids = any_tokenizer(PROMPT)["input_ids"]
     for text in texts():
         ids = any_tokenizer(text, add_special_tokens=False)["input_ids"]
-        for count, wanted in enumerate(as_vllm(any_tokenizer, prompt_ids, ids), start=1):
-            assert decode_completion(any_tokenizer, prompt_ids, ids[:count]) == wanted, (
+        for count, expected in enumerate(as_vllm(any_tokenizer, prompt_ids, ids), start=1):
+            assert decode_completion(any_tokenizer, prompt_ids, ids[:count]) == expected, (
                 text,
                 count,
             )
@@ -144,6 +144,8 @@ def test_any_ids_special_ones_beside_each_other_too(any_tokenizer):
     every, added = range(len(any_tokenizer) + 3), list(any_tokenizer.added_tokens_decoder)
     for _, kinds in product(range(40), ([every], [every, added], [added])):
         ids = [rng.choice(rng.choice(kinds) or every) for _ in range(20)]
-        for count, wanted in enumerate(as_vllm(any_tokenizer, prompt_ids, ids), start=1):
-            assert decode_completion(any_tokenizer, prompt_ids, ids[:count]) == wanted, ids[:count]
+        for count, expected in enumerate(as_vllm(any_tokenizer, prompt_ids, ids), start=1):
+            assert decode_completion(any_tokenizer, prompt_ids, ids[:count]) == expected, ids[
+                :count
+            ]
     assert decode_completion(any_tokenizer, prompt_ids, []) == ""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
-from harness.engines.vllm_engine import engine_arguments
+from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import Condition, Placement, as_condition
 from harness.experiment.plan import make_plan, make_requests, sample_key

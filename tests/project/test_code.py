@@ -35,6 +35,7 @@ NEED_HEAVY = {
     "attention_probe.check_probe",
     "harness.engines.interventions.arithmetic",
     "harness.engines.interventions.hugging_face_answers",
+    "harness.engines.interventions.step_rows",
     "harness.engines.interventions.vllm_worker",
     "harness.lm_eval_plugin.write_lm_eval_logs",
 }

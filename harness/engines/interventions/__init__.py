@@ -1,4 +1,4 @@
-"""Interventions carried out: the arithmetic, inside vLLM's workers, and in Hugging Face to check it against."""
+"""Interventions: their arithmetic, in vLLM's workers, and in Hugging Face as the reference."""
 
 import os
 
@@ -6,7 +6,10 @@ from harness.engines.engine_processes import INTERVENTIONS
 
 
 def install() -> None:
-    """A general plugin of vLLM's: where INTERVENTIONS is set, its workers open those layers as they load the model."""
+    """Have vLLM's workers open the layers of INTERVENTIONS, if it is set, as they load the model.
+
+    vLLM calls this as a general plugin.
+    """
     if INTERVENTIONS in os.environ:
         from harness.engines.interventions.vllm_worker import install_at_load
 

@@ -1,6 +1,6 @@
-"""What interventions do to tensors. The same functions serve vLLM and Hugging Face, token by token.
+"""The arithmetic of interventions on tensors. The same functions serve vLLM and Hugging Face.
 
-So an answer does not depend on how tokens were batched, cut into chunks or cached.
+They compute token by token, so an answer does not depend on batches, chunks or caches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 OUTWARD_QUANTILE = 0.995
-"""How far activations are moved outward at most: the p1 of the study's ARM for Qwen2.5-Math-1.5B and Qwen2.5-7B."""
-
+"""Activations move outward up to this quantile: p1 of the study's ARM for Qwen2.5-Math-1.5B and
+Qwen2.5-7B."""
 
 Arm = Mapping[str, Any]
 """The intervention on a request, as the config's intervention resolves it."""
@@ -30,10 +30,10 @@ class Fillers:
     Attributes:
         start: The index of the filler's first token.
         end: The index of the first token after it in the prompt, which is `start` for a phantom.
-        phantom_sizes: How many phantom keys it has.
+        phantom_sizes: The number of its phantom keys.
         scale: Whether original tokens have less weight because of the filler.
         bias: Whether the filler's values are added.
-        padded_size: The most phantom keys of a sequence. All sequences are padded to it.
+        padded_size: The largest number of phantom keys. All sequences are padded to it.
     """
 
     start: Tensor
@@ -45,7 +45,7 @@ class Fillers:
 
 
 def tabulate_fillers(arms: Sequence[Arm], device: torch.device) -> Fillers:
-    """The fillers of arms, each of which has one."""
+    """The fillers of arms that have a filler."""
     rows = []
     for arm in arms:
         phantom_size = len(arm.get("phantom", ()))
@@ -59,7 +59,7 @@ def tabulate_fillers(arms: Sequence[Arm], device: torch.device) -> Fillers:
 def copy_to(device: torch.device, integers: Any) -> Tensor:
     """Integers of lists or of an array, on the device.
 
-    A copy from pinned memory is queued. Any other would wait until the device has no work left.
+    A copy from pinned memory is queued. Other copies wait until the device has no work left.
     """
     tensor = torch.from_numpy(np.asarray(integers))  # a third of torch's time for a list
     if device.type == "cuda":
@@ -75,36 +75,29 @@ def attend(
     indices: Tensor,
     fillers: Fillers,
 ) -> Tensor:
-    """The output of causal attention, with a filler's parts switched: `scale x original + bias`.
+    """The output of causal attention with switches of the filler: `scale x original + bias`.
 
-    Args:
-        query: [sequence, token, head, unit], of any dtype; computed with in float32.
-        key: [sequence, position, head for keys, unit].
-        value: As `key`.
-        factor: What scores are multiplied with.
-        indices: [sequence, token] The index of each query in its sequence.
-        fillers: Of each sequence.
-
-    Returns:
-        [sequence, token, head, unit] in float32.
+    The arguments are those of `weigh`, and `value`, in the shape of `key`. The result is
+    [sequence, token, head, unit] in float32.
     """
     weights = weigh(query, key, factor, indices, fillers)
     return torch.einsum("bhgtl,bhld->bthgd", weights, _heads_first(value)).flatten(2, 3)
 
 
 def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: Fillers) -> Tensor:
-    """The weights of that attention.
+    """The weights of that attention, computed in float32.
 
-    Where `scale` is off, original tokens have the weights that they would have without the filler; where `bias` is
-    off, the filler's values are not added. Queries before the filler's end are left as they are.
+    Where `scale` is off, original tokens have the weights that they would have without the filler.
+    Where `bias` is off, the filler's values are not added. Queries before the filler's end are
+    unchanged.
 
     Args:
-        query: [sequence, token, head, unit], of any dtype; computed with in float32.
-        key: [sequence, position, head for keys, unit]; the last `fillers.padded_size` are
-            of fillers that are not in the prompt.
-        factor: What scores are multiplied with.
+        query: [sequence, token, head, unit], of any dtype.
+        key: [sequence, position, head for keys, unit]; the last `fillers.padded_size` positions are
+            phantoms, which are not in the prompt.
+        factor: The factor of scores.
         indices: [sequence, token] The index of each query in its sequence.
-        fillers: Of each sequence.
+        fillers: The sequences' fillers.
 
     Returns:
         [sequence, head for keys, head of these, token, position] in float32.
@@ -126,9 +119,9 @@ def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: F
 
 
 def plain_weights(query: Tensor, key: Tensor, factor: float, is_visible: Tensor) -> Tensor:
-    """The weights of attention as it is, shaped as those of `weigh`.
+    """The weights of attention without an intervention, in the shape of those of `weigh`.
 
-    `is_visible` says which keys each query sees, and broadcasts to this shape.
+    `is_visible` says which keys a query sees, and broadcasts to this shape.
     """
     queries = query.float().view(*query.shape[:2], key.shape[2], -1, query.shape[3])
     scores = torch.einsum("bthgd,bhld->bhgtl", queries, _heads_first(key)).mul_(factor)
@@ -136,15 +129,15 @@ def plain_weights(query: Tensor, key: Tensor, factor: float, is_visible: Tensor)
 
 
 def _heads_first(states: Tensor) -> Tensor:
-    """[sequence, head, position, unit] in float32, in this order in memory, as einsum needs it."""
+    """[sequence, head, position, unit] in float32, in this order in memory for einsum."""
     return states.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def change_activations(activations: Tensor, positions: Tensor, arm: Arm) -> Tensor:
-    """Activations [token, unit] of an MLP, changed as an arm says; positions [token]."""
+    """Activations [token, unit] of an MLP, changed by an arm; positions [token]."""
     kind = arm["kind"]
     if kind == "function":
-        changed = _function(arm["file"])(activations, positions, **arm["arguments"])
+        changed = _load_change(arm["file"])(activations, positions, **arm["arguments"])
     else:
         changed = redistribute(
             activations.float(), positions, arm["share"], sham=arm["sham"], seed=arm["seed"]
@@ -153,35 +146,44 @@ def change_activations(activations: Tensor, positions: Tensor, arm: Arm) -> Tens
 
 
 def redistribute(
-    a: Tensor, positions: Tensor, share: float, *, sham: str | None = None, seed: int
+    activations: Tensor, positions: Tensor, share: float, *, sham: str | None = None, seed: int
 ) -> Tensor:
-    """The `share` of a token's activations [token, unit] nearest to zero move outward and keep their sign.
+    """Move the activations [token, unit] nearest to zero outward; they keep their sign.
 
-    Each goes to a drawn part of the way to the token's large quantile, a negative one to its least activation. A sham
-    moves as many others by as much (the same norm for each token): `random` ones outward, or the largest `inward`.
+    Of each token this `share` of its activations moves to a random fraction of the token's large
+    quantile; negative activations move to a fraction of its smallest activation. A sham moves as
+    many other activations by the same norm for each token: `random` ones outward, or the largest
+    ones `inward`.
 
     Source:
-        ARM of Shi et al., arXiv 2510.01032, with the statistics of one token in place of a whole prompt.
+        ARM of Shi et al., arXiv 2510.01032, with the statistics of a token in place of a prompt.
     """
-    units = a.shape[-1]
-    moved, size, drawn = max(1, round(share * units)), a.abs(), draw(positions, units, seed)
-    low = size <= size.kthvalue(moved, -1, keepdim=True).values
-    reach = torch.where(
-        a >= 0,
-        a.kthvalue(int(OUTWARD_QUANTILE * units), -1, keepdim=True).values,
-        a.amin(-1, keepdim=True),
+    units = activations.shape[-1]
+    count = max(1, round(share * units))
+    sizes, fractions = activations.abs(), draw(positions, units, seed)
+    is_small = sizes <= sizes.kthvalue(count, -1, keepdim=True).values
+    ends = torch.where(
+        activations >= 0,
+        activations.kthvalue(int(OUTWARD_QUANTILE * units), -1, keepdim=True).values,
+        activations.amin(-1, keepdim=True),
     )
-    step = torch.where(low, reach * drawn - a, 0)
+    steps = torch.where(is_small, ends * fractions - activations, 0)
     if sham is not None:
-        rank = size if sham == "inward" else draw(positions, units, seed + 1)
-        chosen = rank > rank.kthvalue(units - moved, -1, keepdim=True).values
-        other = torch.where(chosen, a.sign() * (0.5 + drawn), 0) * (-1 if sham == "inward" else 1)
-        step = other * (step.norm(dim=-1, keepdim=True) / other.norm(dim=-1, keepdim=True))
-    return a + step
+        ranks = sizes if sham == "inward" else draw(positions, units, seed + 1)
+        is_moved = ranks > ranks.kthvalue(units - count, -1, keepdim=True).values
+        sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
+        if sham == "inward":
+            sham_steps = -sham_steps
+        norms = sham_steps.norm(dim=-1, keepdim=True)
+        steps = sham_steps * (steps.norm(dim=-1, keepdim=True) / norms)
+    return activations + steps
 
 
 def draw(positions: Tensor, units: int, seed: int) -> Tensor:
-    """Numbers [token, unit] in [0, 1) from seed, position and unit alone: the same in every batch, chunk and engine."""
+    """Random numbers [token, unit] in [0, 1), the same in all batches, chunks and engines.
+
+    They depend on the seed, the position and the unit alone.
+    """
     unit = torch.arange(units, device=positions.device)
     mixed = (positions[:, None] + 1) * 40503 + unit * 104729 + (seed + 1) * 12345
     for shift in (13, 16, 11):
@@ -190,12 +192,13 @@ def draw(positions: Tensor, units: int, seed: int) -> Tensor:
 
 
 def add_gap(positions: Tensor, start: Tensor | int, size: Tensor | int) -> Tensor:
-    """Positions of prompts without a filler, moved as if it were there, at `start`."""
+    """Positions of prompts without a filler, moved as if the filler were there, at `start`."""
     return positions + torch.where(positions >= start, size, 0)
 
 
 @cache
-def _function(file: str) -> Callable[..., Tensor]:
+def _load_change(file: str) -> Callable[..., Tensor]:
+    """The function `change` of a user's file."""
     spec = importlib.util.spec_from_file_location("mless_intervention", file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

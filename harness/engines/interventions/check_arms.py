@@ -1,7 +1,7 @@
-"""Checks: before the model is loaded, what cannot carry interventions or recording; with it, what vLLM makes of arms.
+"""Checks of interventions and recording, before the model is loaded and with the loaded engine.
 
-Every engine answers a few prompts of every arm, and must give what Hugging Face gives with the same arithmetic: the
-same tokens until the first near-tie, with the same log-probabilities.
+Every engine answers a few prompts of every arm. It must give the answers of Hugging Face with the
+same arithmetic: the same tokens until the first near-tie, with the same log-probabilities.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,21 @@ from harness.experiment.plan import Plan, Request, hash_json
 from harness.experiment.run_config import RunConfig
 
 ARM_PROMPTS, ARM_TOKENS = 8, 8
-"""Prompts of each arm that Hugging Face answers too, and tokens of each answer: a minute for 12 arms of SmolLM2."""
-FULL_PRECISION = ("float32", "float64")
-"""Types in which vLLM and Hugging Face differ by rounding alone."""
-LOGPROB_BOUND = {True: 1e-3, False: 0.2}
-"""How far a log-probability of the engine may be from Hugging Face's, in full precision and in half of it. Measured
-with SmolLM2 in float32: up to 3e-5."""
+"""Prompts of each arm that Hugging Face answers too, and tokens of each answer. 12 arms of SmolLM2
+take a minute."""
+LOGPROB_BOUNDS = {"float32": 1e-3, "float64": 1e-3}
+HALF_PRECISION_BOUND = 0.2
+"""The largest difference of a log-probability between the engine and Hugging Face, by type. In the
+types of LOGPROB_BOUNDS they differ by rounding alone: with SmolLM2 in float32 by up to 3e-5."""
 
 OPERATION = "mless::change_rows"
-"""The op that changes activations."""
+"""The operation that changes activations."""
 CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
-"""Operations at which vLLM splits graphs unless `splitting_ops` is given. As we give it, they are listed here.
-They name their layer: a graph that contains one would be compiled again for every layer."""
+"""Operations at which vLLM splits graphs unless `splitting_ops` is set. We set it, so they are
+listed here. Each names its layer: a graph that contains one would be compiled again for every
+layer."""
 REFERENCE = "reference.json"
-"""In a run's folder: what Hugging Face answers under each intervention."""
+"""The file in a run's folder with the answers of Hugging Face under each intervention."""
 _UNSUPPORTED = {
     "quantization": "quantised weights",
     "speculative_config": "speculation",
@@ -44,41 +44,44 @@ _UNSUPPORTED = {
     "batch_invariant": "batch invariance",
     "pipeline_parallel_size": "pipeline parallel",
 }
-"""Model arguments that opened layers cannot go with, unless they have their usual values."""
-_USUAL = (None, False, 1, "1", "auto")
+"""Model arguments that exclude open layers, unless they have a value of _DEFAULTS."""
+_DEFAULTS = (None, False, 1, "1", "auto")
 
 
 def opened_layers(config: RunConfig) -> dict[str, Any]:
-    """Which layers are opened, from 0: whose attention is changed, whose activations are, whose attention is recorded.
+    """The layers, from 0, that the interventions and the recording of a config need open.
 
-    The last are left out where there are none, and are `all` for all.
+    `attention` and `activations` are the layers in which these are changed. `recorded` are those
+    whose attention is recorded, or `all`; it is missing if none is recorded.
     """
-    changes = [one.intervention for one in config.conditions if one.intervention]
-    kinds = {"attention": [one for one in changes if one.kind == "filler"]}
-    kinds["activations"] = [one for one in changes if one.kind != "filler"]
-    found: dict[str, Any] = {
-        name: sorted({layer for one in found for layer in one.layer_indices})
-        for name, found in kinds.items()
-    }
-    return found | ({"recorded": config.recorded_layers} if config.record_attention else {})
+    numbers: dict[str, set[int]] = {"attention": set(), "activations": set()}
+    for condition in config.conditions:
+        if intervention := condition.intervention:
+            kind = "attention" if intervention.kind == "filler" else "activations"
+            numbers[kind].update(intervention.layer_indices)
+    layers: dict[str, Any] = {kind: sorted(numbers[kind]) for kind in numbers}
+    if config.record_attention:
+        layers["recorded"] = config.recorded_layers
+    return layers
 
 
 def refuse_interventions(config: RunConfig) -> None:
-    """Refuse a config whose backend or model arguments cannot carry its interventions, or what it records.
+    """Refuse a config whose backend or model arguments exclude its interventions or its recording.
 
     Raises:
-        ConfigError: another backend than vllm, or an argument that they cannot go with.
+        ConfigError: the backend is not vllm, or an argument excludes them.
     """
-    names = [one.name for one in config.conditions if one.intervention]
-    if not (names or config.record_attention):
+    names = [condition.name for condition in config.conditions if condition.intervention]
+    if not names and not config.record_attention:
         return
     if config.model.backend != "vllm":
-        what = f"{names[0]} has an intervention" if names else "attention is recorded"
-        raise ConfigError(f"{what}, which needs backend vllm; it is {config.model.backend}.")
+        reason = f"{names[0]} has an intervention" if names else "attention is recorded"
+        raise ConfigError(f"{reason}, which needs backend vllm; it is {config.model.backend}.")
     arguments = config.model.model_args
     if names and arguments.get("dtype") in (None, "auto"):
         raise ConfigError(
-            "Interventions are checked in the type that vLLM computes in: name model.model_args.dtype."
+            "Interventions are checked in the type that vLLM computes in: name "
+            "model.model_args.dtype."
         )
     _refuse_arguments(arguments, opened_layers(config))
 
@@ -87,7 +90,7 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> N
     """Refuse a model whose layers cannot be opened, before it is loaded.
 
     Raises:
-        ConfigError: an argument or an architecture that it cannot go with, or a layer that the model has not.
+        ConfigError: an argument or the architecture excludes it, or the model has no such layer.
         ModelError: the model's config cannot be read.
     """
     _refuse_arguments(arguments, layers)
@@ -96,54 +99,55 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> N
 
     name = str(arguments["pretrained"])
     try:
-        found = AutoConfig.from_pretrained(
-            name, revision=arguments.get("revision")
-        ).get_text_config()
+        config = AutoConfig.from_pretrained(name, revision=arguments.get("revision"))
+        config = config.get_text_config()
     except (OSError, ValueError) as error:
         raise ModelError(explain_hub_error(name, error)) from None
-    last = (
-        max((layer for opened in layers.values() if opened != "all" for layer in opened), default=0)
-        + 1
-    )
-    if last > found.num_hidden_layers:
+    last = 0
+    for numbers in layers.values():
+        if numbers != "all":
+            last = max([last, *numbers])
+    if last >= config.num_hidden_layers:
         raise ConfigError(
-            f"What is asked for is in Layer {last}, and the model has {found.num_hidden_layers}."
+            f"What is asked for is in Layer {last + 1}, and the model has "
+            f"{config.num_hidden_layers}."
         )
     with torch.device("meta"):
-        decoder = getattr(AutoModelForCausalLM.from_config(found), "model", None)
-    block = getattr(decoder, "layers", [None] * last)[last - 1]
-    attention, changed = (
-        getattr(block, "self_attn", None),
-        layers["attention"] or layers["activations"],
-    )
-    for lacks, what in (
-        (attention is None, "no `self_attn` in `model.layers`"),
-        (
-            changed and not hasattr(getattr(block, "mlp", None), "act_fn"),
-            "no `mlp.act_fn` (experts have none)",
-        ),
-        (
-            bool(getattr(found, "sliding_window", None))
-            and bool(getattr(found, "use_sliding_window", True)),
-            "sliding windows",
-        ),
-        (getattr(found, "attn_logit_softcapping", None), "soft-capped attention"),
-        (hasattr(attention, "sinks"), "attention sinks"),
-        (hasattr(attention, "kv_lora_rank"), "latent attention"),
-    ):
-        if lacks:
-            raise ConfigError(
-                f"The layers of {name} cannot be opened: {found.model_type} has {what}."
-            )
+        decoder: Any = getattr(AutoModelForCausalLM.from_config(config), "model", None)
+    block = decoder.layers[last] if hasattr(decoder, "layers") else None
+    changes_layers = bool(layers["attention"] or layers["activations"])
+    if obstacle := _find_obstacle(config, block, changes_layers):
+        raise ConfigError(
+            f"The layers of {name} cannot be opened: {config.model_type} has {obstacle}."
+        )
+
+
+def _find_obstacle(config: Any, block: Any, changes_layers: bool) -> str | None:
+    """The property of a model that excludes open layers; None if there is none."""
+    attention = getattr(block, "self_attn", None)
+    activation = getattr(getattr(block, "mlp", None), "act_fn", None)
+    uses_windows = getattr(config, "use_sliding_window", True)
+    obstacles = {
+        "no `self_attn` in `model.layers`": attention is None,
+        "no `mlp.act_fn` (experts have none)": changes_layers and activation is None,
+        "sliding windows": uses_windows and getattr(config, "sliding_window", None),
+        "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
+        "attention sinks": hasattr(attention, "sinks"),
+        "latent attention": hasattr(attention, "kv_lora_rank"),
+    }
+    return next((obstacle for obstacle, exists in obstacles.items() if exists), None)
 
 
 def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> None:
-    for key, what in _UNSUPPORTED.items():
-        if arguments.get(key) is True or arguments.get(key) not in _USUAL:
+    for name, feature in _UNSUPPORTED.items():
+        value = arguments.get(name)
+        # True equals 1, which is a default of sizes only
+        if value is True or value not in _DEFAULTS:
             raise ConfigError(
-                f"model.model_args.{key} is {arguments[key]!r}: interventions and recording cannot go with {what}."
+                f"model.model_args.{name} is {value!r}: interventions and recording cannot go with "
+                f"{feature}."
             )
-    if layers["activations"] and arguments.get("tensor_parallel_size") not in _USUAL:
+    if layers["activations"] and arguments.get("tensor_parallel_size") not in _DEFAULTS:
         raise ConfigError(
             "Changed activations need all units of a layer on one GPU: remove tensor_parallel_size."
         )
@@ -153,125 +157,123 @@ def ask_reference(
     plan: Plan,
     requests: Iterable[Request],
     folder: Path,
-    advance: Callable[[int, int], None] = lambda done, total: None,
+    advance: Callable[[int, int], None] = lambda count, total: None,
 ) -> dict[str, Any]:
     """Have Hugging Face answer the first prompts of every arm, unless the folder has its answers.
 
     Args:
-        plan: The run's.
-        requests: All of the run.
-        folder: The run's.
-        advance: Is told how many arms are answered, and how many there are.
+        plan: The run's plan.
+        requests: All requests of the run.
+        folder: The run's folder.
+        advance: Called with the number of answered arms, and with that of all arms.
 
     Returns:
-        Questions and answers, plain values, which the folder keeps.
+        Questions and answers as plain values, which are stored in the folder.
 
     Raises:
         ModelError: Hugging Face cannot load the model or answer.
     """
-    file, asked, written = (folder / f"{name}{REFERENCE}" for name in ("", "asked-", "answered-"))
-    questions = _questions(plan, requests)
-    known: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    if known.get("questions") == questions:
-        return known
-    asked.write_text(json.dumps(questions), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "harness.engines.interventions.hugging_face_answers",
-        str(asked),
-        str(written),
-    ]
-    said = ""
+    path = folder / REFERENCE
+    questions = _make_questions(plan, requests)
+    reference: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if reference.get("questions") == questions:
+        return reference
+    draft = folder / f"asked-{REFERENCE}"
+    draft.write_text(json.dumps(questions), encoding="utf-8")
+    module = "harness.engines.interventions.hugging_face_answers"
+    command = [sys.executable, "-m", module, str(draft)]
+    last_line = ""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         for line in process.stdout or ():
-            if found := re.fullmatch(r"(\d+) of (\d+) arms\n", line):
-                advance(int(found[1]), int(found[2]))
-            else:
-                said = line.strip() or said
+            if progress := re.fullmatch(r"(\d+) of (\d+) arms\n", line):
+                advance(int(progress[1]), int(progress[2]))
+            elif line.strip():
+                last_line = line.strip()
     if process.returncode:
-        raise ModelError(f"Hugging Face cannot answer under the interventions: {said}")
-    known = {"questions": questions, **json.loads(written.read_text("utf-8"))}
-    asked.write_text(json.dumps(known), encoding="utf-8")
-    asked.replace(file)
-    written.unlink()
-    return known
+        raise ModelError(f"Hugging Face cannot answer under the interventions: {last_line}")
+    draft.replace(path)
+    reference = json.loads(path.read_text("utf-8"))
+    return reference
 
 
-def _questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
-    """The first prompts of every arm, the baseline's first."""
+def _make_questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
+    """The first prompts of every arm, those of the baseline before the others."""
     config, arguments = plan.config, plan.model_arguments
     first_draw = min(arm.draw for arm in plan.arms.values() if arm.prompts)
-    names = {
-        task: arm.condition.name
-        for task, arm in plan.arms.items()
-        if arm.condition in config.conditions
-        and arm.draw == first_draw
-        and arm.layout == config.layouts[0]
-    }
-    mine: dict[str, list[Request]] = {
+    names = {}
+    for task, arm in plan.arms.items():
+        is_first = arm.draw == first_draw and arm.layout == config.layouts[0]
+        if is_first and arm.condition in config.conditions:
+            names[task] = arm.condition.name
+    arms: dict[str, list[dict[str, Any]]] = {
         name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)
     }
-    for one in requests:
-        if one.task in names and len(mine[names[one.task]]) < ARM_PROMPTS:
-            mine[names[one.task]].append(one)
+    for request in requests:
+        if request.task in names and len(arms[names[request.task]]) < ARM_PROMPTS:
+            question = {"token_ids": request.prompt_token_ids, "arm": request.intervention}
+            arms[names[request.task]].append(question)
     questions = {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
         "dtype": str(arguments["dtype"]).removeprefix("torch."),
         "layers": opened_layers(config)["activations"],
-        "arms": {
-            name: [{"token_ids": one.prompt_token_ids, "arm": one.intervention} for one in several]
-            for name, several in mine.items()
-        },
+        "arms": arms,
     }
+    # as they are read from the file, with lists in place of tuples
     plain: dict[str, Any] = json.loads(json.dumps(questions, default=dict))
     return plain
 
 
-def open_layers(given: dict[str, Any], layers: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the engine arguments that interventions need; returns the layers.
+def open_layers(options: dict[str, Any], layers: Mapping[str, Any]) -> None:
+    """Fill in the engine arguments that interventions need.
 
-    A compiled model is stored under a hash of the arguments, which knows these layers by `additional_config` alone. No
-    Python runs in a CUDA graph, so steps in which something is due use graphs that are split at attention and at our
-    own op: see `Arms.may_use_full_graph`. vLLM uses full graphs for steps in which all requests decode, and no others.
+    A compiled model is stored under a hash of the arguments, in which only `additional_config` has
+    these layers. No Python runs in a CUDA graph, so steps in which rows are changed or recorded use
+    graphs that are split at attention and at our own operation: see `Arms.may_use_full_graph`. vLLM
+    uses full graphs only for steps in which all requests decode.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the hooks are the V1 runner's
-    given["additional_config"] = {**(given.get("additional_config") or {}), PLUGIN: layers}
-    if not given.get("enforce_eager"):
+    options["additional_config"] = {**(options.get("additional_config") or {}), PLUGIN: layers}
+    if not options.get("enforce_eager"):
         from vllm.config import CompilationConfig
 
-        own = given.get("compilation_config") or {}
-        if not isinstance(own, dict):
+        compilation = options.get("compilation_config") or {}
+        if not isinstance(compilation, dict):
             raise ConfigError(
-                f"model.model_args.compilation_config: interventions need a mapping, got {own!r}."
+                "model.model_args.compilation_config: interventions need a mapping, got "
+                f"{compilation!r}."
             )
-        split = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
-        given["compilation_config"] = {
-            "splitting_ops": split,
-            **own,
+        operations = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
+        options["compilation_config"] = {
+            "splitting_ops": operations,
+            **compilation,
             "cudagraph_mode": "FULL_AND_PIECEWISE",
         }
-    return layers
 
 
-def salted_prompt(token_ids: Sequence[int], arm: Mapping[str, Any] | None, own: str = "") -> Any:
-    """A prompt for vLLM. With an arm it has a salt: else its cache would give one arm the states of another.
+def salted_prompt(
+    token_ids: Sequence[int], arm: Mapping[str, Any] | None, recording: str = ""
+) -> Any:
+    """A prompt for vLLM, with a salt for its cache if it has an arm or is recorded.
 
-    With a text of its `own` it is computed anew, which recording needs.
+    Without the salt the cache would give an arm the states of another. A recorded prompt must be
+    computed anew, so its recording has a name that no other has.
     """
     from vllm import TokensPrompt
 
     prompt = TokensPrompt(prompt_token_ids=list(token_ids))
-    if arm or own:
-        prompt["cache_salt"] = hash_json([arm, own])
+    if arm or recording:
+        prompt["cache_salt"] = hash_json([arm, recording])
     return prompt
 
 
 def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Have the engine answer what Hugging Face answered, all arms in one batch: see `compare_with_reference`.
+    """Have the engine answer the questions of Hugging Face, all arms in one batch.
+
+    Returns:
+        As `compare_with_reference`, and `kept_bytes`, the memory of the open layers' states.
 
     Raises:
         EngineError: an arm does not answer as in Hugging Face.
@@ -279,12 +281,11 @@ def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    found: dict[str, list[Any]] = {
-        name: [None] * len(asked) for name, asked in reference["questions"]["arms"].items()
-    }
-    for name, asked in reference["questions"]["arms"].items():
-        for place, one in enumerate(asked):
-            arm = one["arm"]
+    answers: dict[str, list[Any]] = {}
+    for name, questions in reference["questions"]["arms"].items():
+        answers[name] = [None] * len(questions)
+        for index, question in enumerate(questions):
+            arm = question["arm"]
             parameters = SamplingParams(
                 temperature=0,
                 max_tokens=ARM_TOKENS,
@@ -294,85 +295,82 @@ def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 extra_args={PLUGIN: arm} if arm else None,
             )
-            engine.add_request(f"{name} {place}", salted_prompt(one["token_ids"], arm), parameters)
+            prompt = salted_prompt(question["token_ids"], arm)
+            engine.add_request(f"{name} {index}", prompt, parameters)
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
-                name, _, place = output.request_id.rpartition(" ")
-                tokens = [int(token) for token in output.outputs[0].token_ids]
-                likely = [
-                    step[token].logprob
-                    for step, token in zip(output.outputs[0].logprobs, tokens, strict=True)
-                ]
-                found[name][int(place)] = {"tokens": tokens, "logprobs": likely}
-    kept = sum(engine.collective_rpc("mless_check_rows"))
-    agreement = {**compare_with_reference(found, reference), "kept_bytes": kept}
-    prompts, agreeing = agreement["prompts"], agreement["agreements"]
-    if wrong := [name for name in prompts if agreeing[name] < prompts[name]]:
-        counts = ", ".join(f"{name} {agreeing[name]} of {prompts[name]}" for name in wrong)
+                name, _, index = output.request_id.rpartition(" ")
+                answers[name][int(index)] = _read_answer(output.outputs[0])
+    stored_bytes = sum(engine.collective_rpc("mless_check_rows"))
+    agreement = {**compare_with_reference(answers, reference), "kept_bytes": stored_bytes}
+    counts = []
+    for name, prompt_count in agreement["prompts"].items():
+        agreeing = agreement["agreements"][name]
+        if agreeing < prompt_count:
+            counts.append(f"{name} {agreeing} of {prompt_count}")
+    if counts:
         raise EngineError(
-            f"vLLM does not answer as Hugging Face under interventions. Prompts that agree: {counts}."
+            "vLLM does not answer as Hugging Face under interventions. Prompts that agree: "
+            f"{', '.join(counts)}."
         )
     return agreement
 
 
-def distance(
-    ours: Mapping[str, Sequence[Any]], theirs: Mapping[str, Sequence[Any]], bound: float
-) -> float:
-    """The largest difference of a log-probability of two greedy answers, up to the first near-tie of the second.
+def _read_answer(completion: Any) -> dict[str, list[Any]]:
+    tokens = [int(token) for token in completion.token_ids]
+    steps = zip(completion.logprobs, tokens, strict=True)
+    return {"tokens": tokens, "logprobs": [logprobs[token].logprob for logprobs, token in steps]}
 
-    Infinite where they go apart without one.
+
+def distance(
+    answer: Mapping[str, Sequence[Any]], reference: Mapping[str, Sequence[Any]], bound: float
+) -> float:
+    """The largest difference of a log-probability of two greedy answers.
+
+    It is taken up to the first token that differs, and infinite if the reference has no near-tie
+    there.
     """
-    furthest = 0.0
-    columns = (
-        ours["tokens"],
-        theirs["tokens"],
-        ours["logprobs"],
-        theirs["logprobs"],
-        theirs["leads"],
-    )
-    for token, other, one, two, lead in zip(*columns, strict=True):
-        if token != other:
-            return furthest if lead <= bound else math.inf
-        furthest = max(furthest, abs(one - two))
-    return furthest
+    largest = 0.0
+    columns = [reference[name] for name in ("tokens", "logprobs", "leads")]
+    steps = zip(answer["tokens"], answer["logprobs"], *columns, strict=True)
+    for token, logprob, reference_token, reference_logprob, lead in steps:
+        if token != reference_token:
+            return largest if lead <= bound else math.inf
+        largest = max(largest, abs(logprob - reference_logprob))
+    return largest
 
 
 def compare_with_reference(
-    found: Mapping[str, Sequence[Mapping[str, Any]]], reference: Mapping[str, Any]
+    answers: Mapping[str, Sequence[Mapping[str, Any]]], reference: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """How an engine's answers agree with Hugging Face's.
+    """The agreement of an engine's answers with those of Hugging Face.
 
     Args:
-        found: By arm the engine's answers: `tokens` and `logprobs`.
-        reference: What `ask_reference` wrote.
+        answers: By arm the engine's answers: `tokens` and `logprobs`.
+        reference: As `ask_reference` returns it.
 
     Returns:
-        By arm `prompts` and `agreements`: the number of prompts, and of those that the engine answers as Hugging Face.
-        `bound` and `largest`: the largest difference of a log-probability that agrees, and that was found.
+        By arm `prompts` and `agreements`: the number of prompts, and of those with agreeing
+        answers. `bound` and `largest`: the largest difference of a log-probability that agrees, and
+        the largest in these answers.
     """
-    bound, theirs = (
-        LOGPROB_BOUND[reference["questions"]["dtype"] in FULL_PRECISION],
-        reference["answers"],
-    )
-    distances = {
-        name: [distance(*pair, bound) for pair in zip(answers, theirs[name], strict=True)]
-        for name, answers in found.items()
-    }
-    return {
-        "prompts": {name: len(answers) for name, answers in found.items()},
-        "bound": bound,
-        "largest": max(chain.from_iterable(distances.values())),
-        "agreements": {
-            name: sum(one <= bound for one in several) for name, several in distances.items()
-        },
-    }
+    bound = LOGPROB_BOUNDS.get(reference["questions"]["dtype"], HALF_PRECISION_BOUND)
+    prompts, agreements, largest = {}, {}, 0.0
+    for name, arm_answers in answers.items():
+        pairs = zip(arm_answers, reference["answers"][name], strict=True)
+        distances = [distance(answer, expected, bound) for answer, expected in pairs]
+        prompts[name] = len(distances)
+        agreements[name] = sum(difference <= bound for difference in distances)
+        largest = max([largest, *distances])
+    return {"prompts": prompts, "bound": bound, "largest": largest, "agreements": agreements}
 
 
 def describe_agreement(agreement: Mapping[str, Any]) -> str:
-    """How close the engine's answers are, in a sentence."""
-    arms, most = len(agreement["prompts"]), max(agreement["prompts"].values())
+    """A sentence on how close the engine's answers are."""
+    prompts = agreement["prompts"]
+    most = max(prompts.values())
     return (
-        f"{arms} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: log-probabilities differ by "
-        f"{agreement['largest']:.1g} at most."
+        f"{len(prompts)} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: "
+        f"log-probabilities differ by {agreement['largest']:.1g} at most."
     )

@@ -1,8 +1,10 @@
-"""The same interventions in Hugging Face, prompt by prompt: what the engine's answers are checked against.
+"""The same interventions in Hugging Face, prompt by prompt: the reference for the engine's answers.
 
-It runs in a process of its own, which ends before an engine takes the memory:
+It runs in a separate process, which ends before an engine takes the memory:
 
-    python -m harness.engines.interventions.hugging_face_answers QUESTIONS ANSWERS
+    python -m harness.engines.interventions.hugging_face_answers FILE
+
+FILE has the questions, and then the questions with the answers.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +34,13 @@ NAME = "mless_interventions"
 
 
 class Reference:
-    """A model of Hugging Face's whose attention and activations are changed as the arm of the present prompt says.
+    """A model of Hugging Face's whose attention and activations the arm of a prompt changes.
 
     Args:
         folder: The model's folder or hub name.
-        dtype: What it computes in.
+        dtype: The type of its weights.
         layers: The layers, from 0, whose activations some arm changes.
+        revision: The revision on the hub.
     """
 
     def __init__(
@@ -47,55 +51,56 @@ class Reference:
         self._phantom: tuple[Tensor, Tensor] | None = None
         self._capture: list[tuple[Tensor, Tensor]] | None = None
         AttentionInterface.register(NAME, self._attention)
-        AttentionMaskInterface.register(NAME, eager_mask)  # not looked at: all is causal here
+        AttentionMaskInterface.register(NAME, eager_mask)  # unused: all attention here is causal
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation=NAME, revision=revision
         ).eval()
         if torch.cuda.is_available():
             self.model.cuda()
         for layer in layers:
-            mlp = self.model.model.layers[layer].mlp
-            mlp.act_fn = _Activation(mlp.act_fn, self, layer)
+            activation = self.model.model.layers[layer].mlp.act_fn
+            activation.register_forward_hook(partial(self._change, layer))
 
     @torch.no_grad()
     def answer(
         self, token_ids: Sequence[int], arm: Mapping[str, Any] | None
     ) -> dict[str, list[Any]]:
-        """The greedy answer, its log-probabilities, and by how much each beats the next best token."""
-        self._arm, self._phantom = arm or {}, None
-        if self._arm.get("phantom"):
-            self._capture, ids = [], torch.tensor([self._arm["phantom"]], device=self.model.device)
-            where = self._arm["start"] + torch.arange(ids.shape[1], device=ids.device)
-            self.model(ids, position_ids=where[None], use_cache=False, logits_to_keep=1)
-            self._phantom, self._capture = self._capture[0], None
-        found: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
+        """The greedy answer, its log-probabilities, and their leads over the next best token."""
+        self._arm = arm or {}
+        self._phantom = self._capture_phantom() if self._arm.get("phantom") else None
+        answer: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(ARM_TOKENS):
             self._positions = start + torch.arange(ids.shape[1], device=ids.device)
             if "phantom" in self._arm:
                 self._positions = add_gap(self._positions, self._arm["start"], self._arm["size"])
-            made = self.model(
+            output = self.model(
                 ids,
                 position_ids=self._positions[None],
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
             )
-            cache, start = made.past_key_values, start + ids.shape[1]
-            best = made.logits[0, -1].float().log_softmax(-1).topk(2)
-            found["tokens"].append(int(best.indices[0]))
-            found["logprobs"].append(float(best.values[0]))
-            found["leads"].append(float(best.values[0] - best.values[1]))
+            cache, start = output.past_key_values, start + ids.shape[1]
+            best = output.logits[0, -1].float().log_softmax(-1).topk(2)
+            answer["tokens"].append(int(best.indices[0]))
+            answer["logprobs"].append(float(best.values[0]))
+            answer["leads"].append(float(best.values[0] - best.values[1]))
             ids = best.indices[:1][None]
-        return found
+        return answer
 
-    def change(self, activations: Tensor, layer: int) -> Tensor:
-        """Activations [1, token, unit] of one layer as the arm leaves them."""
-        if (
-            self._capture is None
-            and self._arm.get("kind") != "filler"
-            and layer in self._arm.get("layers", ())
-        ):
+    def _capture_phantom(self) -> tuple[Tensor, Tensor]:
+        """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
+        self._capture = []
+        ids = torch.tensor([self._arm["phantom"]], device=self.model.device)
+        positions = self._arm["start"] + torch.arange(ids.shape[1], device=ids.device)
+        self.model(ids, position_ids=positions[None], use_cache=False, logits_to_keep=1)
+        phantom, self._capture = self._capture[0], None
+        return phantom
+
+    def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
+        """Activations [1, token, unit] of a layer, changed by the arm if it changes them."""
+        if self._arm.get("kind") != "filler" and layer in self._arm.get("layers", ()):
             activations = change_activations(activations[0], self._positions, self._arm)[None]
         return activations
 
@@ -117,34 +122,19 @@ class Reference:
             indices = key.shape[2] - query.shape[2] + tokens[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
             if self._phantom:
-                key, value = (
-                    torch.cat(pair, 1) for pair in zip((key, value), self._phantom, strict=True)
-                )
+                key = torch.cat([key, self._phantom[0]], 1)
+                value = torch.cat([value, self._phantom[1]], 1)
             fillers = tabulate_fillers([self._arm], query.device)
             return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
-        causal = query.shape[2] > 1
-        made = scaled_dot_product_attention(
-            query, key, value, scale=scaling, is_causal=causal, enable_gqa=True
+        is_causal = query.shape[2] > 1
+        output = scaled_dot_product_attention(
+            query, key, value, scale=scaling, is_causal=is_causal, enable_gqa=True
         )
-        return made.transpose(1, 2), None
-
-
-class _Activation(nn.Module):
-    def __init__(self, own: nn.Module, reference: Reference, layer: int) -> None:
-        super().__init__()
-        self.own, self.layer = own, layer
-        self._change = reference.change
-
-    def forward(self, gate: Tensor) -> Tensor:
-        return self._change(self.own(gate), self.layer)
+        return output.transpose(1, 2), None
 
 
 def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers of all arms.
-
-    Args:
-        questions: As of `check_arms.ask_reference`.
-    """
+    """The questions of `check_arms.ask_reference`, with the answers of all arms."""
     reference = Reference(
         questions["model"], questions["dtype"], questions["layers"], questions["revision"]
     )
@@ -152,11 +142,10 @@ def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
     for name, prompts in questions["arms"].items():
         answers[name] = [reference.answer(prompt["token_ids"], prompt["arm"]) for prompt in prompts]
         print(f"{len(answers)} of {len(questions['arms'])} arms", flush=True)
-    return {"answers": answers}
+    return {"questions": questions, "answers": answers}
 
 
 if __name__ == "__main__":
-    asked, written = map(Path, sys.argv[1:])
-    written.write_text(
-        json.dumps(answer_all(json.loads(asked.read_text("utf-8")))), encoding="utf-8"
-    )
+    path = Path(sys.argv[1])
+    reference = answer_all(json.loads(path.read_text("utf-8")))
+    path.write_text(json.dumps(reference), encoding="utf-8")

@@ -1,0 +1,122 @@
+"""lm-eval's model arguments as vLLM's engine arguments, and the defaults that mless adds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.engines.devices import use_all_cores
+from harness.engines.engine_processes import WORKER_EXTENSION
+from harness.errors import ConfigError, list_near
+from harness.experiment.tokenizer import fetch_repository
+
+CPU_KV_CACHE_BYTES = 2**30
+"""Size of the KV cache on a CPU. vLLM would reserve nearly all memory; 1 GiB is ample for a small
+model."""
+CPU_BLOCK_SIZE = 32
+"""Tokens in a block of the KV cache on a CPU, the unit in which prompts share a prefix. Instruction
+and filler together are shorter than vLLM's 128, so that nothing would ever be shared. Smaller
+blocks must be multiples of 32."""
+CPU_BATCHED_TOKENS = 8192
+"""The fewest tokens that fit into one step on a CPU, where prompts are prefilled without chunks."""
+
+ENGINE_NAMES = {"pretrained": "model", "max_length": "max_model_len"}
+"""vLLM's names of engine arguments that lm-eval names differently."""
+PROMPT_ARGUMENTS = ("add_bos_token", "think_end_token", "truncation_side")
+"""Model arguments of lm-eval's that change prompts."""
+NON_ENGINE_ARGUMENTS = (
+    "batch_size",
+    "max_batch_size",
+    "max_gen_toks",
+    "device",
+    "data_parallel_size",
+    "chat_template_args",
+    "enable_thinking",
+)
+"""Model arguments that lm-eval, the pool of engines or the prompts use."""
+ENGINE_DEFAULTS = {
+    "stream_interval": 64,  # the engine reports unfinished requests after so many tokens each
+    "disable_log_stats": True,  # as vLLM's own `LLM`: nobody reads them, and they take time
+    "worker_extension_cls": WORKER_EXTENSION,
+}
+
+
+def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """lm-eval's model arguments as vLLM's engine arguments.
+
+    Raises:
+        ConfigError: no model is named, or an argument changes prompts.
+    """
+    if not arguments.get("pretrained"):
+        raise ConfigError(
+            "The model arguments name no model: expected `pretrained`, a model folder or hub name."
+        )
+    for name in PROMPT_ARGUMENTS:
+        if arguments.get(name) is not None:
+            raise ConfigError(
+                f"The model argument {name!r} changes prompts after they were checked. Remove it."
+            )
+    return {
+        ENGINE_NAMES.get(name, name): value
+        for name, value in arguments.items()
+        if value is not None and name not in NON_ENGINE_ARGUMENTS
+    }
+
+
+def refuse_unknown_arguments(options: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise ConfigError if an argument has none of the names that vLLM knows."""
+    for name in options:
+        if name not in names:
+            near = list_near(name, [*names, *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS], most=3)
+            raise ConfigError(
+                f"model.model_args has {name!r}, which this vLLM does not know. Near it: {near}."
+            )
+
+
+def fetch_weights(options: Mapping[str, Any]) -> None:
+    """Download a hub's model before the engine starts.
+
+    vLLM would download it within the time in which the engine must become ready.
+
+    Args:
+        options: The engine arguments. A folder is left to vLLM, and so is what `download_dir` or
+            the loader fetches by itself.
+
+    Raises:
+        ModelError: the hub refuses or cannot be reached, and the files are not in its cache.
+    """
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    name = str(options["model"])
+    if HF_HUB_OFFLINE or options.keys() & {"download_dir", "load_format"}:
+        return
+    if name.count("/") == 1 and not Path(name).exists():
+        fetch_repository(name, options.get("revision"), weights=True)
+
+
+def fit_to_cpu(options: dict[str, Any], *, sampled: bool) -> None:
+    """Fill in the engine arguments that vLLM needs on a CPU; have it use all cores if they are few.
+
+    Args:
+        options: The engine arguments; changed in place.
+        sampled: Whether any request will be sampled.
+
+    Raises:
+        ConfigError: the engine would die in the middle of the run.
+    """
+    use_all_cores()
+    if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        options.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    options.setdefault("block_size", CPU_BLOCK_SIZE)
+    if not options.setdefault("enable_chunked_prefill", False):
+        length = int(options.get("max_model_len") or 0)
+        if length:  # without chunks the longest prompt must fit into one step
+            batched_tokens = int(options.get("max_num_batched_tokens") or 0)
+            options["max_num_batched_tokens"] = max(batched_tokens, length, CPU_BATCHED_TOKENS)
+    elif sampled:
+        raise ConfigError(
+            "enable_chunked_prefill is true, and on a CPU a seeded sampled request that is "
+            "prefilled in chunks kills vLLM. Remove it, or use `gen_kwargs: greedy`."
+        )

@@ -1,0 +1,171 @@
+"""The rows of a step that interventions change, and those whose attention is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from harness.engines.interventions.arithmetic import Arm, Fillers, copy_to, tabulate_fillers
+
+
+class Recording:
+    """The attention that the tokens of a prompt receive, summed while its queries come in chunks.
+
+    A preempted prompt comes again, from its start or from the tokens in the cache; no query is
+    added twice.
+
+    Attributes:
+        sets: Sets of queries [set, token]. In the last set attention to a query's own token counts
+            too.
+        query_count: The number of queries that have come.
+        sums: [layer, set, head, key] The sums over all queries, once they have left the device.
+    """
+
+    sums: Tensor
+
+    def __init__(self, sets: Sequence[Sequence[int]]) -> None:
+        self.sets, self.query_count = np.array(sets, dtype=np.float32), 0
+        self._keys: dict[int, Tensor] = {}
+        self._sums: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return int(self.sets.shape[1])
+
+    def keys(self, layer: int, key: Tensor, index: int) -> Tensor:
+        """All keys of the prompt until the end of these, the first of which has this index.
+
+        They are stored until the prompt is complete.
+        """
+        stop = index + len(key)
+        if not index and stop == len(self):
+            return key
+        if layer not in self._keys:
+            self._keys[layer] = key.new_zeros(len(self), *key.shape[1:])
+        self._keys[layer][index:stop] = key
+        return self._keys[layer][:stop]
+
+    def add(self, layer: int, sums: Tensor) -> None:
+        """Add the sums [head, set, key] of some queries; they have none for later keys."""
+        if layer in self._sums:
+            self._sums[layer][..., : sums.shape[-1]] += sums
+        else:
+            self._sums[layer] = pad(sums, (0, len(self) - sums.shape[-1]))
+
+    def leave_device(self) -> None:
+        """Move the sums to the CPU, if all queries have come."""
+        if self.query_count == len(self) and self._sums:
+            self._keys.clear()
+            layers = torch.stack([sums for _, sums in sorted(self._sums.items())]).cpu()
+            self.sums = layers.transpose(1, 2)
+            self._sums.clear()
+
+
+@dataclass(slots=True)  # a frozen one takes three times as long, and a step makes hundreds
+class Chunk:
+    """The tokens of a step that belong to a request with an intervention or a recording.
+
+    Attributes:
+        row: The row of the first token in the batch.
+        count: The number of tokens.
+        index: The index of the first token in its sequence.
+        request: The request's index in the batch.
+        arm: The request's intervention; empty if there is none.
+        recording: The prompt's recording if any tokens are queries that have not come before.
+        first: The index of the first such query.
+    """
+
+    row: int
+    count: int
+    index: int
+    request: int
+    arm: Arm
+    recording: Recording | None
+    first: int
+
+    @property
+    def changes_attention(self) -> bool:
+        """Whether the arm changes attention, and not activations."""
+        return self.arm.get("kind") == "filler"
+
+
+Block = tuple[Chunk, int, int]
+"""Recorded queries of a chunk: the index of the first query, and of the first token after the last
+one."""
+
+
+class RecordedQueries:
+    """Blocks of queries whose attention is recorded together, padded to the same number of queries.
+
+    Their prompts have the same number of sets.
+
+    Attributes:
+        rows: [block, query] The rows of the queries in the batch.
+        indices: [block, query] The index of each query in its sequence.
+        sets: [block, set, query] Whether the query is in the set; 0 for padding.
+    """
+
+    def __init__(self, blocks: Sequence[Block], device: torch.device) -> None:
+        self.blocks = blocks
+        size = max(stop - first for _, first, stop in blocks)
+        indices, rows, sets = [], [], []
+        for chunk, first, stop in blocks:
+            assert chunk.recording
+            # padded with the last query of the block
+            index = np.minimum(np.arange(first, first + size), stop - 1)
+            indices.append(index)
+            rows.append(index + chunk.row - chunk.index)
+            padding = size - (stop - first)
+            sets.append(np.pad(chunk.recording.sets[:, first:stop], ((0, 0), (0, padding))))
+        self.rows, self.indices = copy_to(device, np.stack([rows, indices]))
+        self.sets = copy_to(device, np.stack(sets))
+
+
+class Group:
+    """Requests whose attention or activations are changed together, with the same number of tokens.
+
+    While the same requests decode, only their rows and indices change.
+
+    Attributes:
+        layers: The layers that are changed, equal for all requests.
+        phantoms: Keys and values [request, token, head, unit], once a layer has needed them.
+        rows: [request, token] The rows of the tokens in the batch.
+        indices: [request, token] The index of each token in its sequence.
+    """
+
+    rows: Tensor
+    indices: Tensor
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.arms = [chunk.arm for chunk in chunks]
+        self.layers = self.arms[0]["layers"]
+        self.changes_attention = chunks[0].changes_attention
+        self.phantoms: Sequence[Tensor] = ()
+
+    @cached_property
+    def fillers(self) -> Fillers:
+        """The fillers of arms that change attention."""
+        return tabulate_fillers(self.arms, self.rows.device)
+
+    def start_step(self, chunks: Sequence[Chunk], device: torch.device) -> None:
+        """Set the tokens of a step; all layers use the same tensors."""
+        columns = [(chunk.row, chunk.index, chunk.request) for chunk in chunks]
+        first_rows, first_indices, self._requests = copy_to(device, columns).T
+        tokens = torch.arange(chunks[0].count, device=device)
+        self.rows = first_rows[:, None] + tokens
+        self.indices = first_indices[:, None] + tokens
+        self._length = max(chunk.index for chunk in chunks) + chunks[0].count
+        self._slots: Tensor | None = None
+
+    def slots(self, block_table: Tensor, block_size: int) -> Tensor:
+        """[request, position] The slots of the keys of all positions, equal in all layers."""
+        if self._slots is None:
+            positions = torch.arange(self._length, device=block_table.device)
+            blocks = block_table[self._requests].long()[:, positions // block_size]
+            self._slots = blocks * block_size + positions % block_size
+        return self._slots
