@@ -41,7 +41,7 @@ done
 cp -r results/example "$work/example"
 mless regrade "$work/example" 2>&1 | without_times > "$out/regrade.txt"
 for file in scores prompts journal; do
-    xzcat "$work/example/$file.jsonl.xz" | sha256sum > "$out/$file.sha256"
+    xzcat "$work/example/$file.jsonl.xz" | tail -n +2 | sha256sum > "$out/$file.sha256"
 done
 mless table results/example --mediators --audit --format json > "$out/table.json"
 mless table results/example --mediators --audit > "$out/table.txt"
