@@ -103,7 +103,7 @@ def _check_device() -> Check:
     """The devices that torch sees, and the processes that hold their memory."""
     torch = importlib.import_module("torch")
     build = torch.version.cuda or getattr(torch.version, "hip", None)
-    with warnings.catch_warnings(action="ignore"):  # of an old driver: no GPU is available then
+    with warnings.catch_warnings(action="ignore"):  # torch warns of an old driver
         available = torch.cuda.is_available()
     version = f"torch {torch.__version__}"
     if available:

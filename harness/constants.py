@@ -16,8 +16,8 @@ BASELINE = "wo"
 STUDIED = "mless"
 """The condition with the filler of the study, the default of commands."""
 DEFAULT_SEED = 1234
-"""Of what is drawn at random unless told: tokens and places, samples, flips, permutations,
-bootstrap draws."""
+"""The default seed of everything drawn at random: filler tokens, positions, samples, sign flips,
+permutations, bootstrap draws."""
 
 # Prompts: their tokens, documents and sampling
 SEPARATOR = " \n\n"
@@ -37,9 +37,9 @@ MAX_GEN_TOKS = 2048
 ALPHA = 0.05
 """Level of all tests; intervals are of level 1 - ALPHA, those of equivalence of 1 - 2 ALPHA."""
 POWER = 0.8
-"""With which a planned run should find a true difference: the usual one."""
+"""The conventional power with which a planned run should detect a true difference."""
 MARGIN = 1.0
-"""Equivalence margin in points, unless told: a gain below it would change no decision on a
+"""The default equivalence margin in points: a gain below it would change no decision on a
 prompt."""
 PASSED = ("better", "worse")
 """Verdicts that need a significant test. Only these are bold."""

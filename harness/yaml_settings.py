@@ -1,4 +1,4 @@
-"""Reads YAML files of settings, overrides keys, and explains what does not fit in one line."""
+"""Reads YAML files of settings, overrides keys, and explains errors in one line each."""
 
 from __future__ import annotations
 

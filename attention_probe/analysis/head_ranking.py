@@ -1,7 +1,7 @@
 """A ranking of all recorded heads by the difference of a measure between two conditions.
 
-One condition against one is ordered by t, without a p-value: one string says nothing about other
-fillers, whatever differs between the two. The prompts' paired differences are averaged. Prompts of
+With one condition on each side, heads are ordered by t and have no p-value: a single filler says
+nothing about other fillers. The prompts' paired differences are averaged. Prompts of
 one problem with several draws of examples, or of its twins, are one unit together.
 
 With several strings on either side the string is the unit: a measure's mean over prompts. Under the
@@ -185,8 +185,8 @@ def _by_string(without: Floats, with_it: Floats) -> tuple[pandas.DataFrame, str]
         scatter = [np.nanmedian(side.std(axis=0, ddof=1)) for side in (without, with_it)]
         if max(scatter) > UNLIKE_SCATTER * min(scatter):
             note += (
-                "; the sides scatter unlike, and p is then too small in up to a third of such "
-                "contrasts"
+                "; the two sides have very different spreads, and p is then too small in up to "
+                "a third of such contrasts"
             )
     return pandas.DataFrame(numbers), note
 
@@ -221,7 +221,7 @@ def permute_labels(without: Floats, with_it: Floats, *, draws: int = PERMUTATION
     at_least = sum(
         np.abs(_two_sample_t(values, split)).max() >= np.abs(t) * (1 - TIE) for split in splits
     )
-    # All permutations include the identity; to drawn permutations it is added.
+    # The set of all permutations contains the identity; for drawn permutations it is added.
     p = at_least / count if is_exact else (1 + at_least) / (1 + count)
     return LabelTest(t, np.asarray(p), count, is_exact)
 

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
 """The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
 NORMAL_CONSISTENCY = 1.4826
-"""Times the median absolute deviation, it estimates the standard deviation of normal values."""
+"""Multiplied by the median absolute deviation, it estimates the standard deviation of normal
+values."""
 ACTIVATION_BINS = 100
 """Equal bins of the histogram of |a|, up to its COVERED quantile: the maximum of millions of values
 would be an outlier."""

@@ -190,7 +190,7 @@ def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
         )
     if baseline.k != arm.k:
         raise ComparisonError(
-            f"{arm.name}: expected {baseline.k} samples a problem as {against} has, got {arm.k}."
+            f"{arm.name}: expected {baseline.k} samples per problem as {against} has, got {arm.k}."
         )
     if not np.array_equal(baseline.samples_by_prompt, arm.samples_by_prompt):
         raise ComparisonError(f"{arm.name}: its draws of examples are not those of {against}.")

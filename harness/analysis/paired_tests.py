@@ -57,7 +57,7 @@ def linearise_clusters(values: Floats, clusters: Integers) -> Floats:
 def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> tuple[float, float]:
     """Numbers of problems that change from wrong to right, and from right to wrong.
 
-    With several samples a problem, both are averages over the k * k pairs of a sample before and a
+    With several samples per problem, both are averages over the k * k pairs of a sample before and a
     sample after. The first less the second is always the number of problems times the difference in
     accuracy.
 
@@ -106,7 +106,7 @@ class PairedDifference:
         sum exactly if the mean lies between the pattern's two subset means, or at one of them. So
         each end is a quantile of these means.
 
-        Sign flips do not know of changes that no problem of the sample has. With up to five changes
+        Sign flips cannot account for changes that no sampled problem shows. With up to five changes
         nothing is significant at 5 percent. In this case the interval is extended by the changes
         that this number of clusters may miss: by the exact limits of the shares of clusters that
         gain and that lose. Each missed change counts as a full problem.
@@ -178,7 +178,7 @@ def estimate_difference(
 
 
 def _draw_subset_means(sums: Integers, sizes: Integers) -> Floats:
-    """As `PairedDifference.subset_means`, in samples a problem."""
+    """As `PairedDifference.subset_means`, in samples per problem."""
     kinds, counts = np.unique(np.column_stack([sums, sizes]), axis=0, return_counts=True)
     plus = _draw_plus_counts(counts) @ kinds
     minus = counts @ kinds - plus

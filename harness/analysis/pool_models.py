@@ -124,7 +124,7 @@ def pool_changes(
 
     Args:
         changes: For each model (or text, or instruction) the changes [problem] in right samples,
-            over the same problems in the same order, and its samples a problem.
+            over the same problems in the same order, and its samples per problem.
         clusters: As of `paired_tests.average_clusters`; by default each problem is a cluster.
     """
     k = math.lcm(*(samples for _, samples in changes))
@@ -273,7 +273,7 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
 
 
 def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
-    """The variance of the mean due to models and to problems, and less what both contain."""
+    """Terms of the variance of the mean: models, problems, and minus the residual in both."""
     models, problems = is_cell.shape
     cells = int(is_cell.sum())
     residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)

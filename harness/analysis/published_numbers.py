@@ -38,7 +38,7 @@ class Setup(Strict):
 
     Attributes:
         sampling, layout, grader: As sentences have them.
-        samples: The number of samples a problem that the numbers are means of.
+        samples: The number of samples per problem over which the numbers are means.
     """
 
     sampling: str

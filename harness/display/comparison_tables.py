@@ -195,8 +195,8 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
         )
     elif examples:
         remarks.append(
-            "Verdicts, intervals and p are for these examples: with others a difference can be "
-            f"another one. From {FEWEST_DRAWS} draws on they are for new examples."
+            "Verdicts, intervals and p are for these examples: with other examples they "
+            f"may differ. From {FEWEST_DRAWS} draws on they are for new examples."
         )
     if not board.by:
         remarks += [*remark_noise(board), *_remark_draws(board)]
@@ -266,7 +266,7 @@ def _remark_tests(
 
 
 def remark_ungraded(board: Leaderboard) -> Iterator[str]:
-    """The conditions that are `unmeasured`, with the reason, and how many ungraded samples ended.
+    """The conditions that are `unmeasured`, with the reason, and how ungraded samples ended.
 
     The second remark is about the contrast with the most ungraded samples.
     """

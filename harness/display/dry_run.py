@@ -158,7 +158,7 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
             golds.append(f"{problem.id}: {problem.answer[:60]} ({reason})")
     if golds:
         share = f"{len(golds)} of {len(problems)} gold answers cannot be compared"
-        yield f"golds     {share}: at most the same text is right. {list_first(golds, 5)}"
+        yield f"golds     {share}: only an identical text is right. {list_first(golds, 5)}"
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:

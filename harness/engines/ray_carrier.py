@@ -27,8 +27,8 @@ from harness.experiment.plan import Request
 from harness.resources import count_cores
 
 EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS = 0.1, 2.0
-"""A call of a distant engine that has a completion ends after the first time, so that messages are
-few. A call without a completion ends after the second time, so that new requests come in."""
+"""Seconds after which a call to a remote engine returns: the first if a completion is ready, so that
+messages are few; the second if none is, so that new requests arrive."""
 
 
 @contextmanager

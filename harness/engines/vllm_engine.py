@@ -424,8 +424,8 @@ def _prepare_environment() -> None:
     """Set the variables that vLLM reads when it is imported, here and in its processes."""
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
     os.environ.setdefault(SPAWN_VARIABLE, "spawn")
-    # vLLM itself notices a process that dies while the model loads. This limit is of the message
-    # after that.
+    # vLLM itself notices a process that dies while the model loads. This limit applies to
+    # the message that follows.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(READY_SECONDS))
     # nvidia-smi and CUDA then mean the same card by a number.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -485,5 +485,6 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
         extra_args=extra or None,
-        output_kind=RequestOutputKind.DELTA,  # of cumulative ones vLLM sends one at every token
+        # vLLM sends a cumulative output after every token
+        output_kind=RequestOutputKind.DELTA,
     )

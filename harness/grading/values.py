@@ -19,7 +19,7 @@ import mpmath  # type: ignore[import-untyped]
 from harness.grading.formula import TooLarge, Unreadable, Value, blame_gold_answer, read
 
 PRECISION_BITS = 1000
-"""Of each step of a formula."""
+"""The precision of each step of a formula."""
 EXACT_BITS = 2**16
 """Most bits of the numerator and the denominator of a value that is not rounded."""
 MOST_BITS = 10_000
@@ -31,7 +31,8 @@ AGREEMENT = 2.0**-83
 POINTS = 12
 """The number of points at which formulas with letters are compared."""
 SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
-"""Sizes of letters, which have both signs. Their denominator is a prime that divides no period."""
+"""The range of the absolute values that are substituted for a letter, and their denominator: a prime,
+so that no value is a simple fraction of a period."""
 COMPARISON_BUDGET = 40_000
 """For all pairs of formulas in one comparison: about a second, if a list has many long entries.
 Each function costs 1, and so do 16 characters that are computed at a point."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 _MODEL_FACTS = ("model_sha256", "sampling", "engine")
-"""Facts in which runs of one model agree, as well as in their settings."""
+"""Facts that must be equal in all runs of one model, besides the settings."""
 
 
 def join(runs: Sequence[Run]) -> pandas.DataFrame:

@@ -78,7 +78,7 @@ class Journal:
         self.keys.add(record.key if isinstance(record, Keyed) else record["key"])
 
     def sync_if_due(self) -> None:
-        """Make all records safe from a power cut, if the last time is `SYNC_SECONDS` ago."""
+        """Make all records safe from a power cut, if the last sync was `SYNC_SECONDS` ago."""
         if self._dirty and time.monotonic() - self._synced >= SYNC_SECONDS:
             self.sync()
 

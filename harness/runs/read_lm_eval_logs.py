@@ -426,7 +426,7 @@ def _read_samples(
         if not prompt.verdicts:
             raise RunError(
                 f"{prompt.task}: the log says neither right nor wrong. "
-                "Name what does with --metric."
+                "Use --metric to name a metric that does."
             )
         graded_samples += [pair for pair in prompt.graded_samples if pair[1].verdict]
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}

@@ -146,7 +146,7 @@ class Sample(Keyed, kw_only=True, gc=False):
         prompt_tokens: Length of the prompt; None where the model's tokenizer is not known.
         completion: What the model wrote.
         completion_tokens: Tokens generated; None where the backend does not report it.
-        finish_reason: vLLM's: `stop`, `length` or `abort`; None where the backend does not say.
+        finish_reason: vLLM's: `stop`, `length` or `repetition`; None if the backend does not say.
     """
 
     task: str
@@ -154,7 +154,7 @@ class Sample(Keyed, kw_only=True, gc=False):
     sample_index: Annotated[int, column("which of the problem's samples, from 0")]
     replicate: Annotated[
         int,
-        column("which run of the condition, from 0; 1 is the second of a primary contrast's side"),
+        column("0 for the first run of the condition, 1 for its repeat run (A/A)"),
     ] = 0
     seed: Annotated[int | None, column("the sample's seed; missing when greedy", "int64")] = None
     prompt_token_sha256: str | None

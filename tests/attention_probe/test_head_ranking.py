@@ -185,7 +185,7 @@ def test_sides_of_unlike_scatter_are_warned_of(spread, tmp_path):
     path = write_traces(tmp_path / "x.traces", traces, conditions=("wo", *names))
     with AttentionTraces.open(path) as opened:
         note = rank_heads(opened, "bias_cosine", names[:6], names[6:]).attrs["note"]
-    assert ("the sides scatter unlike" in note) == (spread > 1)
+    assert ("the two sides have very different spreads" in note) == (spread > 1)
 
 
 def test_permuted_labels_are_a_two_sample_t_and_every_permutation_tried_in_a_loop():

@@ -137,7 +137,7 @@ def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_pat
         make_plan(load_config(TOY_CONFIG, [f"dataset={{path: {tmp_path / 'odd.jsonl'}}}"]))
     )
     said = " ".join(said.split())
-    assert "golds 7 of 8 gold answers cannot be compared: at most the same text is right." in said
+    assert "golds 7 of 8 gold answers cannot be compared: only an identical text is right." in said
     assert (
         r"p1: \sum_{k=1}^n a_k (not read as mathematics)" in said
         and "((( (nested deeper than 40)" in said

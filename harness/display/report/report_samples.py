@@ -36,7 +36,7 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
     """
     samples: list[Row] = []
     for run in runs:
-        # The texts are read first, since the error of this is more precise if they are missing.
+        # The texts are read first, because a missing text then gives the more precise error.
         rows = records(run.read(texts=True))
         prompts = {
             (prompt.layout, str(prompt.condition), prompt.problem_id): prompt

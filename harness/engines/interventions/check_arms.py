@@ -109,8 +109,8 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> N
             last = max([last, *numbers])
     if last >= config.num_hidden_layers:
         raise ConfigError(
-            f"What is asked for is in Layer {last + 1}, and the model has "
-            f"{config.num_hidden_layers}."
+            f"The config uses Layer {last + 1}, but the model has {config.num_hidden_layers} "
+            "layers."
         )
     with torch.device("meta"):
         decoder: Any = getattr(AutoModelForCausalLM.from_config(config), "model", None)

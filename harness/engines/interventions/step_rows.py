@@ -38,7 +38,7 @@ class Recording:
         return int(self.sets.shape[1])
 
     def keys(self, layer: int, key: Tensor, index: int) -> Tensor:
-        """All keys of the prompt until the end of these, the first of which has this index.
+        """The prompt's keys from its start to the end of `key`, whose first token is at `index`.
 
         They are stored until the prompt is complete.
         """
