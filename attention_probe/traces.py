@@ -339,10 +339,8 @@ def _read_facts(path: Path) -> dict[str, Any]:
     """The fields of a trace that are not arrays."""
     with _clear_read_errors(path), safe_open(path, framework="numpy") as opened:
         facts = json.loads(opened.metadata()["facts"])
-        for name in FACTS:
-            if isinstance(facts[name], list):
-                facts[name] = tuple(facts[name])
-        return dict(facts)
+    lists = {name: tuple(facts[name]) for name in FACTS if isinstance(facts[name], list)}
+    return {name: facts[name] for name in FACTS} | lists
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def check_installation(model: str | None = None) -> list[Check]:
         "data": _check_data,
         "hub": lambda: _check_hub(model),
     }
-    if model is None:
+    if not model:
         del checks["tokenizer"]
     outcomes = []
     for subject, run_check in checks.items():

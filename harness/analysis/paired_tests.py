@@ -21,8 +21,8 @@ EXACT_SIGN_FLIPS = 20_000
 """If the absolute differences add up to at most this many samples, p is exact. This takes at most a
 second."""
 SIGN_PATTERNS = 10_000
-"""Random sign patterns of an interval. Its ends are then accurate to 2 percent of a standard
-error."""
+"""Random sign patterns of an interval. Its ends are then accurate to 2 percent of a standard error.
+Where the mean change is exactly 0 there are as many of each direction."""
 ROOT_GAP = 1e-12
 """Relative distance from the end of a range at which a root search begins: at the end a weight
 would be infinite."""
@@ -57,9 +57,9 @@ def linearise_clusters(values: Floats, clusters: Integers) -> Floats:
 def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> tuple[float, float]:
     """Numbers of problems that change from wrong to right, and from right to wrong.
 
-    With several samples per problem, both are averages over the k * k pairs of a sample before and a
-    sample after. The first less the second is always the number of problems times the difference in
-    accuracy.
+    With several samples per problem, both are averages over the k * k pairs of a sample before and
+    a sample after. The first less the second is always the number of problems times the difference
+    in accuracy.
 
     Args:
         before: [problem] Right samples under the baseline.

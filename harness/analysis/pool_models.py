@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -105,15 +104,16 @@ def _pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
     )
     if len(pairs) < 2 or not is_paired:  # `compare` refuses pairs with different problems
         return {}
-    shared = reduce(np.intersect1d, (old.problem_ids for old, _ in pairs))
-    if not len(shared):
+    shared = set.intersection(*(set(old.problem_ids) for old, _ in pairs))
+    if not shared:
         return {}
-    changes = []
-    for old, new in pairs:
-        is_shared = np.isin(old.problem_ids, shared)
-        changes.append(((new.right - old.right)[is_shared], old.k))
-    first, _ = pairs[0]
-    clusters = first.clusters[np.isin(first.problem_ids, shared)]
+    # sets, because numpy compares each id with all others
+    masks = [[problem_id in shared for problem_id in old.problem_ids] for old, _ in pairs]
+    changes = [
+        ((new.right - old.right)[mask], old.k)
+        for (old, new), mask in zip(pairs, masks, strict=True)
+    ]
+    clusters = pairs[0][0].clusters[masks[0]]
     return pool_changes(changes, pandas.factorize(clusters)[0])
 
 

@@ -217,7 +217,7 @@ def _align(
     """The lines of a grid of texts, as `tabulate` writes it."""
     alignments = [("left", "right")[numeric] for numeric in is_numeric]
     text = tabulate(grid, headers, tablefmt=tablefmt, disable_numparse=True, colalign=alignments)
-    return str(text).splitlines()
+    return str(text).split("\n")  # also an empty last line
 
 
 def _write_text(

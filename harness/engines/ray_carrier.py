@@ -27,8 +27,8 @@ from harness.experiment.plan import Request
 from harness.resources import count_cores
 
 EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS = 0.1, 2.0
-"""Seconds after which a call to a remote engine returns: the first if a completion is ready, so that
-messages are few; the second if none is, so that new requests arrive."""
+"""Seconds after which a call to a remote engine returns: the first if a completion is ready, so
+that messages are few; the second if none is, so that new requests arrive."""
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from harness.engines.engine_processes import CONTINUE, quote
 from harness.errors import QUOTED_CHARACTERS, ModelError, StartEndedError, explain_hub_error
 
 STORED_ERROR_BYTES = 2**18
-"""The number of bytes at the end of an engine's log that are searched for the cause of its death."""
+"""Number of bytes at the end of an engine's log that are searched for the cause of its death."""
 
 _MARK = b"\0"
 """We write this byte to the pipe. When it is read, all text before it has been read."""

@@ -1,6 +1,6 @@
 """The vLLM engine: requests go in, and completions come out as they finish.
 
-All of vLLM's API that mless uses is used here and in `interventions`. vLLM's own `LLM.generate`
+vLLM is used here, in `interventions` and, inside its processes, in `engine_processes`. vLLM's own `LLM.generate`
 returns nothing before everything is finished, so its synchronous engine is fed and stepped here.
 This works with vLLM 0.28 and newer; differences between versions are settled here.
 """
@@ -357,14 +357,14 @@ class VLLMEngine:
         workers: list[dict[str, Any]] = []
         with suppress(Exception):  # a worker class of the user's own may have no such method
             workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
-        device_names = [worker.pop("device_name") for worker in workers]
-        uuids = [worker.pop("device_uuid") for worker in workers]
+        device_names = [worker.pop("device_name", None) for worker in workers]
+        uuids = [worker.pop("device_uuid", None) for worker in workers]
         facts: dict[str, Any] = {"engines": 1}
         if self._agreement:
             facts["interventions"] = self._agreement
         getters: dict[str, Callable[[], Any]] = {
             "device": device_type,
-            "device_names": lambda: device_names or None,
+            "device_names": lambda: [name for name in device_names if name] or None,
             "device_uuids": lambda: [uuid for uuid in uuids if uuid] or None,
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,

@@ -227,7 +227,9 @@ class Condition(Strict):
     @property
     def is_plain(self) -> bool:
         """Whether its prompts are those of the baseline."""
-        return self.filler is None and not any(getattr(self, key) for key in WORDS)
+        # an empty instruction is an instruction
+        has_usual_words = self.instruction is None and not self.cue and not self.answer_prefix
+        return self.filler is None and has_usual_words
 
     @property
     def reference(self) -> dict[str, Any]:

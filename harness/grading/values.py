@@ -31,8 +31,8 @@ AGREEMENT = 2.0**-83
 POINTS = 12
 """The number of points at which formulas with letters are compared."""
 SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
-"""The range of the absolute values that are substituted for a letter, and their denominator: a prime,
-so that no value is a simple fraction of a period."""
+"""The range of the absolute values that are substituted for a letter, and their denominator: a
+prime, so that no value is a simple fraction of a period."""
 COMPARISON_BUDGET = 40_000
 """For all pairs of formulas in one comparison: about a second, if a list has many long entries.
 Each function costs 1, and so do 16 characters that are computed at a point."""

@@ -329,7 +329,8 @@ def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> list[dict[str
     head, _, question = text.rpartition(filler) if filler else ("", "", text)
     values = [value.strip() for value in doc.values() if isinstance(value, str)]
     matches = [value for value in values if value and value in question]
-    problem = max(matches, key=len, default=question)
+    # of equally long fields the last one, as a question usually follows its context
+    problem = max(reversed(matches), key=len, default=question)
     before, _, after = question.rpartition(problem)
     inserted = filler.strip() or filler
     left_blank, _, right_blank = filler.partition(inserted) if filler else ("", "", "")

@@ -286,7 +286,10 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
 
 @pytest.mark.parametrize(
     ("layers", "message"),
-    [([31], "uses Layer 31, but the model has 30 layers"), ("0-2", "counted from 1; got '0-2'")],
+    [
+        ([31], "Layer 31 is requested, but the model has 30 layers"),
+        ("0-2", "counted from 1; got '0-2'"),
+    ],
 )
 def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm2, layers, message):
     with pytest.raises(ConfigError, match=message):

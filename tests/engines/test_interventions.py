@@ -225,7 +225,7 @@ def test_what_cannot_carry_an_intervention_is_refused_before_anything_is_loaded(
 def test_a_layer_that_the_model_has_not_is_refused():
     layers = opened_layers(config(["wo"], record_attention=[1, 99]))
     assert layers == {"attention": [], "activations": [], "recorded": [0, 98]}
-    with pytest.raises(ConfigError, match=r"uses Layer 99, but the model has \d+ layers"):
+    with pytest.raises(ConfigError, match=r"Layer 99 is requested, but the model has \d+ layers"):
         refuse_to_open({"pretrained": TOY_MODEL}, layers)
 
 

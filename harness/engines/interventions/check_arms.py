@@ -109,8 +109,7 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> N
             last = max([last, *numbers])
     if last >= config.num_hidden_layers:
         raise ConfigError(
-            f"The config uses Layer {last + 1}, but the model has {config.num_hidden_layers} "
-            "layers."
+            f"Layer {last + 1} is requested, but the model has {config.num_hidden_layers} layers."
         )
     with torch.device("meta"):
         decoder: Any = getattr(AutoModelForCausalLM.from_config(config), "model", None)

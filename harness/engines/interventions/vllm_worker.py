@@ -375,7 +375,8 @@ class Arms:
     ) -> tuple[Tensor, Tensor]:
         """Keys and values [token, head, unit] of a filler that is not in the prompt.
 
-        They are computed once. See `experiment.intervention_settings.resolve`.
+        They are computed once. See
+        `experiment.intervention_settings.FillerIntervention.resolve`.
         """
         if not tokens:
             empty = like.new_empty(0, *like.shape[2:])
