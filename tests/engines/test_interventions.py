@@ -364,6 +364,7 @@ def test_compiled_and_in_chunks_every_arm_is_hugging_faces(engine_options, more)
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of sockets of earlier engines, which are collected here
 def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(engine_options, monkeypatch):
     monkeypatch.setattr(check_arms, "hash_json", lambda arm: "one for all")
     with pytest.raises(EngineError, match="does not answer as Hugging Face under interventions"):

@@ -253,6 +253,12 @@ def test_random_tokens_are_drawn_to_their_count():
             build_checked_prompts(problems(p="?"), [needs], PromptSettings(), None)
 
 
+def test_an_empty_instruction_is_another_instruction():
+    baseline = named_conditions()["wo"]
+    assert baseline.is_plain
+    assert not baseline.model_copy(update={"instruction": ""}).is_plain
+
+
 def test_a_plan_has_reference_conditions_and_its_prompts_say_what_they_begin():
     off = config(conditions=["wo", "mless"])
     settings = {"across": {"instructions": ["One.", "Two."]}, "positive_control": True}

@@ -20,6 +20,7 @@ from harness.runs.run_folder import (
     read_receipt,
     read_scores,
 )
+from harness.runs.read_runs import Run
 from harness.runs.samples_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
 from tests.make import GREEDY_RUN, right, small_run, write_run
 
@@ -49,6 +50,11 @@ def assert_same(folder):
 
 def test_outcomes_are_those_of_the_frame_with_texts():
     assert_same(GREEDY_RUN)
+
+
+def test_the_folder_of_a_run_may_be_named_like_a_log(tmp_path):
+    folder = shutil.copytree(GREEDY_RUN, tmp_path / "run.jsonl")
+    assert len(Run.load(folder).samples) == len(load_run(GREEDY_RUN))
 
 
 def test_a_torn_last_line_is_passed_over(demo_run):
