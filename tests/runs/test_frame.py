@@ -20,7 +20,6 @@ from harness.runs.run_folder import (
     read_receipt,
     read_scores,
 )
-from harness.runs.read_runs import Run
 from harness.runs.samples_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
 from tests.make import GREEDY_RUN, right, small_run, write_run
 
