@@ -73,49 +73,57 @@ it. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha; `h
 
 def config_page() -> str:
     """docs/config.md."""
-    parts = [INTRODUCTION]
+    sections = [INTRODUCTION]
     for title, models in SECTIONS.items():
-        parts.append(f"## {title}\n")
+        sections.append(f"## {title}\n")
         for name, model in models.items():
             about, meanings = _read(model)
-            parts += [f"### {name[0].upper()}{name[1:]}\n"] if name else []
+            if name:
+                sections.append(f"### {name[0].upper()}{name[1:]}\n")
             rows = [
                 f"- `{key}`{_default(field)}: {meanings[key]}"
                 for key, field in model.model_fields.items()
                 if not field.exclude
             ]
-            parts.append("\n".join([about, "", *rows, ""]))
-    return "\n".join(parts)
+            sections.append("\n".join([about, "", *rows, ""]))
+    return "\n".join(sections)
 
 
 def columns_page() -> str:
-    """docs/columns.md. What a column means as in an earlier table is not said again."""
-    parts, said = [COLUMNS_INTRODUCTION], set[tuple[str, str]]()
+    """docs/columns.md. A column with the meaning that it has in an earlier table is left out."""
+    sections = [COLUMNS_INTRODUCTION]
+    explained: set[tuple[str, str]] = set()
     for title, columns in TABLES.items():
-        visible = [pair for pair in columns.items() if pair not in said and "upper end" not in pair]
-        lines = ["- `{}`: {}".format(*pair) for pair in visible]
-        said.update(columns.items())
-        parts.append("\n".join([f"## {title}", "", *lines, ""]))
-    return "\n".join(parts)
+        visible = [
+            column
+            for column in columns.items()
+            if column not in explained and "upper end" not in column
+        ]
+        lines = ["- `{}`: {}".format(*column) for column in visible]
+        explained.update(columns.items())
+        sections.append("\n".join([f"## {title}", "", *lines, ""]))
+    return "\n".join(sections)
 
 
 def _read(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     """A docstring's text, and its attributes by name, in one line each."""
     text, _, attributes = inspect.cleandoc(model.__doc__ or "").partition("\nAttributes:\n")
-    found = re.findall(r"^    (\w+): ((?:.|\n        )*)", attributes, re.MULTILINE)
-    described = [
+    attribute_texts = re.findall(r"^    (\w+): ((?:.|\n        )*)", attributes, re.MULTILINE)
+    field_texts = [
         (name, field.description) for name, field in model.model_fields.items() if field.description
     ]
-    return " ".join(text.split()), {
-        name: " ".join(said.split()) for name, said in [*found, *described]
+    meanings = {
+        name: " ".join(meaning.split()) for name, meaning in [*attribute_texts, *field_texts]
     }
+    return " ".join(text.split()), meanings
 
 
 def _default(field: Any) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return ", needed"
-    value = [str(one) for one in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        value = [str(element) for element in value]
     return f" (`{value}`)".replace("\n", "\\n") if value not in (None, [], {}, "") else ""
 
 
