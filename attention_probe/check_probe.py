@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.attention_function import switched_attention
+from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture, softmax_layers
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt
@@ -54,9 +55,11 @@ def self_check(
     capture(
         loaded,
         token_ids[None, :1],
-        key_regions=torch.ones(1, 1, 1, dtype=torch.bool),
-        output_region=0 if record.decompose else None,
-        activations=record.activations,
+        request=CaptureRequest(
+            key_regions=torch.ones(1, 1, 1, dtype=torch.bool),
+            output_region=0 if record.decompose else None,
+            activations=record.activations,
+        ),
     )
     means = column_means(loaded, token_ids)
     checks: dict[str, Any] = {

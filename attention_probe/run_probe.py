@@ -31,7 +31,7 @@ from harness.errors import ConfigError, PromptMismatchError, list_near
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import versions_and_hashes
-from harness.runs.answered_prompts import Problem, Source
+from harness.runs.prompt_sources import Problem, Source
 from harness.runs.records import as_json
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ Advance = Callable[[int, int], None]
 GROUP_TOKENS = 1024
 """Most tokens in one forward pass, padding included. On a CPU a larger pass needs more memory and
 is not faster, because its tensors no longer fit into the caches."""
+
+SOURCE_FACTS = ("name", "kind", "prompts_sha256", "metric")
+"""The attributes of a `Source` that a receipt has."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
@@ -167,27 +170,14 @@ def run_probe(
     settings = settings.complete_from(source)
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
-    prompts = {
-        problem_id: tokenize(
-            problem,
-            tokenizer,
-            conditions=settings.conditions,
-            completion=settings.record.completion,
-        )
-        for problem_id, problem in problems.items()
-    }
+    prompts = tokenize_problems(problems, settings, tokenizer)
     loaded = settings.load_model(settings.dtype)
     fit_model_to_prompts(loaded, prompts)
     float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
     receipt = make_receipt(
         settings,
         tokenizer,
-        source={
-            "name": source.name,
-            "kind": source.kind,
-            "prompts_sha256": source.prompts_sha256,
-            "metric": source.metric,
-        },
+        source={name: getattr(source, name) for name in SOURCE_FACTS},
         selection={
             "criterion": criterion.model_dump(mode="json"),
             "outcomes": count_outcomes(source, criterion),
@@ -207,6 +197,21 @@ def run_probe(
         refuse_differing_traces(traces, prompts, problems)
         add_missing_traces(traces, prompts, problems, loaded, settings.record, advance)
     return receipt
+
+
+def tokenize_problems(
+    problems: Mapping[str, Problem], settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, ConditionPrompts]:
+    """The prompts to record of each problem, by its id."""
+    return {
+        problem_id: tokenize(
+            problem,
+            tokenizer,
+            conditions=settings.conditions,
+            completion=settings.record.completion,
+        )
+        for problem_id, problem in problems.items()
+    }
 
 
 def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPrompts]) -> None:

@@ -22,7 +22,7 @@ from harness.experiment.plan import Plan, Request
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import BuiltPrompt
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.runs.answered_prompts import Problem, filled_answers
+from harness.runs.prompt_sources import Problem, filled_answers
 from harness.runs.records import as_json, prompt_id
 from harness.runs.versions_and_hashes import model_fingerprint
 

@@ -53,6 +53,7 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
     from transformers import AutoModel
 
     from attention_probe.measure.head_decomposition import REGIONS
+    from attention_probe.model.attention_statistics import CaptureRequest
     from attention_probe.model.capture import capture
     from attention_probe.model.load_first_layers import LoadedModel
 
@@ -85,8 +86,9 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
         found = capture(
             loaded,
             _ids(loaded.config, tokens),
-            query_sets=torch.stack([torch.ones_like(common), common], 1),
-            key_regions=regions,
+            request=CaptureRequest(
+                query_sets=torch.stack([torch.ones_like(common), common], 1), key_regions=regions
+            ),
         )
         assert sorted(found.layers) == list(range(layers))
         mass = found[layers - 1].region_mass[..., :5].sum(-1)

@@ -21,7 +21,7 @@ from scipy.stats import rankdata, spearmanr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.runs import say
-from harness.runs.answered_prompts import AnsweredPrompt
+from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.read_runs import Run
 from harness.smollm2_model import fetch_smollm2
 

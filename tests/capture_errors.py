@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from attention_probe.model.attention_statistics import Capture
+from attention_probe.model.attention_statistics import Capture, CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 
@@ -153,9 +153,7 @@ def ask(loaded: LoadedModel, padding: str, **more: object) -> Capture:
         loaded,
         ids,
         attention_mask=mask,
-        query_sets=sets,
-        key_regions=regions,
-        **{"chunk": 16} | more,
+        request=CaptureRequest(query_sets=sets, key_regions=regions, **{"chunk": 16} | more),
     )
 
 

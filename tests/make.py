@@ -34,8 +34,8 @@ from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS
-from harness.runs.answered_prompts import AnsweredPrompt, Source
 from harness.runs.journal import expand, hash_stored
+from harness.runs.prompt_sources import AnsweredPrompt, Source
 from harness.runs.read_runs import Run
 from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
 from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts

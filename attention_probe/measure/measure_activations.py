@@ -156,7 +156,14 @@ def measure_activations(
         "gini": gini(counts),
         "histogram_top": reference.top,
     }
-    classes = classify(tokens)
+    return numbers | _near_zero_shares(magnitude, reference, classify(tokens)), counts
+
+
+def _near_zero_shares(
+    magnitude: NDArray[np.float32], reference: Reference, classes: Int8[np.ndarray, " token"]
+) -> dict[str, float]:
+    """The numbers of `measure_activations` about values near zero, of all tokens and by class."""
+    numbers: dict[str, float] = {}
     for c in NEAR_ZERO_FACTORS:
         threshold = NORMAL_CONSISTENCY * reference.mad * c
         near_zero = np.full(len(magnitude), np.nan)
@@ -169,7 +176,7 @@ def measure_activations(
             numbers[f"near_zero_{name}_c{c:g}"] = float(shares.mean()) if len(shares) else np.nan
     for index, name in enumerate(CLASSES):
         numbers[f"tokens_{name}"] = float(np.count_nonzero(classes == index))
-    return numbers, counts
+    return numbers
 
 
 def _magnitude(activations: Tensor) -> NDArray[np.float32]:

@@ -21,7 +21,7 @@ from attention_probe.measure.head_decomposition import (
     mass_measures,
 )
 from attention_probe.measure.measure_activations import Reference, measure_activations
-from attention_probe.model.attention_statistics import Capture
+from attention_probe.model.attention_statistics import Capture, CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, common_tokens
@@ -179,10 +179,12 @@ def _run_condition(
         position_ids=stack(
             torch.from_numpy(prompt.positions.astype(np.int64)) for prompt in prompts
         ),
-        query_sets=stack(pass_input.query_sets for pass_input in inputs),
-        key_regions=stack(pass_input.regions for pass_input in inputs),
-        output_region=INSERTED if record.decompose else None,
-        activations=record.activations,
+        request=CaptureRequest(
+            query_sets=stack(pass_input.query_sets for pass_input in inputs),
+            key_regions=stack(pass_input.regions for pass_input in inputs),
+            output_region=INSERTED if record.decompose else None,
+            activations=record.activations,
+        ),
     )
     return [_PassResult(pass_input, captured, row) for row, pass_input in enumerate(inputs)]
 

@@ -99,6 +99,21 @@ def causal_mask(
     return mask
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSettings:
+    """How an architecture turns dot products of queries and keys into weights.
+
+    Attributes:
+        scaling: The factor of dot products, usually 1 / sqrt(head_dim).
+        softcap: Scores are squashed into (-softcap, softcap), as in Gemma 2; None for no limit.
+        sinks: A learnt score of each head that takes weight and has no value, as in gpt-oss.
+    """
+
+    scaling: float
+    softcap: float | None
+    sinks: Float[Tensor, " head"] | None
+
+
 def attend(
     module: nn.Module,
     query: Float[Tensor, "batch head query head_dim"],
@@ -124,17 +139,18 @@ def attend(
     output = None
     # The output of the last layer is needed only if it is recorded, or the pass goes on.
     is_last = layer == capture.layer_indices[-1]
-    if not is_last or capture.output_region is not None or capture.waits_for_activations:
+    keeps_output = capture.request.output_region is not None
+    if not is_last or keeps_output or capture.waits_for_activations:
         output = value.new_empty(batch, length, heads, value.shape[-1])
     flat_value = value.reshape(batch * value.shape[1], length, -1)
     for queries, keys, weights in weight_blocks(
         query,
         key,
         attention_mask,
-        scaling=head_dim**-0.5 if scaling is None else scaling,
-        softcap=softcap,
-        sinks=s_aux,
-        size=capture.chunk or _block_size(batch * heads * length, query.device),
+        ScoreSettings(
+            scaling=head_dim**-0.5 if scaling is None else scaling, softcap=softcap, sinks=s_aux
+        ),
+        size=capture.request.chunk or _block_size(batch * heads * length, query.device),
     ):
         if output is not None:
             rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
@@ -157,10 +173,8 @@ def weight_blocks(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch kv_head key head_dim"],
     mask: CausalMask,
+    settings: ScoreSettings,
     *,
-    scaling: float,
-    softcap: float | None,
-    sinks: Float[Tensor, " head"] | None,
     size: int,
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"]]]:
     """Attention weights of `size` queries at a time, over the keys up to the last of these queries.
@@ -182,17 +196,19 @@ def weight_blocks(
         span = keys.stop - keys.start
         scores = buffer[: batch * heads * count * span].view(batch * kv_heads, -1, span)
         grouped = query[:, :, queries].reshape(batch * kv_heads, -1, head_dim)
-        torch.baddbmm(scores, grouped, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores)
+        torch.baddbmm(
+            scores, grouped, flat_key[:, keys].mT, beta=0, alpha=settings.scaling, out=scores
+        )
         scores = scores.view(batch, heads, count, span).float()
-        if softcap is not None:
-            scores.div_(softcap).tanh_().mul_(softcap)
+        if settings.softcap is not None:
+            scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
         if mask.is_plain:
             scores[..., -count:] += scores.new_full((count, count), lowest).triu_(1)
         else:
             is_visible = mask.block(queries, keys)
             scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, lowest)
-        if sinks is not None:
-            sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
+        if settings.sinks is not None:
+            sink = settings.sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
             weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
         else:
             weights = torch.softmax(scores, -1, out=scores)

@@ -54,28 +54,42 @@ class LayerCapture:
         return [int(head) for head in broken.any(0).nonzero()]
 
 
-@dataclass(slots=True, kw_only=True)
-class Capture:
-    """The request and the result of one forward pass, which fills the result.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRequest:
+    """What to keep of a forward pass.
 
     Attributes:
+        query_sets: Sets of queries whose weights are averaged, without those at padding. None for
+            one set of all queries.
+        key_regions: Regions of keys whose mass is summed; None for no region.
+        output_region: Region whose contribution to each head's output is kept, with that output.
+        activations: Whether the first MLP's activations are kept.
+        chunk: Queries in one block; None for as many as fit the caches.
+    """
+
+    query_sets: Bool[Tensor, "batch query_set seq"] | None = None
+    key_regions: Bool[Tensor, "batch region seq"] | None = None
+    output_region: int | None = None
+    activations: bool = False
+    chunk: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Capture:
+    """The request of one forward pass, and its result, which the pass fills.
+
+    Attributes:
+        request: What to keep.
         real: Which positions are not padding.
         layer_indices: The requested layers, ascending.
-        query_sets: Sets of queries whose weights are averaged. Padding is left out of them.
-        key_regions: Sets of keys whose mass is summed.
-        output_region: Region whose contribution to each head's output is kept, with that output.
-        chunk: Queries in one block; None for as many as fit the caches.
         waits_for_activations: Whether the first MLP's activations are requested and not recorded.
         activations: These, after the non-linearity and before the product with `up_proj`.
         layers: The results by layer.
     """
 
+    request: CaptureRequest
     real: Bool[Tensor, "batch seq"]
     layer_indices: tuple[int, ...]
-    query_sets: Bool[Tensor, "batch query_set seq"]
-    key_regions: Bool[Tensor, "batch region seq"]
-    output_region: int | None
-    chunk: int | None
     waits_for_activations: bool
     activations: Float[Tensor, "batch seq width"] | None = None
     layers: dict[int, LayerCapture] = field(default_factory=dict)
@@ -93,18 +107,22 @@ class Reduction:
     """Adds up the blocks of one layer's weights, in any order, to its `LayerCapture`.
 
     Args:
-        request: What to keep.
+        capture: What to keep, and which positions are padding.
         heads: Query heads of the layer.
         values: The layer's value vectors.
     """
 
     def __init__(
-        self, request: Capture, heads: int, values: Float[Tensor, "batch kv_head key head_dim"]
+        self, capture: Capture, heads: int, values: Float[Tensor, "batch kv_head key head_dim"]
     ) -> None:
-        batch, length = request.real.shape
-        self._real = request.real
-        self._sets = (request.query_sets & request.real[:, None]).float()
-        self._regions = request.key_regions.float()
+        request, self._real = capture.request, capture.real
+        batch, length = self._real.shape
+        sets, regions = self._real[:, None], self._real.new_zeros(batch, 0, length)
+        if request.query_sets is not None:
+            sets = sets & request.query_sets.to(sets.device)
+        if request.key_regions is not None:
+            regions = request.key_regions.to(sets.device)
+        self._sets, self._regions = sets.float(), regions.float()
         self._sums = self._sets.new_zeros(batch, heads, self._sets.shape[1], length)
         self._mass = self._sets.new_zeros(batch, heads, length, self._regions.shape[1])
         self._output: Tensor | None = None

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from attention_probe.model.attention_function import ATTENTION, switched_attention
-from attention_probe.model.attention_statistics import Capture, CaptureFinished
+from attention_probe.model.attention_statistics import Capture, CaptureFinished, CaptureRequest
 from harness.errors import ModelError
 from harness.layers_and_heads import count_from_one
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """Names that architectures give to the non-linearity of their MLP."""
+COLUMN_MEANS = CaptureRequest()
+"""The request for the mean weight of each key alone."""
 
 
 def capture(
@@ -33,11 +35,7 @@ def capture(
     *,
     attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"] | None = None,
     position_ids: Int[Tensor, "batch seq"] | None = None,
-    query_sets: Bool[Tensor, "batch query_set seq"] | None = None,
-    key_regions: Bool[Tensor, "batch region seq"] | None = None,
-    output_region: int | None = None,
-    activations: bool = False,
-    chunk: int | None = None,
+    request: CaptureRequest = COLUMN_MEANS,
 ) -> Capture:
     """Run the prompts through the first layers and reduce their attention.
 
@@ -46,11 +44,7 @@ def capture(
         token_ids: Vocabulary ids; those at padding are ignored.
         attention_mask: 1 for a token, 0 for padding, on either side; None without padding.
         position_ids: None to count from each prompt's first token. They may have a gap.
-        query_sets: Sets of queries to average over; None for one set of all queries.
-        key_regions: Regions of keys whose mass is summed; None for no region.
-        output_region: Region whose contribution to each head's output is kept, with that output.
-        activations: Keep the first MLP's activations.
-        chunk: Queries in one block; None for as many as fit the caches.
+        request: What to keep.
 
     Raises:
         ModelError: the model does not call the attention function of the registry, takes no
@@ -60,20 +54,15 @@ def capture(
     model = loaded.model
     refuse_without_positions(model)
     token_ids = token_ids.to(model.device)
-    if attention_mask is None:
-        attention_mask = torch.ones_like(token_ids)
-    real = attention_mask.to(model.device).bool()
+    mask = torch.ones_like(token_ids) if attention_mask is None else attention_mask
+    real = mask.to(model.device).bool()
     if position_ids is None:
         position_ids = (real.long().cumsum(-1) - 1).clamp_min(0)
-    all_keys = torch.ones_like(real)[:, None]
     captured = Capture(
+        request=request,
         real=real,
         layer_indices=loaded.layers,
-        query_sets=all_keys if query_sets is None else query_sets.to(model.device),
-        key_regions=all_keys[:, :0] if key_regions is None else key_regions.to(model.device),
-        output_region=output_region,
-        chunk=chunk,
-        waits_for_activations=activations,
+        waits_for_activations=request.activations,
     )
     # An id at padding may not be in the vocabulary, so it becomes a copy of the first real token.
     first_ids = token_ids.gather(1, real.long().argmax(-1, keepdim=True))

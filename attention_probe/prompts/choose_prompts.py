@@ -15,7 +15,7 @@ from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import AnyDataset, open_dataset
 from harness.experiment.prompt import Layout
-from harness.runs.answered_prompts import Source, build_source
+from harness.runs.prompt_sources import Source, build_source
 from harness.runs.read_runs import read_source
 from harness.yaml_settings import explain
 

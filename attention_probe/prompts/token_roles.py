@@ -23,7 +23,7 @@ from harness.errors import PromptMismatchError, RunError
 from harness.experiment import token_checks
 from harness.experiment.token_checks import BuiltPrompt
 from harness.experiment.tokenizer import encode, find_segments
-from harness.runs.answered_prompts import AnsweredPrompt, Problem
+from harness.runs.prompt_sources import AnsweredPrompt, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip
 from harness.errors import ConfigError, list_near
-from harness.runs.answered_prompts import AnsweredPrompt, Problem, Source
+from harness.runs.prompt_sources import AnsweredPrompt, Problem, Source
 from harness.yaml_settings import Strict
 
 FLIPS: tuple[Flip, ...] = get_args(Flip)

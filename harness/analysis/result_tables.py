@@ -17,7 +17,7 @@ from harness.analysis.compare_with_baseline import (
     measure_effects_by_draw,
 )
 from harness.analysis.count_correct import Outcomes, count_outcomes, group_by_setting
-from harness.analysis.filler_parts import causes_table
+from harness.analysis.intervention_effects import causes_table
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_texts_and_instructions import (
     instructions_table,

@@ -27,7 +27,7 @@ from harness.display.format_values import (
 )
 from harness.errors import RunError, list_first, list_near
 from harness.experiment.plan import group_name
-from harness.runs.answered_prompts import AnsweredPrompt, Problem
+from harness.runs.prompt_sources import AnsweredPrompt, Problem
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis import (
-    filler_parts,
+    intervention_effects,
     mediators_and_audit,
     other_texts_and_instructions,
     pool_models,
@@ -151,7 +151,7 @@ SIDE_TABLES = (
     SideTable(
         key="causes",
         heading="Parts of a filler{shared}, points",
-        meanings=filler_parts.CAUSE_COLUMNS,
+        meanings=intervention_effects.CAUSE_COLUMNS,
         words=("model", "layout", "filler", "condition", "problems"),
         columns=(
             Column("layers", "layers", _show_layers),

@@ -6,7 +6,7 @@ and scoring. Only the text of the question changes: the condition's filler stand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -77,28 +77,40 @@ def write_wrapped(
         if model:
             token_count = f"{prompt.filler_tokens} filler tokens in the tokenizer of {model}"
         keys = {
-            "output_type": _GENERATES,
             "stock_task": task,
             "stock_file": stock_file,
             "condition": condition.name,
             "filler": prompt.prompt.text.removeprefix(instruction).removesuffix(_QUESTION),
         }
-        files[f"{name}.yaml"] = (
-            f"# {task} of lm-eval under the condition {condition.name}, {token_count}.\n"
-            f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
-            "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
-            "replaces lm-eval's own.\n"
-            f"task: {name}\nclass: !function {Path(_HELPER).stem}.WithFiller\n"
-        ) + yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=10**6)
+        files[f"{name}.yaml"] = _write_task(name, token_count, keys)
         names.append(name)
         messages.append(f"{name}: {token_count}")
+    return [*_write_files(folder, files), *messages, _make_command(folder, names, model)]
+
+
+def _make_command(folder: Path, tasks: Sequence[str], model: str | None) -> str:
+    """The call of lm-eval that runs the wrapped tasks."""
     pretrained = smollm2_model.resolve_model(model or "MODEL")
-    messages.append(
+    return (
         f"lm_eval --model vllm --model_args pretrained={pretrained} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
-        f"    --tasks {','.join(names)}"
+        f"    --tasks {','.join(tasks)}"
     )
-    return [*_write_files(folder, files), *messages]
+
+
+def _write_task(name: str, token_count: str, keys: Mapping[str, str]) -> str:
+    """The YAML of a wrapped task, with these keys, which its class reads."""
+    heading = (
+        f"# {keys['stock_task']} of lm-eval under the condition {keys['condition']}, "
+        f"{token_count}.\n"
+        f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
+        "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
+        "replaces lm-eval's own.\n"
+        f"task: {name}\nclass: !function {Path(_HELPER).stem}.WithFiller\n"
+    )
+    settings = {"output_type": _GENERATES, **keys}
+    # PyYAML would fold a long filler into several lines, which nobody could read
+    return heading + yaml.safe_dump(settings, allow_unicode=True, sort_keys=False, width=10**6)
 
 
 def _read_conditions(text: str | None) -> list[Condition]:

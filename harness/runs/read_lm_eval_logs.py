@@ -25,7 +25,6 @@ from harness.experiment.conditions import REFERENCE_FIELDS, named_conditions
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
 from harness.experiment.run_config import fixed_arguments
-from harness.runs.answered_prompts import AnsweredPrompt
 from harness.runs.find_lm_eval_files import (
     Generation,
     LogLine,
@@ -36,6 +35,7 @@ from harness.runs.find_lm_eval_files import (
     read_results,
 )
 from harness.runs.journal import describe_differences
+from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.records import Graded, Sample, Score
 from harness.runs.samples_frame import read_frame
 

@@ -19,9 +19,9 @@ from harness.experiment.expand_conditions import read_conditions
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
 from harness.experiment.run_config import fixed_arguments
-from harness.runs.answered_prompts import AnsweredPrompt, Source, filled_answers, group_by_problem
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.journal import find_stored, hash_stored, is_stored
+from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
 from harness.runs.read_lm_eval_logs import read_logs
 from harness.runs.records import Prompt, Sample, Score
 from harness.runs.run_folder import (

@@ -163,6 +163,11 @@ def read_frame(
     frame = frame.astype({"level": int, "answer": "category", **dict.fromkeys(GRADERS, "boolean")})
     order = ["layout", "condition", "prompt_index", "replicate", "sample_index"]
     frame = frame.sort_values(order, ignore_index=True)
+    return _choose_columns(frame, texts=texts)
+
+
+def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame:
+    """The columns that `read_frame` returns, in their order and types."""
     names = [*SAMPLE_COLUMNS]
     if texts:
         words = ["model", "problem_id", "subject", "cluster", "target", "verdict", "answer"]

@@ -1,6 +1,6 @@
 import pytest
 
-from harness.analysis.filler_parts import CAUSE_COLUMNS, causes_table
+from harness.analysis.intervention_effects import CAUSE_COLUMNS, causes_table
 from harness.display.figures.interval_rows import draw_causes
 from harness.experiment.expand_conditions import expand_causes
 from tests.analysis.test_other_prompts import conditions_of, settings_of

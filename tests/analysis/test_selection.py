@@ -9,7 +9,7 @@ from harness.analysis.choose_problems import FLIPS, Criterion, count_outcomes, s
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset
-from harness.runs.answered_prompts import Problem, build_source
+from harness.runs.prompt_sources import Problem, build_source
 from harness.runs.read_runs import Run, read_source
 from harness.runs.run_folder import read_prompts
 from harness.runs.versions_and_hashes import receipt_line

@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 from attention_probe.check_probe import column_means, eager_means, largest_difference
 from attention_probe.model.attention_function import ATTENTION
+from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import load_model
 from harness.errors import ModelError
@@ -138,7 +139,8 @@ def test_a_gap_in_positions_is_no_border_between_documents(qwen2):
     ids, _ = prompts("none")
     positions = torch.arange(LENGTH).expand(2, -1) + 20 * (torch.arange(LENGTH) >= 10)
     regions = (torch.arange(LENGTH) < 10).expand(2, 1, -1)
-    mass = capture(qwen2, ids, position_ids=positions, key_regions=regions)[0].region_mass
+    request = CaptureRequest(key_regions=regions)
+    mass = capture(qwen2, ids, position_ids=positions, request=request)[0].region_mass
     assert (mass[:, :, 10:] > 0).all()
 
 
@@ -188,8 +190,9 @@ def test_nothing_grows_with_the_square_of_the_prompt(model_type, padded):
             loaded,
             ids,
             attention_mask=mask,
-            chunk=16,
-            key_regions=torch.ones(1, 1, length, dtype=torch.bool),
+            request=CaptureRequest(
+                key_regions=torch.ones(1, 1, length, dtype=torch.bool), chunk=16
+            ),
         )
     assert largest.numel <= 6 * 16 * length
 
@@ -207,7 +210,7 @@ def test_activations_are_those_before_the_product(model_type):
         mlp.up_proj.register_forward_hook(lambda *a: seen.update(up=a[2]))
     for layers in ([0], [0, 1]):
         loaded.layers = layers
-        found = capture(loaded, prompts("none")[0], activations=True)
+        found = capture(loaded, prompts("none")[0], request=CaptureRequest(activations=True))
         assert found.activations.shape == (2, LENGTH, 80)
         assert list(found.layers) == layers
     assert (
@@ -223,7 +226,8 @@ def test_activations_of_other_architectures_are_those_of_each_token():
     product = loaded.decoder_layers[0].fc2
     product.register_forward_pre_hook(lambda _, inputs: seen.update(product=inputs[0]))
     loaded.layers = (0, 1)
-    found = capture(loaded, prompts("none")[0], activations=True).activations
+    request = CaptureRequest(activations=True)
+    found = capture(loaded, prompts("none")[0], request=request).activations
     assert found.shape[:2] == (2, LENGTH)
     assert largest_error(found.flatten(0, 1), seen["product"].reshape(2 * LENGTH, -1)) < 1e-6
 

@@ -15,7 +15,7 @@ from harness.experiment.problems import Dataset
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import hash_text
 from harness.experiment.tokenizer import encode
-from harness.runs.answered_prompts import Problem, build_source
+from harness.runs.prompt_sources import Problem, build_source
 from harness.runs.read_runs import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt

@@ -10,7 +10,7 @@ from harness.analysis.choose_problems import Criterion, select
 from harness.analysis.result_tables import records
 from harness.display.format_values import MINUS, define_flips, signed
 from harness.display.show_problems import print_changes, spell_out
-from harness.runs.answered_prompts import Problem
+from harness.runs.prompt_sources import Problem
 from harness.runs.run_folder import read_identity
 from tests.commands.test_cli import here, refused
 from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of, table_page

@@ -160,7 +160,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     They are differences from the position gap.
 
     Args:
-        table: From `filler_parts.causes_table`.
+        table: From `intervention_effects.causes_table`.
     """
     looks = figure_style.looks(table["filler"])
     rows = []

@@ -1,9 +1,9 @@
-"""Which component of a filler changes accuracy: interventions that switch components off.
+"""The table `causes`: how accuracy changes when an intervention switches a part of a filler off.
 
-An intervention has three switches: whether the other layers see the filler, and its scale and its
-bias in some layers. Each intervention is a cell of this design. It is compared with the position
-gap, the cell that only moves the positions after the filler. So an effect belongs to one prompt and
-one computation, and is no mean over cells.
+An intervention on a filler has three switches: whether the other layers see the filler, and its
+scale and its bias in some layers. Each combination of switches is a cell of this design. A cell is
+compared with the position gap, the cell that only moves the positions after the filler. So an
+effect belongs to one prompt and one computation, and is no mean over cells.
 
 Scale reduces the weight of the original tokens by the weight of the filler. Bias adds the filler's
 values with this weight. Only with both or with neither do the attention weights add up to 1: with
