@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from transformers import AutoConfig
 
 from attention_probe.measure.head_decomposition import key_regions, mass_measures
+from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import TokenizedPrompt, align_prompts, common_tokens
-from attention_probe.run_probe import ProbeSettings, make_header, make_receipt, make_trace
+from attention_probe.run_probe import make_header, make_receipt, make_trace
 from attention_probe.traces import AttentionTraces
 from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion

@@ -24,14 +24,9 @@ from safetensors import SafetensorError, safe_open
 from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
 from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import count_from_one
-from harness.runs.journal import (
-    changed_settings,
-    clear_messages,
-    differences,
-    write_atomic,
-    write_whole,
-)
+from harness.runs.journal import changed_settings, differences
 from harness.runs.records import fit
+from harness.runs.stored_files import clear_messages, write_atomic, write_whole
 
 if TYPE_CHECKING:
     from filelock import FileLock

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from attention_probe.figures.figure_config import PromptsConfig
 from attention_probe.measure.measure_prompts import Record
+from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import open_source
 from attention_probe.prompts.token_roles import ROLES
-from attention_probe.run_probe import ProbeSettings, run_probe
+from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import say, work_folder
 from harness.analysis.choose_problems import select

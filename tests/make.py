@@ -19,11 +19,7 @@ import numpy as np
 import pandas
 import yaml
 
-from attention_probe.analysis.average_curves import (
-    CurveSettings,
-    average_curves,
-    chosen_problems,
-)
+from attention_probe.analysis.average_curves import CurveSettings, average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.display.table_page import TableOptions, make_table
@@ -34,11 +30,11 @@ from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS
-from harness.runs.journal import expand, hash_stored
 from harness.runs.prompt_sources import AnsweredPrompt, Source
 from harness.runs.read_runs import Run
 from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
 from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
+from harness.runs.stored_files import expand, hash_stored
 
 
 def passing_folder() -> Path:

@@ -21,8 +21,8 @@ from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
+    from attention_probe.probe_settings import ProbeSettings
     from attention_probe.prompts.choose_prompts import PromptsConfig
-    from attention_probe.run_probe import ProbeSettings
 
 
 def probe(
@@ -83,8 +83,8 @@ def probe(
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head in a folder of traces."""
     from attention_probe.measure.measure_prompts import Record
+    from attention_probe.probe_settings import ProbeSettings
     from attention_probe.prompts.choose_prompts import prompts_config
-    from attention_probe.run_probe import ProbeSettings
     from harness.layers_and_heads import parse_numbers, split_words
 
     prompts = prompts_config(

@@ -6,10 +6,9 @@ stamps above each panel (selected on outcome, reference numbers), and counts and
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,28 +19,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from attention_probe.analysis.average_curves import (
-    CurveSettings,
-    average_curves,
-    chosen_problems,
-    shared_problems,
-)
-from attention_probe.figures.figure_config import BarsConfig, FigureConfig, Limits, Panel
-from attention_probe.traces import AttentionTraces
-from harness.analysis.count_correct import accuracy_table
-from harness.analysis.published_numbers import read_reference
+from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
+from attention_probe.figures.figure_numbers import BARS, curve_name
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER, Look
 from harness.display.figures.lines import draw_curve
 from harness.display.format_values import label, visible
-from harness.experiment.conditions import contrast_name
-from harness.runs.samples_frame import load_run
 
 PANELS_ACROSS = 3
 """Panels side by side in a figure of attention curves."""
 
-BARS = ("wo", "mless", "mful")
-"""Conditions whose accuracies are shown as bars, as in the study."""
 QUERIES = {
     "common": "common queries",
     "published": "published definition",
@@ -54,132 +41,6 @@ EXPLANATIONS = {
     "inserted ones too.",
     "completion": "Mean attention that each token gets from the tokens of the recorded completion.",
 }
-
-
-def read_curves(
-    panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces
-) -> pandas.DataFrame:
-    """The curves of panels of one model, one row per point.
-
-    All conditions of a panel have the same problems. Rows of the kind `control` are the curves of
-    matched problems that did not flip; they are averaged separately.
-
-    Args:
-        panels: The panels, sorted by row.
-        config: The figure.
-        traces: The traces of the panels' model. By default the first token is left out of the
-            curves of Llama and Gemma.
-
-    Raises:
-        ConfigError: the traces lack the layer, the head or a condition, or no problem has all
-            conditions.
-    """
-    groups = itertools.groupby(panels, lambda panel: (panel.row, panel.head.layer))
-    tables: list[pandas.DataFrame] = []
-    for _, group in groups:
-        tables += _layer_curves(list(group), config, traces)
-    return pandas.concat(tables, ignore_index=True)
-
-
-def _layer_curves(
-    panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces
-) -> Iterator[pandas.DataFrame]:
-    """The points of panels of one row and one layer, so that every trace is read once for all."""
-    first = panels[0]
-    row_config, subtracted = first.row_config, first.row_config.subtracted
-    conditions = [*row_config.series]
-    if subtracted:
-        conditions.append(subtracted)
-    shared, chosen = shared_problems(traces, conditions), chosen_problems(traces, conditions)
-    problems = {"curve": chosen, "control": [name for name in shared if name not in chosen]}
-    legends = {_curve_name(first, condition): first.name(condition) for condition in first.looks}
-    settings = CurveSettings(
-        layer=first.head.layer,
-        heads=list(dict.fromkeys(panel.head.head for panel in panels)),
-        view="full" if row_config.view == "full" else "aligned",
-        definition=config.definition,
-        exclude_first=config.exclude_first_token,
-    )
-    for kind, problem_ids in problems.items():
-        if not problem_ids:
-            continue
-        curves = average_curves(
-            traces,
-            settings,
-            conditions=row_config.series,
-            problem_ids=problem_ids,
-            baseline=subtracted,
-        )
-        curves = curves.assign(
-            row=first.row,
-            kind=kind,
-            on_outcome=traces.header.on_outcome,
-            legend=curves["condition"].map(legends),
-            model=first.head.model,
-        )
-        for panel in panels:
-            points = curves[curves["head"] == panel.head.head]
-            yield points.assign(panel=panel.title, column=panel.column)
-
-
-def _curve_name(panel: Panel, condition: str) -> str:
-    """The name of a curve in the column `condition`: `mless - wo` for a difference."""
-    subtracted = panel.row_config.subtracted
-    return contrast_name(condition, subtracted) if subtracted else condition
-
-
-def read_bars(config: BarsConfig) -> pandas.DataFrame:
-    """The accuracies that a figure's bars show, with the columns of `accuracy_table`.
-
-    The column `reference` names the source of published numbers; it is missing for measured runs.
-
-    Raises:
-        ConfigError: the reference file is missing, or not of the form of results/reference/.
-        RunError: a run is missing or unfinished.
-    """
-    if config.reference is None:
-        table = accuracy_table(pandas.concat(map(load_run, config.runs))).assign(reference=None)
-    else:
-        published = read_reference(str(config.reference))
-        rows = []
-        for entry in published.accuracies:
-            for condition, accuracy in entry.conditions.items():
-                row = {"model": entry.model, "condition": condition, "accuracy": accuracy}
-                rows.append(row)
-        unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "problems": 0}
-        table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
-    return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)
-
-
-def figure_table(
-    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
-) -> pandas.DataFrame:
-    """Every number in the figure, one row per point; layers and heads count from 1.
-
-    Args:
-        config: The figure.
-        curves: From `read_curves`, of all panels.
-        bars: From `read_bars`.
-    """
-    tables = [curves]
-    if bars is not None and config.bars is not None:
-        names = {
-            "accuracy": "mean",
-            "accuracy_low": "low",
-            "accuracy_high": "high",
-            "problems": "count",
-            "reference": "note",
-        }
-        rows = bars[["model", "condition", *names]].rename(columns=names)
-        tables.append(
-            rows.assign(
-                kind=np.where(rows["note"].isna(), "bar", "reference bar"),
-                panel=config.bars.title,
-                legend=rows["condition"].map(label),
-                unit="percent",
-            )
-        )
-    return pandas.concat(tables, ignore_index=True).assign(figure=config.name)
 
 
 def draw_figure(
@@ -250,7 +111,7 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
     dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
     for index, (condition, look) in enumerate(panel.looks.items()):
-        curves = points[points["condition"] == _curve_name(panel, condition)]
+        curves = points[points["condition"] == curve_name(panel, condition)]
         # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
         step = 0.5 if panel.limits else 0.2
         draw_curve(

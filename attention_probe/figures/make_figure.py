@@ -13,12 +13,14 @@ import pandas
 from matplotlib.figure import Figure
 
 from attention_probe.figures.activation_figures import draw_activations, read_activations
-from attention_probe.figures.curve_figures import draw_figure, figure_table, read_bars, read_curves
+from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import FigureConfig
+from attention_probe.figures.figure_numbers import figure_table, read_bars, read_curves
 from attention_probe.figures.trace_figures import figure_receipt
 from attention_probe.measure.measure_prompts import Record
+from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
-from attention_probe.run_probe import Advance, ProbeSettings, run_probe
+from attention_probe.run_probe import Advance, run_probe
 from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import select
 from harness.display.figures.figure_style import write_figure

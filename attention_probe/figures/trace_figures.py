@@ -10,13 +10,9 @@ from typing import Any
 import pandas
 
 from attention_probe.analysis.average_curves import shared_problems
-from attention_probe.figures.curve_figures import (
-    draw_figure,
-    explain_figure,
-    figure_table,
-    read_curves,
-)
+from attention_probe.figures.curve_figures import draw_figure, explain_figure
 from attention_probe.figures.figure_config import FigureConfig
+from attention_probe.figures.figure_numbers import figure_table, read_curves
 from attention_probe.traces import AttentionTraces
 from harness.constants import Definition
 from harness.display.figures.figure_style import write_figure

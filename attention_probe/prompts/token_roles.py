@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from harness.constants import BASELINE
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment import token_checks
+from harness.experiment.chat_template import find_segments
 from harness.experiment.token_checks import BuiltPrompt
-from harness.experiment.tokenizer import encode, find_segments
+from harness.experiment.tokenizer import encode
 from harness.runs.prompt_sources import AnsweredPrompt, Problem
 
 if TYPE_CHECKING:

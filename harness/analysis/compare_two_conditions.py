@@ -41,7 +41,7 @@ class Side:
 
         Args:
             name: A run or a sample log; `RUN:CONDITION` for another condition than its baseline.
-            metric: Of a log of another task: see `read_lm_eval_logs.read_log`.
+            metric: Of a log of another task: see `read_sample_log.read_log`.
 
         Raises:
             RunError: there is no such run, or no such condition in it.

@@ -31,7 +31,8 @@ def plot(
     from harness.analysis.result_tables import make_leaderboard
     from harness.display.figures.figure_kinds import draw_figures
     from harness.display.figures.figure_style import write_figure
-    from harness.runs.read_runs import Run, locate
+    from harness.runs.find_runs import locate
+    from harness.runs.read_runs import Run
 
     loaded = [Run.load(run, metric=metric) for run in locate(runs)]
     board = make_leaderboard(loaded, baseline=baseline, margin=margin)

@@ -28,8 +28,8 @@ def regrade(
     """Grade and audit a finished run again; or grade the completions of any log or table."""
     from harness.execution.grade_again import regrade as regrade_run
     from harness.execution.grade_again import regrade_logs
-    from harness.runs.journal import is_stored
     from harness.runs.run_folder import JOURNAL
+    from harness.runs.stored_files import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):
         grades = regrade_logs(run, metric=metric, completion=completion, gold=gold)

@@ -38,7 +38,7 @@ def report(
 ) -> None:
     """Write one HTML file about runs: results, figures, tables, all samples, attention curves."""
     from harness.display.report.report_page import write_report
-    from harness.runs.read_runs import locate
+    from harness.runs.find_runs import locate
     from harness.runs.run_folder import RECORDED
 
     # by name, because this package must not import the probe

@@ -46,7 +46,8 @@ def show(
 
     from harness.analysis.choose_problems import Criterion
     from harness.display.show_problems import describe_run, print_problem
-    from harness.runs.read_runs import Run, locate_one
+    from harness.runs.find_runs import locate_one
+    from harness.runs.read_runs import Run
 
     loaded = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)

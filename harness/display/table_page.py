@@ -20,8 +20,9 @@ from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
 from harness.display.side_tables import SIDE_TABLES, show_reference, show_side_tables
 from harness.errors import ConfigError, list_first
+from harness.runs.find_runs import locate
 from harness.runs.join_runs import group_by_table
-from harness.runs.read_runs import Run, locate
+from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
     """The page of `mless table`.
 
     Args:
-        runs: Names of runs, as `read_runs.locate` takes them.
+        runs: Names of runs, as `find_runs.locate` takes them.
         options: Content and format.
 
     Raises:

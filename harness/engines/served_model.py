@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, quote
 from harness.engines.vllm_engine import FINISH_REASONS, Completion
 from harness.errors import ConfigError, EngineError, ModelError, list_near
+from harness.experiment.chat_template import template_switches
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
-from harness.experiment.tokenizer import template_switches
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

@@ -40,8 +40,8 @@ from harness.engines.start_errors import (
     make_start_error,
 )
 from harness.errors import ConfigError, EngineError, ModelError
+from harness.experiment.decode_tokens import decode_completion
 from harness.experiment.plan import Request
-from harness.experiment.tokenizer import decode_completion
 
 QUEUE_PER_SEQUENCE = 2
 """Requests in an engine, running or waiting, for each sequence that it can run at once. The engine

@@ -21,7 +21,6 @@ from harness.experiment.plan import Plan
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.runs import versions_and_hashes
-from harness.runs.journal import clear_messages, hash_stored, write_whole
 from harness.runs.records import (
     RUN_FORMAT,
     Arm,
@@ -48,6 +47,7 @@ from harness.runs.run_folder import (
     read_sessions,
 )
 from harness.runs.samples_frame import read_frame
+from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 
 if TYPE_CHECKING:
     import pandas

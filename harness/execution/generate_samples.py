@@ -28,9 +28,9 @@ from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
 from harness.runs import versions_and_hashes
-from harness.runs.journal import clear_messages
 from harness.runs.records import SESSION, TIMING, Sample, Score
 from harness.runs.run_folder import RECORDED, RunFolder, read_samples
+from harness.runs.stored_files import clear_messages
 
 LOG = "libraries.log"
 """The file for messages of vLLM, torch and other libraries during a run."""

@@ -14,10 +14,10 @@ from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish
 from harness.execution.grade_samples import Scorer
 from harness.grading import GradeJob, GraderPool
-from harness.grading.same_answer import GRADER_VERSION
+from harness.grading.grade_answer import GRADER_VERSION
 from harness.runs.find_lm_eval_files import find_logs
-from harness.runs.journal import Journal, clear_messages, expand, read_header, read_records
-from harness.runs.read_lm_eval_logs import read_log
+from harness.runs.journal import Journal, read_header, read_records
+from harness.runs.read_sample_log import read_log
 from harness.runs.records import Sample, Score, as_json
 from harness.runs.run_folder import (
     SCORES,
@@ -30,6 +30,7 @@ from harness.runs.run_folder import (
     scored_now,
     set_old_scores_aside,
 )
+from harness.runs.stored_files import clear_messages, expand
 
 REGRADED_SHOWN = 20
 """Number of samples with a changed verdict that `mless regrade` lists."""
@@ -118,7 +119,7 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
 
     Args:
         path: A sample log, a folder of logs, or a CSV or JSONL file.
-        metric: The metric of a log: see `read_lm_eval_logs.read_log`.
+        metric: The metric of a log: see `read_sample_log.read_log`.
         completion: The column of completions in a CSV or JSONL file.
         gold: The column of gold answers in such a file.
 

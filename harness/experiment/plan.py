@@ -16,6 +16,7 @@ from itertools import chain, product
 from typing import Any
 
 from harness.errors import ConfigError, DataError
+from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.generation_settings import Sampling, sample_seed
@@ -23,7 +24,7 @@ from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer, encode, template_switches
+from harness.experiment.tokenizer import ModelTokenizer, encode
 
 
 @dataclass(frozen=True, kw_only=True)

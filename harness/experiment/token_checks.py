@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
 from harness.errors import PromptMismatchError
+from harness.experiment.chat_template import apply_chat_template, find_segments, has_system_turn
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.intervention_settings import Intervention, Resolved
 from harness.experiment.problems import Problem
@@ -33,15 +34,7 @@ from harness.experiment.prompt import (
     hash_text,
     join_texts,
 )
-from harness.experiment.tokenizer import (
-    ModelTokenizer,
-    apply_chat_template,
-    encode,
-    find_segments,
-    fit_filler,
-    has_system_turn,
-    hash_token_ids,
-)
+from harness.experiment.tokenizer import ModelTokenizer, encode, fit_filler, hash_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -294,7 +287,7 @@ def measure_prompt(
             answer. If the template opens a think block, it is closed there.
         layout: `chat` applies the model's template; all other layouts take the text as it is.
         tokenizer: The model's tokenizer. None: it is unknown, and nothing is measured.
-        switches: The variables of the chat template; see `tokenizer.template_switches`.
+        switches: The variables of the chat template; see `chat_template.template_switches`.
 
     Raises:
         ModelError: the layout is `chat`, and the chat template is missing or fails.

@@ -1,6 +1,7 @@
 """From a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
 from harness.grading.extract_answer import GRADED, Grade, GradeJob, Verdict
+from harness.grading.grade_answer import describe_gold, grade
 from harness.grading.grader_pool import GraderPool
 from harness.grading.other_graders import (
     GRADERS,
@@ -11,7 +12,6 @@ from harness.grading.other_graders import (
     as_text,
     column,
 )
-from harness.grading.same_answer import describe_gold, grade
 
 __all__ = [
     "GRADED",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
+from harness.grading.authors_rule import authors_rule
 from harness.grading.extract_answer import LONGEST_ANSWER, Grade, read_boxes
 
 
@@ -241,101 +241,3 @@ def _parse_solution(solution: str) -> Any:
     from math_verify import parse
 
     return parse(solution, parsing_timeout=None)
-
-
-def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
-    r"""The grading rule of the study's authors with its faults, written from a description of it.
-
-    It reads prompt **plus** completion, so an empty `\boxed{}` in the prompt counts as an answer.
-    It accepts any answer that is a substring of the gold answer: an empty box is always right, and
-    `1` is right for `100`. It knows no mathematics except `rewrite`.
-
-    Source: arXiv 2510.01032 and the behaviour of its code. The rewriting is that of the MATH data
-    set (Hendrycks et al. 2021, arXiv 2103.03874).
-
-    Args:
-        text: The prompt followed by the completion.
-        gold: The gold answer. None: the problem has no boxed answer.
-
-    Returns:
-        Whether the answer is right by the rule as it is, and by the rule without the substring bug.
-
-    Raises:
-        IndexError: As in their code, if nothing follows a `\frac` or `\sqrt`.
-    """
-    answer = authors_answer(text)
-    if answer is None or gold is None:
-        return answer == gold, answer == gold
-    rewritten, expected = rewrite(answer), rewrite(gold)
-    return rewritten in expected, rewritten == expected
-
-
-def authors_answer(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`. None: there is no box, or the last one is not closed.
-
-    An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there
-    is no `\boxed`, and then refuses its form.
-    """
-    start = text.rfind("\\boxed")
-    if start < 0:
-        return None
-    depth = 0
-    for brace in re.compile(r"[{}]").finditer(text, start):
-        depth += 1 if brace.group() == "{" else -1
-        if depth == 0:
-            box = text[start : brace.end()]
-            prefix = "\\boxed{"
-            return box[len(prefix) : -1] if box.startswith(prefix) else None
-    return None
-
-
-def rewrite(answer: str) -> str:
-    r"""Rewrite an answer, or the gold answer, by the rule's steps in their order.
-
-    Raises:
-        IndexError: As in their code, if nothing follows a `\frac` or `\sqrt`.
-    """
-    text = answer.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
-    text = text.replace("tfrac", "frac").replace("dfrac", "frac")
-    text = text.replace("\\left", "").replace("\\right", "")
-    text = text.replace("^{\\circ}", "").replace("^\\circ", "").replace("\\$", "")
-    text = text.partition("\\text{ ")[0].replace("\\%", "")
-    text = text.replace(" .", " 0.").replace("{.", "{0.")
-    if text.startswith("."):
-        text = "0" + text
-    sides = text.split("=")
-    if len(sides) == 2 and len(sides[0]) <= 2:
-        text = sides[1]
-    text = _brace_fractions(_brace_roots(text).replace(" ", ""))
-    if text == "0.5":
-        return "\\frac{1}{2}"
-    slash = re.fullmatch(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)", text)
-    return f"\\frac{{{slash[1]}}}{{{slash[2]}}}" if slash else text
-
-
-def _brace_roots(text: str) -> str:
-    r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command gets braces."""
-    before, *arguments = text.split("\\sqrt")
-    for argument in arguments:
-        if argument[0] != "{":
-            argument = f"{{{argument[0]}}}{argument[1:]}"
-        before += "\\sqrt" + argument
-    return before
-
-
-def _brace_fractions(text: str) -> str:
-    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`.
-
-    If only one character follows a `\frac`, the text stays as it is.
-    """
-    braced, *fractions = text.split("\\frac")
-    for fraction in fractions:
-        if fraction[0] != "{":
-            if len(fraction) < 2:
-                return text
-            numerator, denominator = fraction[0], fraction[1:]
-            if denominator[0] != "{":
-                denominator = f"{{{denominator[0]}}}{denominator[1:]}"
-            fraction = f"{{{numerator}}}{denominator}"
-        braced += "\\frac" + fraction
-    return braced

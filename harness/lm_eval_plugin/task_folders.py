@@ -22,7 +22,7 @@ from harness.experiment.problems import Problem
 from harness.experiment.prompt import PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.runs.journal import clear_messages
+from harness.runs.stored_files import clear_messages
 from harness.yaml_settings import parse_option
 
 if TYPE_CHECKING:

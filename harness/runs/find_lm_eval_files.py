@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from harness.errors import RunError
-from harness.runs.journal import PACKED, find_stored, is_stored, open_stored
 from harness.runs.records import fit
+from harness.runs.stored_files import PACKED, find_stored, is_stored, open_stored
 from harness.smollm2_model import label_model
 
 _LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")

@@ -1,4 +1,4 @@
-"""Append-only journals that survive a kill, and a run's files: plain or compressed, written whole.
+"""Append-only journals that survive a kill.
 
 A journal's first line is its header: the identity of what is being recorded. Every further line is
 one finished record with a `key`. No record is ever rewritten, so a kill at any moment costs at most
@@ -7,38 +7,25 @@ the line being written.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import lzma
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from harness.errors import JournalError
 from harness.runs.records import NOTES, Keyed
+from harness.runs.stored_files import clear_messages, open_atomic, open_stored
 
-COMPRESSION = 3
-"""Preset of xz for a finished run: 10 MB shrink to an eighth in one second.
-
-The highest preset takes three seconds for a tenth.
-"""
-BUFFER_BYTES = 1 << 20
-"""Bytes that are read at once. A journal's lines are long: the default of some thousand bytes takes
-twice the time.
-"""
 SYNC_SECONDS = 2.0
 """Longest time until a record is safe from a power cut. A kill of the process loses no record."""
 
 Record = TypeVar("Record", bound=msgspec.Struct)
-PACKED = ".xz"
-"""Suffix of a compressed file."""
 _HEADER_DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -152,7 +139,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 def replace_header(path: Path, header: Mapping[str, Any]) -> None:
     """Write another first line, and all further lines as they are."""
-    with _open_atomic(path) as target, path.open("rb") as source:
+    with open_atomic(path) as target, path.open("rb") as source:
         source.readline()
         target.write(msgspec.json.encode(header) + b"\n")
         shutil.copyfileobj(source, target)
@@ -247,131 +234,3 @@ def _decode(decoder: msgspec.json.Decoder[Any], path: Path, number: int, line: b
         raise JournalError(
             f"{path}, line {number}: damaged: {error}. Restore the file from a copy.{remedy}"
         ) from None
-
-
-def _packed_path(path: Path) -> Path:
-    """The file's name when it is compressed."""
-    return path.with_name(path.name + PACKED)
-
-
-def is_stored(path: Path) -> bool:
-    """Whether the file exists, plain or compressed."""
-    return path.is_file() or _packed_path(path).is_file()
-
-
-def find_stored(folder: Path, pattern: str) -> list[Path]:
-    """The files that match a glob pattern, plain or compressed, by their uncompressed names."""
-    matches = [*folder.glob(pattern), *folder.glob(pattern + PACKED)]
-    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in matches})
-
-
-@contextmanager
-def open_stored(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, plain or compressed (`NAME.jsonl.xz`); either name may be given.
-
-    Raises:
-        JournalError: there is neither file, or the file cannot be read.
-    """
-    packed = _packed_path(path)
-    if not path.is_file() and packed.is_file():
-        path = packed
-    try:
-        is_packed = path.match(f"*.jsonl{PACKED}")
-        with lzma.open(path) if is_packed else path.open("rb", buffering=BUFFER_BYTES) as stream:
-            yield stream
-    except (lzma.LZMAError, EOFError) as error:
-        raise JournalError(f"{path} is damaged ({error}). Restore it from a copy.") from None
-    except OSError as error:
-        raise JournalError(f"{path} cannot be read: {error.strerror or error}.") from None
-
-
-def hash_stored(path: Path) -> str:
-    """SHA-256 of a file's uncompressed bytes.
-
-    Raises:
-        JournalError: as `open_stored`.
-    """
-    with open_stored(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def compress(folder: Path, names: Iterable[str]) -> None:
-    """Compress files of a folder.
-
-    A kill leaves a file in one of the two forms, or complete in both.
-    """
-    for name in names:
-        file = folder / name
-        packed = _packed_path(file)
-        # if both exist, `expand` checks that they are the same
-        if file.is_file() and not packed.exists():
-            with _open_atomic(packed) as stream, file.open("rb") as source:
-                with lzma.open(stream, "wb", preset=COMPRESSION) as target:
-                    shutil.copyfileobj(source, target)
-            file.unlink()
-
-
-def expand(folder: Path) -> None:
-    """Undo `compress`, for a process that will write to the files.
-
-    Raises:
-        JournalError: a compressed file is damaged, or lies beside a different file of its name.
-    """
-    for packed in sorted(folder.glob(f"*.jsonl{PACKED}")):
-        file = packed.with_suffix("")
-        if not file.exists():
-            with _open_atomic(file) as target, open_stored(packed) as source, clear_messages(file):
-                shutil.copyfileobj(source, target)
-        # a kill while compressing leaves two files with the same content
-        elif hash_stored(packed) != hash_stored(file):
-            raise JournalError(
-                f"{file} and {packed.name} differ, and only one can be the run's. "
-                "Delete the other one."
-            )
-        packed.unlink()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is either absent or complete, also after a power cut."""
-    with _open_atomic(path) as stream:
-        stream.write(text.encode())
-
-
-@contextmanager
-def _open_atomic(path: Path) -> Iterator[IO[bytes]]:
-    """`write_atomic` with an open file, whose content is on the disk before it becomes `path`."""
-    with write_atomic(path) as partial, partial.open("wb") as stream:
-        yield stream
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-@contextmanager
-def write_atomic(path: Path) -> Iterator[Path]:
-    """Yield a path to write to. The file becomes `path` if the block succeeds, else it is removed.
-
-    A missing folder is made.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def clear_messages(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors into an error that names the path."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            problem = (
-                f"grow: {error.strerror}. Everything before is safe: free some space (or raise the "
-                "quota or file-size limit), and the same command continues."
-            )
-        else:
-            problem = f"be written: {error.strerror}. Make it writable, or choose another --output."
-        raise JournalError(f"{path} cannot {problem}") from None

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import structs
 
 from harness.errors import PromptMismatchError
+from harness.experiment.chat_template import find_segments
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer, find_segments
+from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.records import Prompt, Sample, Score
 
 if TYPE_CHECKING:

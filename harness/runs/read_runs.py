@@ -20,13 +20,12 @@ from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
 from harness.experiment.run_config import fixed_arguments
 from harness.runs.find_lm_eval_files import find_logs
-from harness.runs.journal import find_stored, hash_stored, is_stored
+from harness.runs.find_runs import has_run_files
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
 from harness.runs.read_lm_eval_logs import read_logs
 from harness.runs.records import Prompt, Sample, Score
 from harness.runs.run_folder import (
     JOURNAL,
-    RECEIPT,
     SCORES,
     PromptIndex,
     read_identity,
@@ -36,6 +35,7 @@ from harness.runs.run_folder import (
     read_scores,
 )
 from harness.runs.samples_frame import read_frame
+from harness.runs.stored_files import hash_stored
 
 if TYPE_CHECKING:
     import pandas
@@ -79,7 +79,7 @@ class Run:
             path: A run folder; the output of `lm_eval --log_samples` for our tasks, a folder or a
                 file; or for any task a mapping of condition to sample log.
             metric: The metric that gives the verdicts in logs of other tasks; see
-                `read_lm_eval_logs.read_log`.
+                `read_sample_log.read_log`.
 
         Raises:
             ConfigError: a metric was named for a run folder.
@@ -94,7 +94,7 @@ class Run:
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
             return cls(**read_logs(name, files, metric=metric))
         path = Path(path)
-        if path.is_dir() and not _has_run_files(path):
+        if path.is_dir() and not has_run_files(path):
             files = [(None, file) for file in find_logs(path)]
         elif path.is_file() or (path.suffix == ".jsonl" and not path.is_dir()):
             files = [(None, path)]
@@ -298,86 +298,3 @@ def _answered_prompts(
         AnsweredPrompt(**structs.asdict(prompt), graded_samples=tuple(pairs))
         for prompt, pairs in zip(prompts, graded_samples, strict=True)
     ]
-
-
-RunPath = Path | dict[str, Path]
-"""A run's folder or sample log, or the sample logs of a run by condition."""
-
-
-def locate(names: Sequence[str]) -> list[RunPath]:
-    """The runs that the user names.
-
-    Args:
-        names: Run folders, folders with lm-eval's logs, sample logs; a folder of these stands for
-            all finished runs in it. `CONDITION=FILE` names a log's condition, and all logs that are
-            named so are one run.
-
-    Raises:
-        ConfigError: a condition is named twice, or a name is no file name.
-    """
-    logs: dict[str, Path] = {}
-    runs: list[RunPath] = []
-    for name in names:
-        condition, equals, file = name.partition("=")
-        try:
-            if not equals or Path(name).exists():
-                runs += _runs_in(Path(name))
-                continue
-        except OSError as error:
-            raise ConfigError(f"{name[:60]}: expected a run's path: {error.strerror}.") from None
-        if condition in logs:
-            raise ConfigError(
-                f"{name}: the condition {condition!r} has a log already, {logs[condition]}."
-            )
-        logs[condition] = Path(file)
-    return [*runs, logs] if logs else runs
-
-
-def locate_one(names: Sequence[str]) -> RunPath:
-    """The run that the user names, for a command that takes one run.
-
-    Raises:
-        ConfigError: there are several.
-    """
-    runs = locate(names)
-    if len(runs) != 1:
-        raise ConfigError(f"Expected one run, got {len(runs)}: {', '.join(map(str, runs))}.")
-    return runs[0]
-
-
-def _runs_in(path: Path) -> list[Path]:
-    """The run itself, or the finished runs in a folder of runs.
-
-    lm-eval makes a folder for each model around its logs.
-    """
-    if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
-        return [path]
-    runs: dict[Path, Path] = {}  # by their targets, because a link to a run is no second run
-    for folder in _subfolders(path):
-        if _is_run(folder):
-            runs.setdefault(folder.resolve(), folder)
-        else:
-            logs = [subfolder for subfolder in _subfolders(folder) if _has_logs(subfolder)]
-            for log in logs:
-                runs.setdefault(log.resolve(), log)
-    return list(runs.values()) or [path]  # the reader of the folder raises the error
-
-
-def _has_run_files(folder: Path) -> bool:
-    return is_stored(folder / RECEIPT) or is_stored(folder / JOURNAL)
-
-
-def _has_logs(folder: Path) -> bool:
-    """Whether a folder has lm-eval's logs that are not the files of a run folder."""
-    return not _has_run_files(folder) and bool(find_stored(folder, "samples_*.jsonl"))
-
-
-def _is_run(folder: Path) -> bool:
-    """Whether a folder has a finished run, or lm-eval's logs."""
-    return (folder / RECEIPT).is_file() or _has_logs(folder)
-
-
-def _subfolders(path: Path) -> list[Path]:
-    """The folders in a folder, links last."""
-    folders = [child for child in path.iterdir() if child.is_dir()]
-    return sorted(folders, key=lambda folder: (folder.is_symlink(), folder))

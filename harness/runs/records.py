@@ -19,7 +19,7 @@ from harness.experiment.prompt import Prompt as RequestedPrompt
 from harness.experiment.prompt import document_prompt, make_document
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
-from harness.grading.same_answer import GRADER_VERSION
+from harness.grading.grade_answer import GRADER_VERSION
 
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""

@@ -17,17 +17,11 @@ from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import (
     Journal,
     changed_settings,
-    clear_messages,
-    compress,
     differences,
-    expand,
-    is_stored,
-    open_stored,
     read_header,
     read_notes,
     read_records,
     replace_header,
-    write_whole,
 )
 from harness.runs.records import (
     SESSION,
@@ -43,6 +37,14 @@ from harness.runs.records import (
     SessionNote,
     as_json,
     fit,
+)
+from harness.runs.stored_files import (
+    clear_messages,
+    compress,
+    expand,
+    is_stored,
+    open_stored,
+    write_whole,
 )
 
 JOURNAL = "journal.jsonl"

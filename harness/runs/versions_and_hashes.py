@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from harness.runs.journal import hash_stored
 from harness.runs.records import Fingerprint
+from harness.runs.stored_files import hash_stored
 
 PACKAGES = (
     "mless",

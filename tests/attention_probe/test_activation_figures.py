@@ -11,7 +11,8 @@ from attention_probe.figures.activation_figures import draw_activations, read_ac
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.measure.measure_activations import ACTIVATION_BINS, CLASSES
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.run_probe import ProbeSettings, run_probe
+from attention_probe.probe_settings import ProbeSettings
+from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.choose_problems import Criterion

@@ -3,14 +3,9 @@ import pandas
 import pytest
 from matplotlib.colors import to_hex
 
-from attention_probe.figures.curve_figures import (
-    BARS,
-    draw_figure,
-    figure_table,
-    read_bars,
-    read_curves,
-)
+from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import STUDY_COLOURS, load_figure_config
+from attention_probe.figures.figure_numbers import BARS, figure_table, read_bars, read_curves
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.analysis import compare

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
 from attention_probe.measure.head_decomposition import decompose
 from attention_probe.measure.measure_prompts import Record
+from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
-from attention_probe.run_probe import ProbeSettings, run_probe
+from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.choose_problems import Criterion, select

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, common_tokens, tokenize
-from attention_probe.run_probe import ProbeSettings
 from harness.constants import SEPARATOR as GAP
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions

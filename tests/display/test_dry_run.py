@@ -7,7 +7,8 @@ import yaml
 
 from harness import resources
 from harness.analysis import minimal_detectable_effect
-from harness.display.dry_run import describe_plan, describe_power, describe_time
+from harness.display.dry_run import describe_plan, describe_power
+from harness.display.forecast_time import describe_time
 from harness.experiment.plan import make_plan
 from harness.experiment.run_config import load_config
 from tests.make import CONFIG, GREEDY_RUN, TOY

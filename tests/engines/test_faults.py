@@ -23,7 +23,7 @@ import torch
 
 from harness.engines.start_errors import load_step
 from harness.engines.vllm_engine import READY_SECONDS
-from harness.runs.journal import is_stored, open_stored
+from harness.runs.stored_files import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
 from tests.make import TOY_CONFIG
 

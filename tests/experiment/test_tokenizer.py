@@ -4,20 +4,17 @@ import json
 import pytest
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
+from harness.experiment.chat_template import (
+    PINNED_DATE,
+    apply_chat_template,
+    find_segments,
+    has_system_turn,
+    template_switches,
+)
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.prompt import Layout, PromptSettings, build_prompt
 from harness.experiment.token_checks import measure_prompt
-from harness.experiment.tokenizer import (
-    PINNED_DATE,
-    ModelTokenizer,
-    apply_chat_template,
-    encode,
-    find_segments,
-    fit_filler,
-    has_system_turn,
-    load_tokenizer,
-    template_switches,
-)
+from harness.experiment.tokenizer import ModelTokenizer, encode, fit_filler, load_tokenizer
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file
 from tests.experiment.test_token_checks import layouts
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.experiment.problems import open_dataset
-from harness.grading.same_answer import compare, describe_gold, grade
+from harness.grading.grade_answer import compare, describe_gold, grade
 from harness.grading.values import LETTER_PRIME, POINTS, letter_value
 from tests.make import read_data
 

@@ -5,7 +5,8 @@ import pytest
 
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditColumns, AuditJob, Grade, GraderPool, as_record
-from harness.grading.other_graders import GRADERS, STEPS, authors_answer, authors_rule, rewrite
+from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
+from harness.grading.other_graders import GRADERS, STEPS
 from tests.grading.test_labelled_answers import DATASET
 from tests.make import read_data
 

@@ -20,7 +20,7 @@ FOLDERS = {
         "analysis lm_eval_plugin display execution check_installation commands cli"
     ).split(),
     "attention_probe": (
-        "prompts model measure check_probe traces run_probe run_recorder analysis figures commands"
+        "prompts model measure check_probe traces probe_settings run_probe run_recorder analysis figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only folders before it."""
@@ -30,6 +30,7 @@ NEED_HEAVY = {
     "attention_probe.measure.head_decomposition",
     "attention_probe.measure.measure_prompts",
     "attention_probe.model",
+    "attention_probe.probe_settings",
     "attention_probe.run_probe",
     "attention_probe.run_recorder",
     "attention_probe.check_probe",

@@ -15,7 +15,7 @@ import pytest
 from harness.analysis.published_numbers import read_reference
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool, grade
-from harness.grading.same_answer import compare
+from harness.grading.grade_answer import compare
 from harness.runs.records import SAMPLE_COLUMNS
 from tests.conftest import PATIENCE
 from tests.make import ROOT

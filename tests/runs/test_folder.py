@@ -34,9 +34,8 @@ from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GRADED, GRADERS
-from harness.grading.same_answer import GRADER_VERSION
-from harness.runs import journal, versions_and_hashes
-from harness.runs.journal import expand, hash_stored, write_atomic, write_whole
+from harness.grading.grade_answer import GRADER_VERSION
+from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from harness.runs.run_folder import (
     JOURNAL,
@@ -50,6 +49,7 @@ from harness.runs.run_folder import (
     read_prompts,
     read_samples,
 )
+from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
 from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page
 
@@ -383,10 +383,10 @@ def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_is_made_large
         {sample.key for sample in read_samples(own_run)},
         make_plan(load_config(CONFIG), limit=7),
     )
-    real = journal.write_atomic
+    real = stored_files.write_atomic
     with monkeypatch.context() as patched, pytest.raises(JournalError):
         patched.setattr(
-            journal,
+            stored_files,
             "write_atomic",
             lambda path: real(path / "in a file" if path.name == killed else path),
         )

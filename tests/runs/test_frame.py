@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from harness.errors import JournalError, RunError
 from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
-from harness.runs.journal import expand
 from harness.runs.read_runs import Run
 from harness.runs.records import Score
 from harness.runs.run_folder import (
@@ -21,6 +20,7 @@ from harness.runs.run_folder import (
     read_scores,
 )
 from harness.runs.samples_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
+from harness.runs.stored_files import expand
 from tests.make import GREEDY_RUN, right, small_run, write_run
 
 

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import JournalError
-from harness.runs.journal import Journal, clear_messages, differences
+from harness.runs.journal import Journal, differences
+from harness.runs.stored_files import clear_messages
 
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
 

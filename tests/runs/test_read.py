@@ -7,8 +7,9 @@ import pytest
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
 from harness.runs.find_lm_eval_files import find_logs
+from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import group_by_table, join
-from harness.runs.read_runs import Run, locate, locate_one
+from harness.runs.read_runs import Run
 from harness.runs.run_folder import read_prompts
 from tests.commands.test_cli import here, refused
 from tests.make import (

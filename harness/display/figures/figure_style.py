@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.display.format_values import label, visible
-from harness.runs.journal import clear_messages
+from harness.runs.stored_files import clear_messages
 
 INCHES, FONT = 7.0, 7.5
 """The width of a figure, for a page of text, and the size of its font in points."""

@@ -48,8 +48,8 @@ from harness.display.side_tables import show_side_tables
 from harness.errors import ConfigError, RunError, list_first
 from harness.runs.attention_file import AttentionFile
 from harness.runs.join_runs import join
-from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read_runs import Run
+from harness.runs.stored_files import clear_messages, is_stored, write_whole
 from harness.runs.versions_and_hashes import receipt_line, software
 
 CARD_ROWS = 4

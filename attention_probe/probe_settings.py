@@ -1,0 +1,113 @@
+"""The settings of a probe: what to record, of which model and under which conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+
+from attention_probe.measure.measure_prompts import Record
+from attention_probe.model.load_first_layers import LoadedModel, load_model
+from attention_probe.prompts.token_roles import GAP, without_gap
+from harness import smollm2_model
+from harness.constants import BASELINE, STUDIED, Dtype
+from harness.errors import ConfigError, list_near
+from harness.experiment.tokenizer import load_tokenizer
+from harness.runs.prompt_sources import Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSettings:
+    """What to record, and of which model.
+
+    Attributes:
+        model: Folder, hub name or `smollm2`; None for the model that was run.
+        layers: Decoder layers, as indices from 0.
+        conditions: Names of conditions; `mless+gap` is the position gap of `mless`. Empty for all
+            conditions of the source and the gap of `mless`. The baseline is always recorded.
+        record: Which measurements to make.
+        dtype: Type that the layers are computed in. If it is not float32, one prompt is compared
+            with float32.
+        device: `cpu`, `cuda`, ...
+
+    Raises:
+        ConfigError: a decomposition over the queries of completions is requested.
+    """
+
+    model: str | None = None
+    layers: tuple[int, ...] = (0,)
+    conditions: tuple[str, ...] = ()
+    record: Record = field(default_factory=Record)
+    dtype: Dtype = "float32"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.record.completion and self.record.decompose:
+            raise ConfigError(
+                "--decompose compares the same queries under all conditions, and those of "
+                "--queries completion differ between conditions."
+            )
+
+    def complete_from(self, source: Source) -> ProbeSettings:
+        """The settings, with model and conditions taken from the source where none are named.
+
+        Raises:
+            ConfigError: the source lacks a condition or the baseline, or a condition cannot be
+                probed.
+        """
+        conditions = list(self.conditions)
+        if not conditions:
+            conditions = [name for name in source.conditions if name not in source.changed]
+            if STUDIED in conditions and not self.record.completion:
+                conditions.append(f"{STUDIED}{GAP}")
+        conditions = list(dict.fromkeys((BASELINE, *conditions)))
+        refuse_unusable_conditions(source, conditions)
+        return replace(self, model=self.model or source.model, conditions=tuple(conditions))
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        if self.model is None:
+            raise ConfigError("The source does not record its model. Name the model with --model.")
+        return load_tokenizer(smollm2_model.resolve_model(self.model))
+
+    def load_model(self, dtype: Dtype) -> LoadedModel:
+        """The first layers, up to the deepest of `layers`, to compute in this type."""
+        return load_model(
+            str(self.model), layers=self.layers, dtype=getattr(torch, dtype), device=self.device
+        )
+
+
+def refuse_unusable_conditions(source: Source, conditions: Iterable[str]) -> None:
+    """Raise ConfigError if the source lacks a condition, or one cannot be probed."""
+    bases = {name: without_gap(name, source.conditions) for name in conditions}
+    absent = [name for name, base in bases.items() if base not in source.conditions]
+    in_answer = [name for name, base in bases.items() if base in source.filled_answers]
+    changed = [name for name, base in bases.items() if base in source.changed]
+    prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
+    if absent:
+        names = ", ".join(absent)
+        fault = f"has no condition {names}: expected one of {list_near(names, source.conditions)}"
+    elif in_answer:
+        fault = (
+            f"does not record where in the answer the filler of {', '.join(in_answer)} stands: "
+            "leave it out of --conditions"
+        )
+    elif changed:
+        fault = (
+            f"changes the model under {', '.join(changed)}, which the probe does not: "
+            "leave it out of --conditions"
+        )
+    elif not all(prompt.requested.segments for prompt in prompts):
+        fault = (
+            "does not record where fillers stand: "
+            "expected a run, or logs that `mless tasks --wrap` made"
+        )
+    else:
+        return
+    raise ConfigError(f"{source.name} {fault}.")

@@ -1,0 +1,139 @@
+"""The elements of an answer in plain notation: of lists and sets, points, matrices, single values.
+
+An answer is split here and compared in `same_answer`. A single answer is a list of one element.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, product, zip_longest
+
+from harness.grading.formula import TooLarge
+from harness.grading.notation import ROW_END, brackets, split_outside_brackets
+from harness.grading.relations import as_relation, intervals, is_name
+from harness.grading.units_and_words import AND, OR, readable_words, without_unit
+from harness.grading.values import has_value
+
+MOST_SIGNS = 4
+"""Plus-minus signs in one element of a list, because each doubles the values to compare."""
+
+BASED = re.compile(
+    r"[({]?([A-F]*\d[0-9A-F]*|[A-F]{2,})[)}]?"
+    r"_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"
+)
+"""A numeral with its base as subscript: a number, or a word such as `two`."""
+_BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
+NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z")
+"""The beginning of a name of a geometric figure, which is no product of letters."""
+MATRIX = re.compile(
+    r"(?P<factor>-?[^-+&]*?)(?P<bracket>[(\[]?)"
+    r"\\begin\{(?P<kind>[pbvBV]?|small)(?P<name>matrix|array)\}(?:\{[lcr|]+\})?"
+    r"(?P<rows>.*)\\end\{(?P=kind)(?P=name)\}[)\]]?",
+    re.DOTALL,
+)
+_SYMBOLS = ("\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
+
+COMMAS, COLONS = frozenset([",", ";", OR, AND]), frozenset(":")
+_ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
+
+
+def split_atoms(text: str) -> Iterator[str]:
+    """Split an answer at its commas, brackets and signs of relation, down to single values."""
+    pieces: list[str] = []
+    for member in split_members(text):
+        for term in as_relation(member)[0]:
+            for interval in intervals(term):
+                pieces += _split_entries(interval)
+    if pieces == [text]:
+        yield text
+    else:
+        yield from chain.from_iterable(map(split_atoms, pieces))
+
+
+def _split_entries(text: str) -> list[str]:
+    matrix = MATRIX.fullmatch(text)
+    if matrix:
+        return [*chain.from_iterable(split_matrix(matrix))]
+    kind, inner = brackets(text)
+    return split_outside_brackets(inner, COMMAS if kind else COLONS)[0]
+
+
+def is_readable(atom: str) -> bool:
+    """Whether a piece of `split_atoms` is words, a name, a symbol, or a formula with a value."""
+    is_text = readable_words(atom) or is_name(atom) or NAMES.match(atom)
+    if is_text or BASED.fullmatch(atom) or atom in _SYMBOLS:
+        return True
+    return has_value(without_unit(atom)[0])
+
+
+def names_unknowns(members: list[str]) -> bool:
+    """Whether a list has the values of several unknowns, as `x=1,y=2`.
+
+    `x_1=1,x_2=2` has two roots of a single unknown.
+    """
+    relations = [as_relation(member) for member in members]
+    names = {terms[0].partition("_")[0] for terms, operators in relations if operators == ["="]}
+    has_names = len(names) == len(members) > 1
+    return has_names and all(is_name(terms[0]) for terms, _ in relations)
+
+
+def coordinates(members: list[str]) -> list[str]:
+    """The values of several unknowns, or the entries of a point; another list unchanged.
+
+    A point may have the names of its coordinates before it, as in `(x,y)=(1,2)`.
+    """
+    if names_unknowns(members):
+        return [as_relation(member)[0][1] for member in members]
+    terms, operators = as_relation(members[0])
+    kind, inner = brackets(terms[-1])
+    is_point = len(members) == 1 and kind == "()" and (not operators or is_name(terms[0]))
+    return split_outside_brackets(inner, COMMAS)[0] if is_point else members
+
+
+def split_members(text: str) -> list[str]:
+    """The elements of a bare list or of a set in braces, with both values of each plus-minus.
+
+    A single answer is the only element of its list.
+    """
+    terms, operators = as_relation(text)
+    if operators in (["="], ["\\in"]) and is_name(terms[0]):
+        if brackets(terms[1])[0] == "\\{\\}":
+            text = terms[1]
+    kind, inner = brackets(text)
+    if kind == "\\{\\}":
+        builder = _BUILDER.match(inner)
+        if builder:
+            text = inner[builder.end() :]
+        elif not re.search(r"[|:].*[<>=]", inner):
+            text = inner
+    members = [member for member in split_outside_brackets(text, COMMAS)[0] if member]
+    if not members:
+        members = [text]
+    return [*chain.from_iterable(map(_both_signs, members))]
+
+
+def _both_signs(text: str) -> Iterator[str]:
+    pieces = re.split(r"\\(pm|mp) ?", text)
+    signs = pieces[1::2]
+    if len(signs) > MOST_SIGNS:
+        raise TooLarge(f"more than {MOST_SIGNS} choices of sign")
+    choices: Iterable[Iterable[str]] = product("+-", repeat=len(signs))
+    if "mp" in signs:  # the upper signs belong together, and so do the lower signs
+        upper = ["-+"[sign == "pm"] for sign in signs]
+        lower = ["+-"[sign == "pm"] for sign in signs]
+        choices = upper, lower
+    for choice in choices:
+        yield "".join(chain(*zip_longest(pieces[::2], choice, fillvalue="")))
+
+
+def split_matrix(matrix: re.Match[str]) -> list[list[str]]:
+    """The entries of a matrix by rows, each with the factor or sign before the matrix."""
+    lines, _ = split_outside_brackets(matrix["rows"].removesuffix(ROW_END), _ROWS)
+    rows = [split_outside_brackets(line, _CELLS)[0] for line in lines]
+    factor = matrix["factor"]
+    if not factor:
+        return rows
+    if factor != "-":
+        factor = f"({factor.removesuffix('*')})*"
+    return [[f"{factor}({entry})" for entry in row] for row in rows]

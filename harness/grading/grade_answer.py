@@ -1,0 +1,110 @@
+"""Grade an answer against the gold answer: the verdict, and its limits on the work.
+
+`same_answer` decides whether two answers are the same.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from harness.grading.answer_elements import is_readable, split_atoms
+from harness.grading.extract_answer import (
+    LONGEST_ANSWER,
+    TOO_LONG,
+    Grade,
+    GradeJob,
+    Verdict,
+    read_answer,
+)
+from harness.grading.formula import DEEPEST, TooLarge, blame_gold_answer
+from harness.grading.notation import plain
+from harness.grading.same_answer import same_mathematics
+from harness.grading.values import begin_comparison
+
+GRADER_VERSION = 6
+"""Goes up whenever a verdict can change."""
+MOST_RELATIONS = 20
+"""Equals signs in a chain such as `a=b=c`, because each term is compared with the last term."""
+
+
+def grade(
+    completion: str, target: str, *, finish_reason: str | None = None, line: bool = False
+) -> Grade:
+    """Grade a completion in this process.
+
+    For many completions, use `GraderPool`: it grades in parallel, in processes that can be killed.
+
+    Args:
+        completion: The text that the model wrote, without the prompt.
+        target: The gold answer, as it would stand in a box.
+        finish_reason: vLLM's finish reason, if known.
+        line: Whether the answer is the first line instead of the content of the last box.
+    """
+    job = GradeJob(completion=completion, target=target, finish_reason=finish_reason, line=line)
+    answer = read_answer(job)
+    return answer if isinstance(answer, Grade) else compare(answer, target)
+
+
+def compare(answer: str, target: str) -> Grade:
+    """Grade the content of a box against the gold answer.
+
+    The length of the texts bounds the cost. Even so, text of a model is compared only in worker
+    processes, because it is easier to state a bound than to keep it.
+
+    Args:
+        answer: The result of `read_answer`.
+        target: The gold answer, as it would stand in a box.
+
+    Raises:
+        MemoryError: The worker, which knows its limit, handles this error.
+    """
+    verdict: Verdict
+    reason = None
+    begin_comparison()
+    try:
+        verdict = "correct" if _is_gold_answer(answer, target) else "incorrect"
+    except TooLarge as error:
+        verdict, reason = "refused", str(error)
+    except MemoryError:
+        raise
+    except Exception as error:  # a bug of the grader must not pass for a wrong answer
+        verdict, reason = "crashed", type(error).__name__
+    return Grade(verdict=verdict, answer=answer[:LONGEST_ANSWER], reason=reason)
+
+
+def _is_gold_answer(answer: str, target: str) -> bool:
+    if answer == target:
+        return True
+    is_short = max(len(answer), len(target)) <= LONGEST_ANSWER
+    if is_short and plain(answer) == plain(target):
+        return True
+    _check_size(answer)
+    with blame_gold_answer():
+        _check_size(target)
+    return same_mathematics(answer, target)
+
+
+def _check_size(text: str) -> None:
+    """Raise `TooLarge` if an answer would take too much work to compare."""
+    if len(text) > LONGEST_ANSWER:
+        raise TooLarge(TOO_LONG)
+    text = plain(text)
+    if len(text) > LONGEST_ANSWER:  # one character may stand for many
+        raise TooLarge(TOO_LONG)
+    if text.count("=") > MOST_RELATIONS:
+        raise TooLarge(f"more than {MOST_RELATIONS} equals signs")
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
+    if max(depths, default=0) > DEEPEST:
+        raise TooLarge(f"nested deeper than {DEEPEST}")
+
+
+def describe_gold(target: str) -> str | None:
+    """Say why the grader cannot compare an answer with this gold answer; None if it can."""
+    begin_comparison()
+    try:
+        with blame_gold_answer():
+            _check_size(target)
+        can_compare = all(map(is_readable, split_atoms(plain(target))))
+    except TooLarge as error:
+        return str(error)
+    return None if can_compare else "not read as mathematics"

@@ -1,0 +1,94 @@
+"""Compare single values: numbers with units, percent signs or bases, formulas, and ratios."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from harness.grading.answer_elements import BASED, NAMES
+from harness.grading.units_and_words import agree, number_word, without_unit
+from harness.grading.values import approximate, same_values
+
+_LETTERS_AS_TEXT = re.compile(r"(?<=[\d}])\\text\{([A-Za-z]+)\}\Z")
+
+_CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
+_HALF_DAY = re.compile(r"\\text\{[ap]m\}\Z")
+
+
+def same_in_order(answers: list[str], targets: list[str], same: Callable[[str, str], bool]) -> bool:
+    """Whether two lists have the same elements in the same order."""
+    return len(answers) == len(targets) and all(map(same, answers, targets))
+
+
+def same_ratio(answer: list[str], target: list[str]) -> bool:
+    """Whether terms between colons are equal or make equal ratios.
+
+    6:4 is 3:2, and 3:2 is the number 3/2. But a colon may also separate hours from minutes, and
+    12:30 is not 6:15. The text does not say which is meant, and no gold answer of MATH-500 has a
+    colon to learn from. So if both sides could be times, the terms must be equal. This loses only a
+    ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
+    """
+    clocks = [_CLOCK.fullmatch(_HALF_DAY.sub("", ":".join(terms))) for terms in (answer, target)]
+    if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
+        return False
+    if same_in_order(answer, target, same_quantity):
+        return True
+    return not all(clocks) and same_in_order(_quotients(answer), _quotients(target), same_quantity)
+
+
+def _quotients(terms: list[str]) -> list[str]:
+    """The quotients of neighbouring terms; a single term is its own quotient.
+
+    Cross products would make 0:0 equal to every ratio.
+    """
+    if len(terms) == 1:
+        return terms
+    return [f"({first})/({second})" for first, second in pairwise(terms)]
+
+
+def same_quantity(answer: str, target: str) -> bool:
+    """Compare two single values, each perhaps with a unit or a percent sign."""
+    (value, unit), (target_value, target_unit) = without_unit(answer), without_unit(target)
+    if not agree(unit, target_unit):
+        return False
+    numeral, target_numeral = BASED.fullmatch(value), BASED.fullmatch(target_value)
+    if target_numeral and not numeral and not unit:
+        # A base may be left out, as a unit may: then the digits must be equal, not the value.
+        return value == target_numeral[1]
+    if numeral and target_numeral:
+        return _digits_and_base(numeral) == _digits_and_base(target_numeral)
+    if numeral or target_numeral:
+        return False
+    if value == target_value or _same_formula(value, target_value):
+        if ("%" in unit) == ("%" in target_unit):
+            return True
+        size = approximate(value)  # 34% may answer 34, but 0.34% not 0.34
+        return size is None or abs(size) >= 1
+    if "%" in (unit, target_unit) and unit != target_unit:
+        # 50% is also the number 0.5
+        if unit == "%":
+            return _same_formula(f"({value})/100", target_value)
+        return _same_formula(value, f"({target_value})/100")
+    # Letters that were taken for a unit, as in `2 xyz`, may be factors.
+    formulas = [_LETTERS_AS_TEXT.sub(r"\1", text) for text in (answer, target)]
+    return formulas != [answer, target] and _same_formula(*formulas)
+
+
+def _digits_and_base(numeral: re.Match[str]) -> tuple[str, str]:
+    digits, base = filter(None, numeral.groups())
+    return digits, number_word(base)
+
+
+def integer_value(numeral: re.Match[str]) -> int:
+    """The value of a match of `BASED`.
+
+    Raises:
+        ValueError: A digit is not in the base, or the base is none from 2 to 36.
+    """
+    digits, base = _digits_and_base(numeral)
+    return int(digits, int(base))
+
+
+def _same_formula(answer: str, target: str) -> bool:
+    return not NAMES.match(answer) and not NAMES.match(target) and same_values(answer, target)

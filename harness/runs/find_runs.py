@@ -1,0 +1,93 @@
+"""Find the runs that a user names: folders of mless, folders of lm-eval's logs, and single logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.errors import ConfigError
+from harness.runs.run_folder import JOURNAL, RECEIPT
+from harness.runs.stored_files import find_stored, is_stored
+
+RunPath = Path | dict[str, Path]
+"""A run's folder or sample log, or the sample logs of a run by condition."""
+
+
+def locate(names: Sequence[str]) -> list[RunPath]:
+    """The runs that the user names.
+
+    Args:
+        names: Run folders, folders with lm-eval's logs, sample logs; a folder of these stands for
+            all finished runs in it. `CONDITION=FILE` names a log's condition, and all logs that are
+            named so are one run.
+
+    Raises:
+        ConfigError: a condition is named twice, or a name is no file name.
+    """
+    logs: dict[str, Path] = {}
+    runs: list[RunPath] = []
+    for name in names:
+        condition, equals, file = name.partition("=")
+        try:
+            if not equals or Path(name).exists():
+                runs += _runs_in(Path(name))
+                continue
+        except OSError as error:
+            raise ConfigError(f"{name[:60]}: expected a run's path: {error.strerror}.") from None
+        if condition in logs:
+            raise ConfigError(
+                f"{name}: the condition {condition!r} has a log already, {logs[condition]}."
+            )
+        logs[condition] = Path(file)
+    return [*runs, logs] if logs else runs
+
+
+def locate_one(names: Sequence[str]) -> RunPath:
+    """The run that the user names, for a command that takes one run.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    runs = locate(names)
+    if len(runs) != 1:
+        raise ConfigError(f"Expected one run, got {len(runs)}: {', '.join(map(str, runs))}.")
+    return runs[0]
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """The run itself, or the finished runs in a folder of runs.
+
+    lm-eval makes a folder for each model around its logs.
+    """
+    if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
+        return [path]
+    runs: dict[Path, Path] = {}  # by their targets, because a link to a run is no second run
+    for folder in _subfolders(path):
+        if _is_run(folder):
+            runs.setdefault(folder.resolve(), folder)
+        else:
+            logs = [subfolder for subfolder in _subfolders(folder) if _has_logs(subfolder)]
+            for log in logs:
+                runs.setdefault(log.resolve(), log)
+    return list(runs.values()) or [path]  # the reader of the folder raises the error
+
+
+def has_run_files(folder: Path) -> bool:
+    """Whether a folder is one of mless, finished or not."""
+    return is_stored(folder / RECEIPT) or is_stored(folder / JOURNAL)
+
+
+def _has_logs(folder: Path) -> bool:
+    """Whether a folder has lm-eval's logs that are not the files of a run folder."""
+    return not has_run_files(folder) and bool(find_stored(folder, "samples_*.jsonl"))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder has a finished run, or lm-eval's logs."""
+    return (folder / RECEIPT).is_file() or _has_logs(folder)
+
+
+def _subfolders(path: Path) -> list[Path]:
+    """The folders in a folder, links last."""
+    folders = [child for child in path.iterdir() if child.is_dir()]
+    return sorted(folders, key=lambda folder: (folder.is_symlink(), folder))

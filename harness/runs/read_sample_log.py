@@ -1,0 +1,250 @@
+"""A sample log of lm-eval (`--log_samples`): its prompts, samples and verdicts.
+
+Logs of our tasks have condition, segments and grades in them. In logs of other tasks, a metric says
+what is right, and the segments are found only if `mless tasks --wrap` wrote the task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from harness.errors import RunError
+from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
+from harness.experiment.run_config import fixed_arguments
+from harness.runs.find_lm_eval_files import (
+    Generation,
+    LogLine,
+    ResultsFile,
+    find_log,
+    read_lines,
+    read_prompt_text,
+    read_results,
+)
+from harness.runs.prompt_sources import AnsweredPrompt
+from harness.runs.records import Graded, Sample, Score
+
+METRICS = ("exact_match", "math_verify", "acc")
+"""Metrics of other tasks that can give a verdict; the first that a log has is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLog:
+    """A sample log.
+
+    Attributes:
+        path: The file.
+        results: The results file beside it.
+        metric: Metric and filter that its verdicts were read from: `exact_match,strict-match`.
+        other_filters: Filters in the file that were not read.
+        prompts: One prompt for each problem, with its samples.
+        problems: The hash of each problem, by its id.
+    """
+
+    path: Path
+    results: ResultsFile
+    metric: str | None
+    other_filters: tuple[str, ...]
+    prompts: tuple[AnsweredPrompt, ...]
+    problems: Mapping[str, str]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of generation, without those that are unknown."""
+        results = self.results
+        if results.config.model is None:
+            return {}
+        arguments = fixed_arguments(results.arguments)
+        settings = {
+            "backend": results.config.model,
+            "model": results.model,
+            "model_args": {name: str(value) for name, value in arguments.items()},
+            "system_instruction": results.system_instruction or "",
+            "num_fewshot": results.task_config.num_fewshot,
+            "generation_kwargs": results.task_config.generation_kwargs,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
+    """Read a sample log.
+
+    Args:
+        path: A `samples_*.jsonl` file, or a folder with one such file.
+        metric: The metric that gives the verdicts: `NAME`, or `NAME,FILTER` where the task has
+            several filters. Without it the verdicts of our own tasks are read, and of other tasks
+            the first of `METRICS` under the file's first filter.
+
+    Raises:
+        RunError: the file is missing, damaged or no sample log, or lacks samples or the metric.
+    """
+    path = find_log(path)
+    results = read_results(path)
+    metric_name, _, filter_name = (metric or "").partition(",")
+    prompts: dict[str, AnsweredPrompt] = {}
+    problems: dict[str, str] = {}
+    filters: dict[str, None] = {}
+    for origin, values, line in read_lines(path):
+        filters[line.filter] = None
+        filter_name = filter_name or line.filter
+        if line.filter != filter_name:
+            continue
+        metric_name, grades = _read_grades(origin, values, line, metric_name)
+        prompt = _read_prompt(origin, line, results, grades)
+        if prompt.problem_id in prompts:
+            raise RunError(f"{origin}: problem {prompt.problem_id} again.")
+        prompts[prompt.problem_id] = prompt
+        problems[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
+    expected = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
+    if len(prompts) < expected:
+        problem = f"expected {expected}, got {len(prompts)}"
+        if filters:
+            problem += f" under the filter {filter_name!r}; the log has {', '.join(filters)}"
+        raise RunError(f"{path}: samples are missing: {problem}.")
+    return SampleLog(
+        path=path,
+        results=results,
+        metric=f"{metric_name},{filter_name}" if metric_name else None,
+        other_filters=tuple(name for name in filters if name != filter_name),
+        prompts=tuple(prompts.values()),
+        problems=problems,
+    )
+
+
+def _read_grades(
+    origin: str, values: Mapping[str, Any], line: LogLine, metric: str
+) -> tuple[str, list[dict[str, Any]]]:
+    """The metric that a line's verdicts are read from, and its grades as fields of a `Score`.
+
+    Raises:
+        RunError: a grade of our task is damaged, or the metric is neither 0 nor 1.
+    """
+    # in another task's log a text that looks like a grade was written by the model
+    if is_ours(line.doc) and metric in ("", "verdict"):
+        texts = _flatten(line.filtered_resps)
+        try:
+            grades = [asdict(msgspec.json.decode(text, type=Graded)) for text in texts]
+        except msgspec.DecodeError as error:
+            raise RunError(f"{origin}: its grade: {error}.") from None
+        if grades:
+            return "verdict", grades
+    metric = metric or next((name for name in METRICS if name in values), "")
+    if not metric:
+        return "", []
+    value = values.get(metric)
+    if value not in (0, 1):
+        metrics = ", ".join(values.get("metrics") or ()) or "none"
+        raise RunError(
+            f"{origin}: the metric {metric!r} is {value}, neither 0 nor 1, so that it says neither "
+            f"right nor wrong. The log has {metrics}."
+        )
+    return metric, [{"verdict": "correct" if value else "incorrect"}]
+
+
+def _read_prompt(
+    origin: str, line: LogLine, results: ResultsFile, grades: Sequence[Mapping[str, Any]]
+) -> AnsweredPrompt:
+    """The prompt of a line with its graded samples; `results` is the file beside the log."""
+    text, is_generated = read_prompt_text(origin, line)
+    level = re.search(r"\d+", str(line.doc.get("level", "")))
+    doc = {
+        **line.doc,
+        "id": str(line.doc.get("id") or line.doc.get("unique_id") or line.doc_id),
+        "subject": str(line.doc.get("subject") or line.doc.get("type") or ""),
+        "level": int(level[0]) if level else 0,
+        "answer": "" if line.target is None else str(line.target),
+    }
+    layout = Layout.CHAT if results.chat_template else Layout.RAW
+    if is_ours(doc):
+        condition = doc["condition"]
+        layout = Layout.CHAT
+        if text == document_prompt(doc).text:
+            is_published = doc["layout"] == Layout.AS_PUBLISHED
+            layout = Layout.AS_PUBLISHED if is_published else Layout.RAW
+    else:
+        metadata = results.task_config.metadata or {}
+        condition = metadata.get("filler_condition") or ""
+        filler = metadata.get("filler")
+        has_segments = text and filler is not None
+        doc["segments"] = _split_text(text, line.doc, str(filler)) if has_segments else []
+        doc["system"] = ""
+        doc.pop("cluster", None)  # in another task this field may mean anything
+    return AnsweredPrompt(
+        task=origin,
+        condition=condition,
+        layout=str(layout),
+        prompt=text,
+        prompt_sha256=line.prompt_hash,
+        prompt_token_sha256=line.generations[0].prompt_token_sha256 if line.generations else None,
+        doc=doc,
+        graded_samples=_graded_samples(origin, line, doc["id"], grades, is_generated),
+    )
+
+
+def _graded_samples(
+    origin: str,
+    line: LogLine,
+    problem_id: str,
+    grades: Sequence[Mapping[str, Any]],
+    is_generated: bool,
+) -> tuple[tuple[Sample, Score], ...]:
+    """The samples of a line; a task that scores continuations has no completions and answers."""
+    completions = _flatten(line.resps) if is_generated else []
+    answers = _flatten(line.filtered_resps) if is_generated else []
+    rows: Iterator[Any] = zip_longest(grades, completions, answers, line.generations)
+    graded_samples = []
+    for index, (grade, completion, answer, generation) in enumerate(rows):
+        facts = generation or Generation()
+        sample = Sample(
+            key=f"{origin}, {index}",
+            task=origin,
+            problem_id=problem_id,
+            sample_index=index,
+            prompt_token_sha256=facts.prompt_token_sha256,
+            completion=completion,
+            completion_tokens=facts.completion_tokens,
+        )
+        fields = {"verdict": None, "boxes_after_first": None, "answer": answer, **(grade or {})}
+        graded_samples.append((sample, Score(key=sample.key, **fields)))
+    return tuple(graded_samples)
+
+
+def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> list[dict[str, str]]:
+    """The segments of another task's prompt.
+
+    The problem is the longest text of the document that occurs in the prompt. All text before it,
+    such as a chat template's opening and worked examples, counts as instruction, and all text after
+    it as separator.
+    """
+    head, _, question = text.rpartition(filler) if filler else ("", "", text)
+    values = [value.strip() for value in doc.values() if isinstance(value, str)]
+    matches = [value for value in values if value and value in question]
+    # of equally long fields the last one, as a question usually follows its context
+    problem = max(reversed(matches), key=len, default=question)
+    before, _, after = question.rpartition(problem)
+    inserted = filler.strip() or filler
+    left_blank, _, right_blank = filler.partition(inserted) if filler else ("", "", "")
+    segments = [
+        ("instruction", head),
+        ("separator", left_blank),
+        ("filler", inserted),
+        ("separator", right_blank),
+        ("instruction", before),
+        ("problem", problem),
+        ("separator", after),
+    ]
+    return [{"role": role, "text": content} for role, content in segments if content]
+
+
+def _flatten(values: Any) -> list[str]:
+    """The texts of nested lists: lm-eval nests by request, then by repeat."""
+    if isinstance(values, list):
+        return [text for value in values for text in _flatten(value)]
+    return [values] if isinstance(values, str) else []
