@@ -19,9 +19,9 @@ from attention_probe.traces import AttentionTraces
 from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion
 from harness.engines.attention_sums import Floats, means
+from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.plan import Plan, Request
 from harness.experiment.run_config import RunConfig
-from harness.experiment.token_checks import BuiltPrompt
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.prompt_sources import Problem, filled_answers
 from harness.runs.records import as_json, prompt_id

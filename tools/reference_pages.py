@@ -17,7 +17,7 @@ from attention_probe.figures import figure_config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis import compare_with_baseline, published_numbers
 from harness.display.side_tables import SIDE_TABLES
-from harness.experiment import intervention_settings, problems
+from harness.experiment import intervention_settings, model_settings, problems
 from harness.experiment import run_config as runs
 from harness.experiment.conditions import Condition
 
@@ -25,7 +25,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
     "Run configs": {
         "": runs.RunConfig,
-        "`model`": runs.ModelConfig,
+        "`model`": model_settings.ModelConfig,
         "`dataset`, as a mapping": problems.DatasetConfig,
         "`dataset`, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": Condition,

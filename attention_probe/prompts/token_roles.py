@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from harness.constants import BASELINE
 from harness.errors import PromptMismatchError, RunError
-from harness.experiment import token_checks
+from harness.experiment import built_prompts
+from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.chat_template import find_segments
-from harness.experiment.token_checks import BuiltPrompt
 from harness.experiment.tokenizer import encode
 from harness.runs.prompt_sources import AnsweredPrompt, Problem
 
@@ -35,7 +35,7 @@ GAP = "+gap"
 """Suffix of a position gap's name: the prompt without its filler, whose other tokens keep their
 positions. A config cannot name a condition like this, because names have no plus sign."""
 
-ROLES = token_checks.TOKEN_ROLES
+ROLES = built_prompts.TOKEN_ROLES
 FILLER, COMPLETION = map(ROLES.index, ("filler", "completion"))
 
 
@@ -172,7 +172,7 @@ def _build_prompt(
     stored = problem.prompts[condition]
     requested = stored.requested
     untokenized = BuiltPrompt(prompt=requested, text=stored.prompt)
-    built = token_checks.tokenize(untokenized, find_segments(requested, stored.prompt), tokenizer)
+    built = built_prompts.tokenize(untokenized, find_segments(requested, stored.prompt), tokenizer)
     if stored.prompt_token_sha256 not in (None, built.prompt_token_sha256):
         raise PromptMismatchError(
             f"Problem {stored.problem_id}, condition {stored.condition!r}: this tokenizer makes "

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import served_model
+from harness.engines.completions import Completion
 from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool, check_engines, open_engines
 from harness.engines.engine_processes import make_stop_error
 from harness.engines.interventions.check_arms import refuse_interventions
 from harness.engines.start_errors import explain_start_error
-from harness.engines.vllm_engine import Completion, VLLMEngine
+from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError, list_near
 from harness.experiment.generation_settings import sample_seed
 from harness.experiment.plan import Request

@@ -18,18 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.engines.completions import Completion, refuse_too_long
 from harness.engines.engine_processes import (
     CONTINUE,
     ENGINE_TURN_SECONDS,
     STALL_FACTOR,
     ignored_signals,
 )
-from harness.engines.vllm_engine import (
-    QUEUE_PER_SEQUENCE,
-    Completion,
-    VLLMEngine,
-    refuse_too_long,
-)
+from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE, VLLMEngine
 from harness.errors import (
     ConfigError,
     EngineError,

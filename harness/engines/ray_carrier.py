@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from harness.engines.completions import Completion
 from harness.engines.engine_processes import CONTINUE, make_stop_error, quote
-from harness.engines.vllm_engine import Completion, VLLMEngine
+from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import EngineError, HarnessError
 from harness.experiment.plan import Request
 from harness.resources import count_cores

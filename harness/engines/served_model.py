@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from harness.engines.completions import FINISH_REASONS, Completion
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, quote
-from harness.engines.vllm_engine import FINISH_REASONS, Completion
 from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.chat_template import template_switches
 from harness.experiment.plan import Request

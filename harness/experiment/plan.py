@@ -16,6 +16,7 @@ from itertools import chain, product
 from typing import Any
 
 from harness.errors import ConfigError, DataError
+from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
@@ -23,7 +24,7 @@ from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.run_config import RunConfig
-from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
+from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode
 
 
@@ -303,7 +304,7 @@ def hash_setting(
     Args:
         prompt_version: `PROMPT_VERSION` of the prompts.
         model: The model's fingerprint. For a folder it is the hash of its files, whatever its name.
-        arguments: The model arguments that can change a sample: see `run_config.fixed_arguments`.
+        arguments: The model arguments that can change a sample: see `model_settings.fixed_arguments`.
         engine: The engine's name, its version and the type of device.
     """
     content = model.get("sha256") or model

@@ -10,136 +10,18 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
+from harness.constants import BASELINE, MAX_GEN_TOKS
 from harness.errors import PromptMismatchError
-from harness.experiment.chat_template import apply_chat_template, find_segments, has_system_turn
+from harness.experiment.built_prompts import BuiltPrompt, measure_prompt
+from harness.experiment.chat_template import has_system_turn
 from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.intervention_settings import Intervention, Resolved
+from harness.experiment.intervention_settings import Intervention
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import (
-    Layout,
-    Prompt,
-    PromptSettings,
-    Role,
-    build_prompt,
-    hash_text,
-    join_texts,
-)
-from harness.experiment.tokenizer import ModelTokenizer, encode, fit_filler, hash_token_ids
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Spans = Sequence[tuple[Role, tuple[int, int]]]
-"""The role of each segment, and its half-open range of characters in the text."""
-TOKEN_ROLES = (
-    "template",
-    "instruction",
-    "separator",
-    "filler",
-    "problem",
-    "completion",
-    "demonstration",
-    "format",
-)
-"""The roles of tokens. Traces store the index."""
-FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BuiltPrompt:
-    """One prompt with its tokens and their positions in its segments.
-
-    Attributes:
-        prompt: The segments and turns.
-        text: The prompt as the model gets it: templated if the layout is `chat` and the tokenizer
-            is known.
-        answer_prefix: The beginning of the answer, which is the end of the text.
-        spans: The positions of the segments in the text, and of fillers in the answer. The text
-            between them is template.
-        token_ids: The ids of all tokens. None: the tokenizer is unknown, and nothing is measured.
-        offsets: The half-open range of characters of each token: [token, 2].
-        problem_token_ids: The ids of the tokens that cover any of the problem or of the examples.
-        filler_tokens: Number of tokens inside the filler.
-        straddling: Number of tokens that cover both filler and other text.
-        filler_span: The half-open range of positions from the first to the last filler token. None:
-            there is no filler token.
-        intervention: The intervention while the model answers.
-    """
-
-    prompt: Prompt
-    text: str
-    answer_prefix: str = ""
-    spans: Spans = ()
-    token_ids: tuple[int, ...] | None = None
-    offsets: NDArray[np.int32] | None = None
-    problem_token_ids: tuple[int, ...] = ()
-    filler_tokens: int = 0
-    straddling: int = 0
-    filler_span: tuple[int, int] | None = None
-    intervention: Resolved | None = None
-
-    @cached_property
-    def prompt_sha256(self) -> str:
-        """SHA-256 of the text, as in lm-eval's sample logs."""
-        return hash_text(self.text)
-
-    @cached_property
-    def prompt_token_sha256(self) -> str | None:
-        """SHA-256 of the token ids. None: the tokenizer is unknown."""
-        return None if self.token_ids is None else hash_token_ids(self.token_ids)
-
-    @property
-    def fillers(self) -> list[tuple[int, int]]:
-        """The half-open range of characters of each filler."""
-        return [span for role, span in self.spans if role == "filler"]
-
-    @property
-    def token_roles(self) -> NDArray[np.int8]:
-        """The role of each token, as an index into TOKEN_ROLES.
-
-        A token that covers any of a filler is a filler token. Any other token has the role of most
-        of its visible characters, or of most of its blanks if it has only blanks.
-        """
-        assert self.offsets is not None  # the tokenizer is known
-        characters = count_characters(self.text, self.spans, self.offsets)
-        visible = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
-        has_visible = visible.any(axis=1, keepdims=True)
-        roles = np.where(has_visible, visible, characters).argmax(axis=1)
-        return np.where(characters[:, FILLER], FILLER, roles).astype(np.int8)
-
-
-def count_characters(
-    text: str, spans: Spans, offsets: NDArray[np.int32], *, with_blanks: bool = True
-) -> NDArray[np.int64]:
-    """Count the characters of each role in every token: [token, role].
-
-    Args:
-        text: The prompt.
-        spans: The positions of its segments.
-        offsets: The characters of each token.
-        with_blanks: Whether blanks count.
-    """
-    roles = np.zeros(len(text), np.int8)  # template
-    for role, (start, end) in spans:
-        roles[start:end] = TOKEN_ROLES.index(role)
-    has_role = np.eye(len(TOKEN_ROLES), dtype=np.int32)[roles]
-    if not with_blanks:
-        has_role[[character.isspace() for character in text]] = 0
-    totals = np.pad(has_role.cumsum(axis=0), ((1, 0), (0, 0)))
-    starts, ends = offsets.T
-    # some tokenizers give a blank token no width: its end is the end of the blank
-    starts = np.where(starts < ends, starts, np.maximum(ends - 1, 0))
-    return np.asarray(totals[ends] - totals[starts])
+from harness.experiment.prompt import Layout, PromptSettings, build_prompt
+from harness.experiment.tokenizer import ModelTokenizer, fit_filler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,73 +153,6 @@ def _add_intervention(
         location, prompt.token_ids or (), baseline.token_ids or (), prompt.filler_span
     )
     return replace(baseline if "phantom" in resolved else prompt, intervention=resolved)
-
-
-def measure_prompt(
-    prompt: Prompt,
-    layout: Layout,
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    switches: Mapping[str, Any] = MappingProxyType({}),
-) -> BuiltPrompt:
-    """Tokenize a prompt, and find its segments in its tokens.
-
-    Args:
-        prompt: The prompt. Without a template a separator stands before the beginning of the
-            answer. If the template opens a think block, it is closed there.
-        layout: `chat` applies the model's template; all other layouts take the text as it is.
-        tokenizer: The model's tokenizer. None: it is unknown, and nothing is measured.
-        switches: The variables of the chat template; see `chat_template.template_switches`.
-
-    Raises:
-        ModelError: the layout is `chat`, and the chat template is missing or fails.
-        PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be
-            found.
-    """
-    question = prompt.text
-    if tokenizer is not None and layout is Layout.CHAT:
-        question = apply_chat_template(tokenizer, prompt.messages, switches=switches)
-    text = question
-    if prompt.answer:
-        if layout is not Layout.CHAT:
-            text += SEPARATOR
-        if question.rstrip().endswith("<think>"):
-            text += "\n</think>\n\n"
-    position = len(text)
-    text += join_texts(prompt.answer)
-    built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(question) :])
-    if tokenizer is None:
-        return built
-    spans = find_segments(prompt, question)
-    for segment in prompt.answer:
-        end = position + len(segment.text)
-        if segment.role == "filler":
-            spans.append((segment.role, (position, end)))
-        position = end
-    return tokenize(built, spans, tokenizer)
-
-
-def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBase) -> BuiltPrompt:
-    """Add to a prompt its tokens, and the numbers that the checks need."""
-    token_ids, pairs = encode(built.text, tokenizer)
-    offsets = np.array(pairs, np.int32).reshape(-1, 2)
-    characters = count_characters(built.text, spans, offsets)
-    filler = characters[:, FILLER]
-    widths = offsets[:, 1] - offsets[:, 0]
-    has_width = widths > 0
-    inside = np.flatnonzero(has_width & (filler == widths)).tolist()
-    straddling = has_width & (filler > 0) & (filler < widths)
-    in_problem = has_width & (characters[:, [PROBLEM, DEMONSTRATION]].sum(axis=1) > 0)
-    return replace(
-        built,
-        spans=tuple(spans),
-        token_ids=token_ids,
-        offsets=offsets,
-        problem_token_ids=tuple(token_ids[index] for index in np.flatnonzero(in_problem)),
-        filler_tokens=len(inside),
-        straddling=int(straddling.sum()),
-        filler_span=(inside[0], inside[-1] + 1) if inside else None,
-    )
 
 
 def _find_faults(

@@ -16,9 +16,9 @@ from msgspec import structs
 from harness.errors import ConfigError, RunError
 from harness.experiment.conditions import Condition, contrast_name, find_baseline
 from harness.experiment.expand_conditions import read_conditions
+from harness.experiment.model_settings import fixed_arguments
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
-from harness.experiment.run_config import fixed_arguments
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import has_run_files
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem

@@ -17,8 +17,8 @@ import msgspec
 from msgspec.structs import asdict
 
 from harness.errors import RunError
+from harness.experiment.model_settings import fixed_arguments
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
-from harness.experiment.run_config import fixed_arguments
 from harness.runs.find_lm_eval_files import (
     Generation,
     LogLine,

@@ -12,12 +12,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from harness.errors import RunError
+from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, hash_setting
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Prompt as RequestedPrompt
 from harness.experiment.prompt import document_prompt, make_document
-from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
+from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness.engines import engine_pool, ray_carrier
+from harness.engines.completions import Completion
 from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool, check_engines, open_engines
-from harness.engines.vllm_engine import Completion
 from harness.errors import (
     ConfigError,
     EngineError,

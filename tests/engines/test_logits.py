@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from harness.engines.vllm_engine import VLLMEngine
+from harness.experiment.built_prompts import measure_prompt
 from harness.experiment.conditions import as_condition
 from harness.experiment.prompt import Layout, PromptSettings, build_prompt
-from harness.experiment.token_checks import measure_prompt
 from harness.experiment.tokenizer import fit_filler
 from tests.conftest import gpu_share, report
 from tests.make import TOY_MODEL, TOY_PROBLEMS

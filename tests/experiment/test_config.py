@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.engines.completions import read_outputs, sampling_parameters
 from harness.engines.engine_options import fit_to_cpu
-from harness.engines.vllm_engine import read_outputs, sampling_parameters
 from harness.errors import ConfigError, ModelError
 from harness.experiment.conditions import contrast_name
 from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
+from harness.experiment.built_prompts import measure_prompt
 from harness.experiment.chat_template import (
     PINNED_DATE,
     apply_chat_template,
@@ -13,7 +14,6 @@ from harness.experiment.chat_template import (
 )
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.prompt import Layout, PromptSettings, build_prompt
-from harness.experiment.token_checks import measure_prompt
 from harness.experiment.tokenizer import ModelTokenizer, encode, fit_filler, load_tokenizer
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file
 from tests.experiment.test_token_checks import layouts

@@ -35,7 +35,7 @@ from harness.experiment.prompt import hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GRADED, GRADERS
 from harness.grading.grade_answer import GRADER_VERSION
-from harness.runs import versions_and_hashes
+from harness.runs import stored_files, versions_and_hashes
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from harness.runs.run_folder import (
     JOURNAL,

@@ -1,0 +1,97 @@
+"""Requests and completions in vLLM's form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.engines import engine_processes
+from harness.errors import EngineError
+from harness.experiment.plan import Request
+
+FINISH_REASONS = ("stop", "length", "repetition")
+"""The finish reasons of a completion. `abort` and `error` end a request without a completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The completion of one request.
+
+    Attributes:
+        text: Special tokens other than the end are kept, as lm-eval keeps them.
+        token_ids: Its tokens, with the end token; None where the backend does not report them.
+        completion_tokens: Their number; None where the backend does not report it.
+        request_id: The engine's name of the request; empty for other backends.
+        finish_reason: `stop` (end of text or stop string) or `length`; `repetition` if the
+            arguments have vLLM look for it; None where the backend does not report it.
+        attention: The sums of attention [layer, set, head, key] if the prompt is recorded: see
+            `Request.record`.
+    """
+
+    text: str
+    request_id: str = ""
+    token_ids: Sequence[int] | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    attention: NDArray[np.float32] | None = None
+
+
+def refuse_too_long(request: Request, max_model_len: int) -> None:
+    """Raise EngineError if a request does not fit into the model's context."""
+    size = len(request.prompt_token_ids or ())
+    if request.intervention and "phantom" in request.intervention:
+        size += request.intervention["size"]
+    if size + request.sampling.max_tokens > max_model_len:
+        raise EngineError(
+            f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with "
+            f"max_gen_toks {request.sampling.max_tokens} it is over the context of {max_model_len}."
+        )
+
+
+def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
+    """The completions in vLLM's outputs, and whether any request ended without a completion."""
+    finished = [output for output in outputs if output.finished]
+    completions = []
+    for output in finished:
+        completion = output.outputs[0]
+        if completion.finish_reason in FINISH_REASONS:
+            completions.append(
+                Completion(
+                    request_id=output.request_id,
+                    text=completion.text,
+                    token_ids=tuple(completion.token_ids),
+                    completion_tokens=len(completion.token_ids),
+                    finish_reason=completion.finish_reason,
+                )
+            )
+    return completions, len(completions) < len(finished)
+
+
+def sampling_parameters(request: Request, recording: str = "") -> Any:
+    """A request's parameters as vLLM's SamplingParams.
+
+    Args:
+        request: The request.
+        recording: The name of what is recorded of its prompt.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    extra: dict[str, Any] = {}
+    if request.intervention:
+        extra[engine_processes.PLUGIN] = dict(request.intervention)
+    if request.record:
+        extra[engine_processes.RECORD] = {"name": recording, "sets": request.record}
+    return SamplingParams(
+        **request.sampling.vllm(),
+        seed=request.seed,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        extra_args=extra or None,
+        # vLLM sends a cumulative output after every token
+        output_kind=RequestOutputKind.DELTA,
+    )

@@ -1,0 +1,81 @@
+"""The model of a run config: its backend, its arguments, and which of these can change a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from harness import smollm2_model
+from harness.errors import ConfigError
+from harness.yaml_settings import Strict, find_secrets
+
+
+class ModelConfig(Strict):
+    """The model, the backend that runs it, and the backend's arguments."""
+
+    backend: str = "vllm"
+    """`vllm`, or lm-eval's name: `hf`, `local-completions`, `local-chat-completions`."""
+    model_args: dict[str, Any] = Field(default_factory=dict)
+    """The backend's arguments. `pretrained: smollm2` is a small real model."""
+    label: str | None = None
+    """Its name in tables. By default the last component of its path."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _label_smollm2(cls, values: Any) -> Any:
+        """SmolLM2 always has the same label, whatever the name of its folder."""
+        arguments = values.get("model_args") if isinstance(values, dict) else None
+        weights = arguments.get("pretrained") if isinstance(arguments, dict) else None
+        label = smollm2_model.label_model(str(weights))
+        is_smollm2 = label == smollm2_model.SMOLLM2_LABEL
+        return {**values, "label": values.get("label") or label} if is_smollm2 else values
+
+    @field_validator("model_args")
+    @classmethod
+    def _refuse_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for key in find_secrets(arguments):
+            raise ConfigError(
+                f"model.model_args{key} looks like a secret, and a config is copied into journal, "
+                "receipt and logs. Remove it and set the variable that the library reads instead: "
+                "HF_TOKEN for the hub, OPENAI_API_KEY for a server."
+            )
+        return arguments
+
+    @property
+    def name(self) -> str:
+        """The model's name or path in its arguments."""
+        return str(self.model_args.get("pretrained") or self.model_args.get("model") or "")
+
+    @property
+    def takes_seeds(self) -> bool:
+        """Whether the backend takes a seed for each sample: vLLM does, and so do servers."""
+        return self.backend == "vllm" or "base_url" in self.model_args
+
+    @property
+    def templates_itself(self) -> bool:
+        """Whether the backend takes the turns of a chat, and applies its own chat template."""
+        return self.backend.endswith("chat-completions")
+
+    @property
+    def display_name(self) -> str:
+        """The model's name in tables and figures."""
+        return self.label or smollm2_model.label_model(self.name)
+
+
+FREE_ARGUMENTS = frozenset(
+    "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes "
+    "max_num_seqs max_num_batched_tokens data_parallel_size num_concurrent max_retries timeout "
+    "header batch_size device device_ids download_dir load_format distributed_executor_backend "
+    "numa_bind".split()
+)
+"""Model arguments that may differ when a run is continued: paths, loading, memory, concurrency."""
+
+
+def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the model arguments that can change a sample."""
+    free = set(FREE_ARGUMENTS)
+    if arguments.get("load_format") == "dummy":
+        free.remove("load_format")  # dummy weights are random
+    return {name: value for name, value in arguments.items() if name not in free}
