@@ -21,7 +21,7 @@ from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPromp
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
-from harness.constants import BASELINE
+from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.prompt import Layout
 from harness.runs import versions_and_hashes
@@ -52,7 +52,7 @@ def run_probe(
     path: Path,
     *,
     advance: Advance = lambda finished, total: None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Measure every selected prompt that the folder lacks, and return the session's receipt.
 
     Args:
@@ -262,7 +262,7 @@ def make_header(
         flip: The outcome by which the problems were selected; None if by none.
     """
     record = settings.record
-    options: dict[str, Any] = {"decompose": record.decompose, "activations": record.activations}
+    options: JsonObject = {"decompose": record.decompose, "activations": record.activations}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
         options["common_to"] = list(settings.conditions)
@@ -289,7 +289,7 @@ def make_receipt(
     source: Mapping[str, Any],
     selection: Mapping[str, Any],
     checks: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> JsonObject:
     """The record of how a folder of traces came about.
 
     Args:

@@ -17,7 +17,6 @@ from attention_probe.prompts.token_roles import TokenizedPrompt, align_prompts, 
 from attention_probe.run_probe import make_header, make_receipt, make_trace
 from attention_probe.traces import AttentionTraces
 from harness import smollm2_model
-from harness.analysis.choose_problems import Criterion
 from harness.engines.attention_sums import Floats, means
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.plan import Plan, Request
@@ -92,12 +91,8 @@ class RunRecorder:
                 "prompts_sha256": plan.prompts_sha256,
                 "metric": None,
             },
-            selection={
-                "criterion": Criterion().model_dump(mode="json"),
-                "outcomes": {},
-                "problems": len(self._problems),
-            },
-            checks={"notices": ["recorded in the run's engine"]},
+            selection={"problems": len(self._problems)},
+            checks={},
         )
         header = make_header(model_config, fingerprint, settings, layout=str(config.layouts[0]))
         return AttentionTraces.create(path, header, receipt=receipt)

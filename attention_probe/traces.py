@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
+from harness.constants import JsonObject
 from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import count_from_one
 from harness.runs.journal import changed_settings, differences
@@ -30,6 +31,9 @@ from harness.runs.stored_files import clear_messages, write_atomic, write_whole
 
 if TYPE_CHECKING:
     from filelock import FileLock
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 HEADER = "header.json"
 FORMAT: Literal[8] = 8
@@ -152,8 +156,8 @@ class _HeaderFile(msgspec.Struct):
 
     mless_traces: Literal[8]
     header: TraceHeader
-    receipt: dict[str, Any]
-    arrays: dict[str, Any]
+    receipt: JsonObject
+    arrays: JsonObject
 
 
 class AttentionTraces:
@@ -254,9 +258,7 @@ class AttentionTraces:
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
-    def measures(
-        self, names: Sequence[str], condition: str, problem_ids: Sequence[str]
-    ) -> NDArray[np.float64]:
+    def measures(self, names: Sequence[str], condition: str, problem_ids: Sequence[str]) -> Floats:
         """Measures of all heads [measure, problem, layer, head]; every trace is read once.
 
         Raises:
@@ -272,7 +274,7 @@ class AttentionTraces:
         table = [[problem_measures[name] for problem_measures in measures] for name in names]
         return np.array(table, dtype=np.float64)
 
-    def clusters(self, problem_ids: Sequence[str]) -> NDArray[np.int64]:
+    def clusters(self, problem_ids: Sequence[str]) -> Integers:
         """The number of each problem's cluster, from 0 without gaps."""
         names = {entry.problem_id: entry.cluster or entry.problem_id for entry in self.entries()}
         clusters = [names[problem_id] for problem_id in problem_ids]
@@ -330,7 +332,7 @@ def _join_headers(traces: AttentionTraces, header: TraceHeader) -> TraceHeader:
     return joined
 
 
-def _read_facts(path: Path) -> dict[str, Any]:
+def _read_facts(path: Path) -> JsonObject:
     """The fields of a trace that are not arrays."""
     with _clear_read_errors(path), safe_open(path, framework="numpy") as opened:
         facts = json.loads(opened.metadata()["facts"])

@@ -8,7 +8,10 @@ import it.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
+
+JsonObject = dict[str, Any]
+"""An object of JSON: a line of a journal or a log, a receipt, a document."""
 
 # The study
 BASELINE = "wo"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -172,15 +173,12 @@ def _run_python(work: Path, failure: str, *arguments: str) -> None:
     )
     if process.returncode == 0:
         return
-    reason = f"it ended with code {process.returncode}"
-    errors = []
-    for line in process.stderr.strip().splitlines():
-        reason = line
-        if line.startswith("ERROR: ") and line != "ERROR: Exception:":
-            errors.append(line.removeprefix("ERROR: ").strip())
-    if errors:  # pip prints further lines below its error
-        reason = errors[-1]
-    raise ModelError(f"{failure}: {reason.strip()[:QUOTED_CHARACTERS]}")
+    lines = process.stderr.strip().splitlines()
+    # pip prints further lines below its error
+    errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)]
+    reason = [f"it ended with code {process.returncode}", *lines, *errors][-1]
+    reason = reason.removeprefix("ERROR: ").strip()
+    raise ModelError(f"{failure}: {reason[:QUOTED_CHARACTERS]}")
 
 
 def hash_tensors(path: Path) -> str:

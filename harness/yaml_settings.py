@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from harness import resources
 from harness.errors import ConfigError, list_near
 
+Schema = TypeVar("Schema", bound=BaseModel)
 _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
 """Entries of pydantic's error paths that are no keys: names of the schemas that it tries."""
 
@@ -115,6 +116,18 @@ def _apply_override(values: Any, override: str) -> None:
         values[int(last) if isinstance(values, list) else last] = value
     except (AttributeError, IndexError, TypeError, ValueError):
         raise ConfigError(f"--set {override!r}: the config has no such key.") from None
+
+
+def validate(schema: type[Schema], values: Any, where: object) -> Schema:
+    """The values in the form of a schema.
+
+    Raises:
+        ConfigError: They do not fit; see `explain`.
+    """
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, str(where))) from None
 
 
 def explain(error: ValidationError, where: str) -> str:

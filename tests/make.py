@@ -30,11 +30,17 @@ from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS
+from harness.runs import read_runs
 from harness.runs.prompt_sources import AnsweredPrompt, Source
 from harness.runs.read_runs import Run
 from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
 from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.stored_files import expand, hash_stored
+
+
+def read_source(path, layout=None, metric=None) -> Source:
+    """The prompts of a run or of logs, as commands read them."""
+    return read_runs.source_of(Run.load(path, metric=metric), layout=layout)
 
 
 def passing_folder() -> Path:

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas
-from numpy.typing import NDArray
 
 from attention_probe.measure.measure_definitions import SHARE
 from attention_probe.prompts.token_roles import FILLER
-from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from attention_probe.traces import AttentionTraces, Floats, Integers, Trace, TraceHeader
 from harness.constants import DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
@@ -73,7 +72,7 @@ class CurveSettings:
             return int(leaves_out_first_token(header))
         return int(self.exclude_first)
 
-    def read_weights(self, header: TraceHeader, records: Sequence[Trace]) -> NDArray[np.float64]:
+    def read_weights(self, header: TraceHeader, records: Sequence[Trace]) -> Floats:
         """The weights [head, prompt, x], NaN where a prompt has no token.
 
         Raises:
@@ -150,7 +149,7 @@ def _condition_curves(
     """The curve of each head under one condition."""
     header = traces.header
     records = [traces.get(problem_id, condition) for problem_id in problem_ids]
-    filler: NDArray[np.int64] | tuple[()] = ()
+    filler: Integers | tuple[()] = ()
     if settings.view == "full":
         records = _records_with_common_region(records)
         filler = np.flatnonzero(records[0].roles == FILLER)
@@ -179,7 +178,7 @@ def _condition_curves(
         yield points.assign(**facts, head=head, in_filler=points["x"].isin(filler))
 
 
-def _average_points(table: NDArray[np.float64], clusters: NDArray[np.int64]) -> pandas.DataFrame:
+def _average_points(table: Floats, clusters: Integers) -> pandas.DataFrame:
     """Mean, band and number of prompts of each x with a value in a [prompt, x] table."""
     counts = np.isfinite(table).sum(axis=0)
     x = np.flatnonzero(counts)
@@ -266,12 +265,12 @@ def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:
 
 
 def bootstrap_band(
-    table: NDArray[np.float64],
-    clusters: NDArray[np.int64],
+    table: Floats,
+    clusters: Integers,
     *,
     draws: int = BAND_DRAWS,
     seed: int = DEFAULT_SEED,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Floats, Floats]:
     """Percentile bootstrap band of the columns' means, with clusters of rows (prompts) resampled.
 
     Args:

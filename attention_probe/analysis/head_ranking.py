@@ -22,15 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas
-from numpy.typing import NDArray
 
 from attention_probe.analysis.average_curves import chosen_problems, has_one_filler
 from attention_probe.measure.measure_definitions import GUARANTEED, ONLY_OF_A_FILLER
-from attention_probe.traces import AttentionTraces
+from attention_probe.traces import AttentionTraces, Floats, Integers
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
 
-Floats = NDArray[np.float64]
 PERMUTATIONS = 10_000
 """Number of permutations that are drawn; if there are not more, all are used. The error of p is
 then 0.2 points near HEADS_ALPHA."""
@@ -160,7 +158,7 @@ def _sort_heads(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
-def _by_prompt(differences: Floats, clusters: NDArray[np.int64]) -> tuple[pandas.DataFrame, str]:
+def _by_prompt(differences: Floats, clusters: Integers) -> tuple[pandas.DataFrame, str]:
     """One condition against one, paired by prompt: a row per head, without a p-value, and a note.
 
     The prompts of a cluster are one unit: their sum over the mean size of a cluster. So the mean

@@ -13,7 +13,6 @@ import numpy as np
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from attention_probe.analysis.average_curves import bootstrap_band, chosen_problems
 from attention_probe.figures.curve_figures import draw_groups, stamp
@@ -24,7 +23,7 @@ from attention_probe.measure.measure_activations import (
     CLASSES,
     COVERED,
 )
-from attention_probe.traces import AttentionTraces, Trace
+from attention_probe.traces import AttentionTraces, Floats, Integers, Trace
 from harness.constants import BASELINE, STUDIED
 from harness.display.figures import figure_style
 from harness.display.format_values import LEVEL
@@ -88,8 +87,8 @@ def _read_numbers(trace: Trace) -> list[float]:
 def _average(
     quantities: pandas.DataFrame,
     condition: str,
-    table: NDArray[np.float64],
-    clusters: NDArray[np.int64],
+    table: Floats,
+    clusters: Integers,
 ) -> pandas.DataFrame:
     """Means of a [prompt, quantity] table, with bands and the number of prompts with a value."""
     low, high = bootstrap_band(table, clusters)
@@ -102,22 +101,20 @@ def _average(
     )
 
 
-def _mean(table: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean(table: Floats) -> Floats:
     with np.errstate(invalid="ignore"):  # no prompt may have a value
-        mean: NDArray[np.float64] = np.nansum(table, axis=0) / np.isfinite(table).sum(axis=0)
+        mean: Floats = np.nansum(table, axis=0) / np.isfinite(table).sum(axis=0)
     return mean
 
 
-def _relative_change(
-    table: NDArray[np.float64], without: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _relative_change(table: Floats, without: Floats) -> Floats:
     """The relative change of the means, linearised to one value per prompt: [prompt, quantity].
 
     Prompts with values near zero without filler would dominate a mean of relative changes.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = _mean(table) / _mean(without)
-        change: NDArray[np.float64] = ratio - 1 + (table - ratio * without) / _mean(without)
+        change: Floats = ratio - 1 + (table - ratio * without) / _mean(without)
     return np.where(np.isfinite(change), change, np.nan)
 
 
@@ -129,10 +126,11 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         table: From `read_activations`, of all models.
     """
     form = _FORMS[config.kind]
+    factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
     note = (
         f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP "
         f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
-        f"prompts. Changes are relative, of the same prompts. {form.note(config)}"
+        f"prompts. Changes are relative, of the same prompts. {form.note.format(factors=factors)}"
     )
     with figure_style.drawing(1.2 + sum(form.heights), note) as figure:
         grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=form.heights)
@@ -205,33 +203,35 @@ def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float
         figure_style.tidy(axes, grid="y")
 
 
-def _percent(table: pandas.DataFrame, quantity: str, condition: str) -> NDArray[np.float64]:
+def _percent(table: pandas.DataFrame, quantity: str, condition: str) -> Floats:
     """Mean, low and high of a quantity, [3, bin], times 100."""
     rows = table[(table["quantity"] == quantity) & (table["condition"] == condition)]
     return 100 * rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
 
 
-def _note_on_bins(_config: FigureConfig) -> str:
-    return f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
-
-
-def _note_on_thresholds(config: FigureConfig) -> str:
-    factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
-    return f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."
-
-
 class _Form(NamedTuple):
-    """How a kind of figure is drawn: two panels a model, and their heights in inches."""
+    """How a kind of figure is drawn: two panels a model, and their heights in inches.
+
+    The note may name the `factors` c of the models.
+    """
 
     draw: Callable[[Sequence[Axes], pandas.DataFrame, float], None]
     heights: tuple[float, float]
     y_label: str
-    note: Callable[[FigureConfig], str]
+    note: str
 
 
 _FORMS = {
-    "histogram": _Form(_draw_histogram, (2.0, 1.1), "Activations per bin (%)", _note_on_bins),
+    "histogram": _Form(
+        _draw_histogram,
+        (2.0, 1.1),
+        "Activations per bin (%)",
+        f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger.",
+    ),
     "token_classes": _Form(
-        _draw_token_classes, (1.6, 1.1), "Activations near zero (%)", _note_on_thresholds
+        _draw_token_classes,
+        (1.6, 1.1),
+        "Activations near zero (%)",
+        "Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}.",
     ),
 }

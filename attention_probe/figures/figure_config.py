@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, StrictInt, ValidationError, model_validator
+from pydantic import Field, StrictInt, model_validator
 
 from attention_probe.measure.measure_activations import NEAR_ZERO_FACTORS
 from attention_probe.prompts.choose_prompts import PromptsConfig
@@ -15,9 +15,8 @@ from harness.analysis.choose_problems import CHANGED, CHANGES
 from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
 from harness.display.format_values import label
-from harness.errors import ConfigError
 from harness.smollm2_model import label_model
-from harness.yaml_settings import Strict, explain, read_values
+from harness.yaml_settings import Strict, read_values, validate
 
 Shown = Literal[View, "difference"]
 """Also the paired difference of two conditions, token by token, in the aligned view."""
@@ -283,10 +282,7 @@ def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfi
     """
     values = read_values(path, "figures", overrides)
     _drop_model_values(values, read_values(path, "figures"))
-    try:
-        return FigureConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, str(path))) from None
+    return validate(FigureConfig, values, path)
 
 
 def _drop_model_values(values: Any, file_values: Any) -> None:

@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from attention_probe.prompts.token_roles import GAP
 from harness.analysis.choose_problems import Criterion
 from harness.constants import BASELINE
-from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import AnyDataset, open_dataset
 from harness.experiment.prompt import Layout
 from harness.runs.prompt_sources import Source, build_source
-from harness.runs.read_runs import read_source
-from harness.yaml_settings import explain
+from harness.runs.read_runs import Run, source_of
+from harness.yaml_settings import validate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,10 +58,7 @@ def prompts_config(**values: Any) -> PromptsConfig:
     Raises:
         ConfigError: the options contradict each other.
     """
-    try:
-        return PromptsConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, "prompts")) from None
+    return validate(PromptsConfig, values, "prompts")
 
 
 def open_source(
@@ -85,7 +81,7 @@ def open_source(
     run = prompts.run or prompts.logs
     if run is not None:
         layout = prompts.layout and str(prompts.layout)
-        return read_source(run, layout=layout, metric=prompts.metric)
+        return source_of(Run.load(run, metric=prompts.metric), layout=layout)
     assert prompts.dataset is not None  # the config has exactly one source
     names = [name.removesuffix(GAP) for name in conditions] or named_conditions()
     return build_source(

@@ -12,6 +12,7 @@ import pandas
 from harness.analysis.count_correct import (
     Arms,
     Outcomes,
+    Row,
     Setting,
     count_outcomes,
     group_by_setting,
@@ -22,7 +23,12 @@ from harness.analysis.paired_tests import choose_verdict, count_flips, fewest_pr
 from harness.analysis.pool_models import estimate_over_draws, to_points
 from harness.constants import ALPHA, BASELINE, MARGIN, PASSED
 from harness.errors import ComparisonError, list_near
-from harness.experiment.conditions import POSITIVE_CONTROL, contrast_name, read_contrast
+from harness.experiment.conditions import (
+    POSITIVE_CONTROL,
+    ReferenceConditions,
+    contrast_name,
+    read_contrast,
+)
 
 FEWEST_GRADED = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
@@ -69,8 +75,6 @@ COMPARISON_COLUMNS = {
 _COUNTS = ("problems", "repeats", "draws", "tests", "aa_samples", "aa_changed")
 _BOOLEANS = ("primary", "within_margin", "by_format")
 
-Row = dict[str, Any]
-"""A row of `compare`. A row without a difference is a baseline."""
 ChangedCompletions = Mapping[tuple[Setting, str], tuple[int, int]]
 """For each setting and condition that was run again: how many completions differ, of how many."""
 
@@ -103,7 +107,7 @@ class Design:
     contrasts: Sequence[str] | None = None
     primary: str | None = None
     unregistered: Collection[tuple[str, str]] = ()
-    reference_conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reference_conditions: ReferenceConditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.margin < 100:
@@ -346,7 +350,7 @@ def _compare_replicates(
 
 
 def _explain_unmeasured(
-    row: Row, rows: Sequence[Row], reference_conditions: Mapping[str, Mapping[str, Any]]
+    row: Row, rows: Sequence[Row], reference_conditions: ReferenceConditions
 ) -> str | None:
     """Why a row of a setting's `rows` could not have shown equivalence; None if it could."""
     row_by_name = {row["condition"]: row for row in rows}

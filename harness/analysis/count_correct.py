@@ -21,6 +21,8 @@ from harness.analysis.paired_tests import (
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
+Row = dict[str, Any]
+"""A row of a table, by column. A row of `compare` without a difference is a baseline."""
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by: model, layout and possibly more."""
 
@@ -213,7 +215,7 @@ def clustered_error(scores: npt.ArrayLike) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
-def measure_accuracy(arm: Outcomes) -> dict[str, Any]:
+def measure_accuracy(arm: Outcomes) -> Row:
     """The columns of the comparison that need one condition only."""
     scores = arm.right / arm.samples
     means, weights = average_clusters(scores, arm.clusters)

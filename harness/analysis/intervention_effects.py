@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from harness.analysis.count_correct import Arms, Outcomes, Setting, refuse_unpaired
+from harness.analysis.count_correct import Arms, Outcomes, Row, Setting, refuse_unpaired
 from harness.analysis.paired_tests import holm
 from harness.analysis.pool_models import estimate_over_draws, to_points
 from harness.experiment.conditions import Condition
@@ -57,7 +57,7 @@ def causes_table(
         settings: From `count_correct.group_by_setting`, split by model and layout alone.
         conditions: The conditions of the config, by name.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for setting, arms in settings.items():
         for cells in _group_cells(conditions):
             if cells.gap not in arms:
@@ -95,7 +95,7 @@ def _group_cells(conditions: Mapping[str, Condition]) -> list[_Cells]:
     ]
 
 
-def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> dict[str, Any]:
+def _compare_with_gap(gap: Outcomes, cell: Outcomes) -> Row:
     """The columns of a cell's difference from the position gap."""
     refuse_unpaired(gap, cell)
     changes = gap.sum_by_draw(cell.right_by_prompt - gap.right_by_prompt)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.count_correct import Arms, Outcomes, Setting
+from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
 from harness.analysis.pool_models import pool_changes
 from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS
-from harness.experiment.conditions import OTHER_INSTRUCTION, Condition
+from harness.experiment.conditions import OTHER_INSTRUCTION, Condition, ReferenceConditions
 
 KINDS = {"sentence": "sentences", "random_ids": "random tokens", "text": "own texts"}
 """Names of the kinds of text in the table, by the kind of filler."""
@@ -77,7 +77,7 @@ def text_table(
             texts.setdefault(key, []).append(name)
     groups = {key: names for key, names in texts.items() if len(names) >= FEWEST_TEXTS}
     grouped_names = set().union(*groups.values())
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for setting, arms in settings.items():
         for name, condition in fillers.items():
             if name not in arms or name in grouped_names:
@@ -94,7 +94,7 @@ def text_table(
 
 
 def merge_instructions(
-    frame: pandas.DataFrame, reference_conditions: Mapping[str, Mapping[str, Any]]
+    frame: pandas.DataFrame, reference_conditions: ReferenceConditions
 ) -> pandas.DataFrame:
     """Turn samples under other instructions into samples of the conditions themselves.
 
@@ -130,7 +130,7 @@ def merge_instructions(
 def instructions_table(
     settings: Mapping[Setting, Arms],
     contrasts: Mapping[str, tuple[str, str]],
-    reference_conditions: Mapping[str, Mapping[str, Any]],
+    reference_conditions: ReferenceConditions,
 ) -> pandas.DataFrame:
     """Each contrast over all instructions that both of its conditions were asked under.
 
@@ -143,7 +143,7 @@ def instructions_table(
     names = {
         (fields["of"], fields["number"]): name for name, fields in reference_conditions.items()
     }
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for setting, arms in settings.items():
         for name, contrast in contrasts.items():
             pairs = list(_pair_by_instruction(contrast, arms, names))
@@ -163,7 +163,7 @@ def _pair_by_instruction(
         condition, baseline = (names.get((name, number), "") for name in contrast)
 
 
-def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
+def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
     """The columns of a contrast."""
     effects = [pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in pairs]
     significant = [effect["difference"] for effect in effects if effect["p"] < ALPHA]
@@ -187,7 +187,7 @@ def _locate_filler(condition: Condition) -> tuple[Any, ...]:
     return condition.filler_tokens, condition.placement, condition.words
 
 
-def _pool_prompts(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
+def _pool_prompts(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
     """The mean difference over pairs of outcomes (before, after), also for new prompts."""
     clusters = pairs[0][0].clusters
     return pool_changes([(new.right - old.right, old.k) for old, new in pairs], clusters)

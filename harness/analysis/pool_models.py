@@ -17,14 +17,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.count_correct import Arms, Outcomes, group_by_setting
+from harness.analysis.count_correct import Arms, Outcomes, Row, group_by_setting
 from harness.analysis.paired_tests import Floats, Integers, PairedDifference, estimate_difference
 from harness.constants import ALPHA, FEWEST_MODELS
 
@@ -89,7 +88,7 @@ def pool(
     return table.astype({"models": "Int64", "problems": "Int64"})
 
 
-def _pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
+def _pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
     """The pooled effect of one contrast over the problems that all its models have.
 
     Args:
@@ -117,9 +116,7 @@ def _pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> dict[str, Any]:
     return pool_changes(changes, pandas.factorize(clusters)[0])
 
 
-def pool_changes(
-    changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None
-) -> dict[str, Any]:
+def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> Row:
     """The pooled effect of one contrast: the numeric columns of `POOLED_COLUMNS`.
 
     Args:

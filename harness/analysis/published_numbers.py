@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from harness import resources
 from harness.constants import BASELINE
 from harness.errors import ConfigError
 from harness.runs.versions_and_hashes import describe_sampling
-from harness.yaml_settings import Strict, explain, read_values
+from harness.yaml_settings import Strict, read_values, validate
 
 REFERENCE_COLUMNS = {
     "model": "the model's name in the reference",
@@ -87,10 +87,7 @@ def read_reference(name: str) -> Reference:
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
         raise ConfigError(f"Reference {name!r}: expected a YAML file, or one of {names}.")
-    try:
-        return Reference.model_validate(read_values(path, "reference"))
-    except ValidationError as error:
-        raise ConfigError(explain(error, str(path))) from None
+    return validate(Reference, read_values(path, "reference"), path)
 
 
 def reference_table(

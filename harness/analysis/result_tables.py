@@ -16,7 +16,7 @@ from harness.analysis.compare_with_baseline import (
     count_changed_completions,
     measure_effects_by_draw,
 )
-from harness.analysis.count_correct import Outcomes, count_outcomes, group_by_setting
+from harness.analysis.count_correct import Outcomes, Row, count_outcomes, group_by_setting
 from harness.analysis.intervention_effects import causes_table
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_texts_and_instructions import (
@@ -28,7 +28,7 @@ from harness.analysis.pool_models import pool
 from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
 from harness.errors import ComparisonError
-from harness.experiment.conditions import Condition, read_contrast
+from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
 from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 
@@ -60,7 +60,7 @@ class Leaderboard:
     baseline: str
     contrasts: Sequence[str] | None
     primary: str | None
-    reference_conditions: Mapping[str, Mapping[str, Any]]
+    reference_conditions: ReferenceConditions
     by: tuple[str, ...]
     clusters: int
     draws: Sequence[Mapping[str, Any]]
@@ -119,7 +119,7 @@ def make_leaderboard(
 
 def _make_design(
     runs: Sequence[Run],
-    references: Mapping[str, Mapping[str, Any]],
+    references: ReferenceConditions,
     *,
     baseline: str | None,
     margin: float | None,
@@ -314,7 +314,7 @@ def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
     return "\n".join([rows, *notes])
 
 
-def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
+def records(frame: pandas.DataFrame) -> list[Row]:
     """Rows as mappings, with None for missing values."""
     values: Any = frame.astype(object)
     return list(values.where(frame.notna(), None).to_dict("records"))

@@ -7,12 +7,12 @@ together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas
 
-from harness.analysis.count_correct import Arms, Outcomes, group_by_setting
+from harness.analysis.count_correct import Arms, Outcomes, Row, group_by_setting
 from harness.analysis.paired_tests import Integers, holm
 from harness.analysis.pool_models import Difference, estimate_over_draws, to_points
 from harness.experiment.conditions import Condition
@@ -52,7 +52,7 @@ def sweep_table(
         baseline: The condition that all lengths are compared with.
     """
     fillers = group_lengths(conditions)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for setting, arms in group_by_setting(outcomes).items():
         for filler, condition_by_length in fillers.items():
             by_length = {
@@ -71,7 +71,7 @@ def sweep_table(
 
 def _compare_lengths(
     filler: SweptFiller, by_length: Mapping[int, str], arms: Arms, baseline: str
-) -> dict[str, Any]:
+) -> Row:
     """A row of the table. `by_length` has the condition of each length, shortest first."""
     old = arms[baseline][0]
     lengths = list(by_length)

@@ -51,7 +51,7 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     ]
     if config.model.backend == "vllm" and device_type() == "cpu":
         lines.append(f"cpu       {describe_processor(config.model.model_args)}")
-    lines.append(f"time      {describe_time(config, plan.size, prompt_tokens)}")
+    lines.append(f"time      {describe_time(config, plan.size)}")
     text = fold([*lines, *further], hyphens=False, indent=10)
     return f"{text}\n\n{render([_make_prompt_table(plan)])}"
 

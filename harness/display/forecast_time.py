@@ -1,4 +1,4 @@
-"""The forecast of a run's time: from earlier runs of the model, else from its size on a CPU."""
+"""The forecast of a run's time, from an earlier run of the same model."""
 
 from __future__ import annotations
 
@@ -9,18 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.display.format_values import plural
-from harness.engines.devices import computes_bf16
-from harness.engines.vllm_engine import device_type
 from harness.experiment.run_config import RunConfig
-from harness.resources import count_cores
 from harness.runs.run_folder import RECEIPT
-
-START_SECONDS = 60.0
-"""The time in which an engine starts on a CPU; most of it is importing and compiling."""
-CORE_SPEEDS = {True: 1e11, False: 4e10}
-"""Operations per second of one CPU core, in bf16 where the processor has instructions for it, else
-in float32. One busy core of an EPYC 9005 took 7.5 s in bf16 for 48 prompts of SmolLM2-135M with 160
-to 220 tokens and 64 new tokens each; most of each prompt was cached."""
 
 SPEED_ARGUMENTS = (
     "pretrained",
@@ -33,47 +23,16 @@ SPEED_ARGUMENTS = (
 """The model arguments that decide the speed of a model."""
 
 
-def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:
+def describe_time(config: RunConfig, requests: int) -> str:
     """The time that a run takes, at the speed of the longest earlier run of the same model.
 
-    Short runs are slower, because starting up and waiting for the last samples count more. Without
-    any run in the config's output folder, the model's size and the number of cores are used.
+    Short runs are slower, because starting up and waiting for the last samples count more. The runs
+    are those in the config's output folder.
     """
-    speeds = _find_speeds(config, requests)
-    longest = max(speeds, default=None)
-    if longest is not None:
-        return longest[1]
-    forecast = _forecast(config, prompt_tokens + requests * config.max_gen_toks / 2)
-    return f"{forecast}: no finished run of this model in {config.output}"
-
-
-def _forecast(config: RunConfig, tokens: float) -> str:
-    """The time of a model without an earlier run: unknown on a GPU, or if its size is not known.
-
-    Args:
-        config: The config of the run.
-        tokens: The tokens of prompts and completions.
-    """
-    from transformers import AutoConfig
-
-    if config.model.backend != "vllm" or device_type() != "cpu":
-        return "unknown"
-    arguments, cores = config.model_arguments(), count_cores()
-    try:
-        model = AutoConfig.from_pretrained(
-            arguments["pretrained"], revision=arguments.get("revision")
-        ).get_text_config()
-        layer = model.hidden_size * (4 * model.hidden_size + 3 * model.intermediate_size)
-        parameters = model.num_hidden_layers * layer + model.vocab_size * model.hidden_size
-    except (LookupError, AttributeError, OSError, ValueError):
-        return "unknown"
-    # A token costs two operations for every parameter.
-    speed = cores * CORE_SPEEDS[computes_bf16()]
-    minutes = math.ceil((START_SECONDS + 2 * parameters * tokens / speed) / 60)
-    return (
-        f"about {minutes} min, may be wrong by 3 times "
-        f"({parameters / 1e6:,.0f} million parameters on {cores} CPU cores)"
-    )
+    longest = max(_find_speeds(config, requests), default=None)
+    if longest is None:
+        return f"unknown: no finished run of this model in {config.output}"
+    return longest[1]
 
 
 def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:

@@ -23,6 +23,8 @@ NOTE_LINES = 4
 """The most lines of notes below a table in plain text without `--explain`."""
 
 Row = Mapping[str, Any]
+Grid = Sequence[Sequence[str]]
+"""The texts of a table's cells by row, the headings first."""
 
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
@@ -209,7 +211,7 @@ def _escape(text: str, form: Format) -> str:
 
 
 def _align(
-    grid: Sequence[Sequence[str]],
+    grid: Grid,
     is_numeric: Sequence[bool],
     tablefmt: str,
     headers: str | tuple[()] = "firstrow",
@@ -220,9 +222,7 @@ def _align(
     return str(text).split("\n")  # also an empty last line
 
 
-def _write_text(
-    title: str, grid: Sequence[Sequence[str]], is_numeric: Sequence[bool], notes: Sequence[str]
-) -> str:
+def _write_text(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
     """Plain text.
 
     In a table that is too wide, headings take two lines, and the texts of the first columns (such
@@ -244,9 +244,7 @@ def _write_text(
     return "\n".join(blocks)
 
 
-def _fit_width(
-    grid: Sequence[Sequence[str]], is_numeric: Sequence[bool]
-) -> tuple[int, list[Sequence[str]]]:
+def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequence[str]]]:
     """The number of columns that must become headings of groups, and the lines of the header.
 
     Columns of words before the first column of numbers can become such headings. A table of words
@@ -273,7 +271,7 @@ def _break_heading(heading: str) -> tuple[str, str]:
 
 
 def _write_markdown(
-    title: str, grid: Sequence[Sequence[str]], is_numeric: Sequence[bool], notes: Sequence[str]
+    title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]
 ) -> str:
     lines = [f"**{title}**", "", *_align(grid, is_numeric, "pipe")]
     if notes:
@@ -281,9 +279,7 @@ def _write_markdown(
     return "\n".join(lines)
 
 
-def _write_latex(
-    title: str, grid: Sequence[Sequence[str]], is_numeric: Sequence[bool], notes: Sequence[str]
-) -> str:
+def _write_latex(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
     guarded = []
     for first, *rest in grid:
         # LaTeX would read a bracket or a star after `\\` as an argument of the line break.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import served_model
-from harness.engines.completions import Completion
+from harness.engines.completions import Completion, FinishedRequests
 from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool, check_engines, open_engines
 from harness.engines.engine_processes import make_stop_error
@@ -116,7 +116,7 @@ class LmEvalBackend:
     def __init__(self, model: LM) -> None:
         self.model = model
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Completion]]]:
+    def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate the requests batch by batch, in order.
 
         Raises:

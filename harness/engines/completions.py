@@ -40,6 +40,10 @@ class Completion:
     attention: NDArray[np.float32] | None = None
 
 
+FinishedRequests = list[tuple[Request, Completion]]
+"""Requests that an engine has finished since the last time, with their completions."""
+
+
 def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
     size = len(request.prompt_token_ids or ())

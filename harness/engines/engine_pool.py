@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.engines.completions import Completion, refuse_too_long
+from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
 from harness.engines.engine_processes import (
     CONTINUE,
     ENGINE_TURN_SECONDS,
@@ -122,7 +122,7 @@ class EnginePool:
             self._collect()
         return {**loaded[0].facts, "engines": self._size}
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Completion]]]:
+    def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate all requests in their order; yield what has finished, at least once a second.
 
         Requests of an engine that is lost go back to the head of the queue, and another engine is
@@ -189,7 +189,7 @@ class EnginePool:
                 engine.call = self._carrier.exchange(engine.handle, requests)
                 engine.silent_seconds = 0
 
-    def _collect(self) -> list[tuple[Request, Completion]]:
+    def _collect(self) -> FinishedRequests:
         """Read the answers that have come."""
         calls = {engine.call: engine for engine in self._engines if engine.call is not None}
         finished = []
@@ -211,7 +211,7 @@ class EnginePool:
 
     def _read_results(
         self, engine: _Engine, results: Mapping[int, Completion | int]
-    ) -> list[tuple[Request, Completion]]:
+    ) -> FinishedRequests:
         """The completions among the results of an engine, which also has numbers of tokens."""
         finished = [
             (engine.requests.pop(number), result)

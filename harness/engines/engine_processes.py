@@ -58,6 +58,10 @@ RECORD = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
 intervention is PLUGIN."""
 
+RawSums = dict[str, tuple[tuple[int, ...], bytes]]
+"""Shape and bytes of recorded sums of attention, by the recording's name: plain values, which vLLM
+can send between processes."""
+
 STARTING_FUNCTION = "EngineCoreProc.__init__"
 """The function of vLLM's that an engine process runs until it has started."""
 
@@ -207,9 +211,9 @@ class WorkerFacts:
         self.mless_arms.check()
         return int(self.mless_arms.stored_bytes)
 
-    def mless_take_attention(self) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    def mless_take_attention(self) -> RawSums:
         """The attention of complete prompts: see `interventions.vllm_worker.Arms`."""
-        attention: dict[str, tuple[tuple[int, ...], bytes]] = self.mless_arms.take_attention()
+        attention: RawSums = self.mless_arms.take_attention()
         return attention
 
 

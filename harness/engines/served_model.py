@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from harness.engines.completions import FINISH_REASONS, Completion
+from harness.constants import JsonObject
+from harness.engines.completions import FINISH_REASONS, Completion, FinishedRequests
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, quote
 from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.chat_template import template_switches
@@ -128,7 +129,7 @@ class ServedModel:
             self.close()
             raise
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Completion]]]:
+    def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate the requests in their order; yield completions as they come, or an empty list.
 
         Raises:
@@ -158,7 +159,7 @@ class ServedModel:
         finally:
             self._runner.run(_cancel(running))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """The server's description of the model, for the run's receipt; its devices are unknown."""
         return {"device": "server", "device_names": None, "served": self._served}
 
@@ -176,7 +177,7 @@ class ServedModel:
             connector=TCPConnector(limit=self._window), timeout=timeout, headers=self._headers
         )
 
-    async def _describe(self) -> dict[str, Any] | None:
+    async def _describe(self) -> JsonObject | None:
         """This model in the server's list of models; None if the server has no such list."""
         status, body = await self._read("GET", f"{self._base}/models")
         if not status:
@@ -228,7 +229,7 @@ class ServedModel:
         except ValueError:
             return status, text
 
-    def _payload(self, request: Request) -> dict[str, Any]:
+    def _payload(self, request: Request) -> JsonObject:
         """The request as the API takes it.
 
         vLLM's server gets all parameters: it would take missing ones from the model's

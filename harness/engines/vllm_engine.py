@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from harness.engines import engine_processes
 from harness.engines.completions import (
     Completion,
+    FinishedRequests,
     read_outputs,
     refuse_too_long,
     sampling_parameters,
@@ -211,7 +212,7 @@ class VLLMEngine:
             for request_id, (token_ids, _) in self._unfinished.copy().items()
         }
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Completion]]]:
+    def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate all requests in their order; yield a list, often an empty one, for each `step`.
 
         Until the last requests, the engine always has more to do than it can run at once. Between

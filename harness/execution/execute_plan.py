@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import JsonObject
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.check_arms import opened_layers
 from harness.engines.vllm_engine import device_type
@@ -225,7 +226,7 @@ def finish(path: Path) -> None:
     assert scored_by is not None
     with clear_messages(path):
         (path / RECEIPT).unlink(missing_ok=True)
-        receipt: dict[str, Any] = {
+        receipt: JsonObject = {
             "run": config["name"],
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **as_json(identity),
@@ -270,7 +271,7 @@ def _is_finished(path: Path) -> bool:
     return False
 
 
-def _generation_config(plan: Plan) -> dict[str, Any] | None:
+def _generation_config(plan: Plan) -> JsonObject | None:
     """The model's generation_config; None if it has none.
 
     Raises:

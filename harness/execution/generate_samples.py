@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from harness.constants import JsonObject
 from harness.display.progress import Progress, loading, progress_bar
 from harness.engines.interventions.check_arms import (
     REFERENCE,
@@ -82,7 +83,7 @@ class _Session:
         self.missing = [
             request for key, request in self._requests.items() if key not in folder.journal.keys
         ]
-        self.timing: dict[str, Any] = {"samples": 0, "tokens": 0}
+        self.timing: JsonObject = {"samples": 0, "tokens": 0}
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
 
@@ -161,7 +162,7 @@ class _Session:
             message += f": {recorded:,} of {total:,} samples are in {path} already"
         _print_message(message)
 
-    def _model_arguments(self) -> dict[str, Any]:
+    def _model_arguments(self) -> JsonObject:
         """The model's arguments; with interventions also the opened layers and the reference."""
         config, folder = self._plan.config, self._folder.path
         arguments = dict(self._plan.model_arguments)
@@ -224,7 +225,7 @@ def _open_recorder(plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Any:
         return recorder(plan, folder / RECORDED, facts["dtype"])
 
 
-def session_facts(plan: Plan) -> dict[str, Any]:
+def session_facts(plan: Plan) -> JsonObject:
     """The process that writes the journal from now on; `engine` is set when it is loaded."""
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {

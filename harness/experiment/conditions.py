@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, StrictInt, ValidationError, model_validator
+from pydantic import Field, StrictInt, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError
@@ -34,7 +34,7 @@ from harness.experiment.fillers import (
     estimate_tokens,
 )
 from harness.experiment.intervention_settings import Intervention
-from harness.yaml_settings import Strict, explain
+from harness.yaml_settings import Strict, validate
 
 STUDY_COUNT = 55
 """Filler tokens in the main setting of the authors' code. The paper sweeps 0 to 70."""
@@ -59,6 +59,8 @@ WORDS = ("instruction", "cue", "answer_prefix")
 ReferenceKind = Literal["other instruction", "positive control"]
 REFERENCE_FIELDS = ("kind", "of", "number")
 """The recorded fields of a reference condition. Each follows from other keys."""
+ReferenceConditions = Mapping[str, Mapping[str, Any]]
+"""The REFERENCE_FIELDS of reference conditions, by name."""
 OTHER_INSTRUCTION: ReferenceKind = "other instruction"
 POSITIVE_CONTROL: ReferenceKind = "positive control"
 
@@ -360,10 +362,7 @@ def as_condition(value: Any) -> Condition:
     for key in value:
         if key in fields and fields[key].exclude:
             raise ConfigError(f"{where}: unknown key {key!r}.")
-    try:
-        condition = Condition.model_validate(value)
-    except ValidationError as error:
-        raise ConfigError(explain(error, where)) from None
+    condition = validate(Condition, value, where)
     if condition.is_plain and not condition.intervention:
         raise ConfigError(
             f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}."

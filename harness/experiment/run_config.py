@@ -10,7 +10,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from harness import resources, smollm2_model
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
@@ -36,7 +36,7 @@ from harness.experiment.intervention_settings import Layers
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
-from harness.yaml_settings import Strict, explain, read_values
+from harness.yaml_settings import Strict, read_values, validate
 
 
 def _read_instructions(value: Any) -> Any:
@@ -389,10 +389,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
             if isinstance(entry, str):
                 values["conditions"][index] = file_conditions.get(entry, entry)
         _drop_contrasts(values, {"contrasts", "primary"} - keys)
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error, str(path))) from None
+    return validate(RunConfig, values, path)
 
 
 def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval.api.model import LM
 
 from harness import resources
+from harness.constants import JsonObject
 from harness.errors import JournalError
 from harness.runs import versions_and_hashes
 from harness.runs.records import Arm, Identity, Prompt, Sample, Score
@@ -86,7 +87,7 @@ def export(
     prompts: Sequence[Prompt],
     samples: Sequence[Sample],
     scores: Mapping[str, Score],
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Write lm-eval's results JSON and sample logs; return an entry of each task for the receipt.
 
     Args:
@@ -151,7 +152,7 @@ def _make_tracker(folder: Path, identity: Identity, config: Mapping[str, Any]) -
     return tracker
 
 
-def _evaluation_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluation_facts(config: Mapping[str, Any]) -> JsonObject:
     """What lm-eval's command adds to the results."""
     model = config["model"]
     return {
@@ -172,7 +173,7 @@ def _evaluate(
     replay: Replay,
     *,
     is_chat: bool,
-) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+) -> tuple[JsonObject, dict[str, list[JsonObject]]]:
     """lm-eval's results and its sample logs by task, for tasks with or without a chat template."""
     from lm_eval import evaluate
     from lm_eval.tasks import TaskManager
@@ -198,7 +199,7 @@ def _evaluate(
     return results, logs
 
 
-def _generation_facts(sample: Sample) -> dict[str, Any]:
+def _generation_facts(sample: Sample) -> JsonObject:
     """The facts of a completion that lm-eval does not record."""
     return {
         "finish_reason": sample.finish_reason,
@@ -212,9 +213,9 @@ def _generation_facts(sample: Sample) -> dict[str, Any]:
 def _save_logs(
     folder: Path,
     tracker: EvaluationTracker,
-    logs: Mapping[str, list[dict[str, Any]]],
+    logs: Mapping[str, list[JsonObject]],
     tasks: Mapping[str, Sequence[Prompt]],
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Write the sample logs beside the results; return the entry of each task."""
     entries = []
     for task, prompts in tasks.items():

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from harness.constants import JsonObject
 from harness.errors import RunError
 from harness.runs.records import fit
 from harness.runs.stored_files import PACKED, find_stored, is_stored, open_stored
@@ -34,8 +35,8 @@ class LogLine(Struct):
     """A line of a sample log without its metrics."""
 
     doc_id: int
-    doc: dict[str, Any]
-    arguments: dict[str, dict[str, Any]]
+    doc: JsonObject
+    arguments: dict[str, JsonObject]
     resps: list[Any]
     filtered_resps: list[Any]
     filter: str
@@ -48,16 +49,16 @@ class EvaluationConfig(Struct):
     """The options that lm-eval was started with."""
 
     model: str | None = None
-    model_args: dict[str, Any] | str | None = None
+    model_args: JsonObject | str | None = None
     random_seed: int | None = None
 
 
 class TaskConfig(Struct):
     """lm-eval's settings of a task."""
 
-    generation_kwargs: dict[str, Any] | None = None
+    generation_kwargs: JsonObject | None = None
     num_fewshot: int | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
 
 
 class ResultsFile(Struct, kw_only=True):
@@ -91,7 +92,7 @@ class ResultsFile(Struct, kw_only=True):
         return self.versions.get(self.task or "")
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> JsonObject:
         """The arguments that the model was loaded with."""
         arguments = self.config.model_args or {}
         if isinstance(arguments, str):
@@ -138,7 +139,7 @@ def find_log(path: Path) -> Path:
     return log
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any], LogLine]]:
+def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:
     """Each line as its file and number (for messages), as a JSON object, and in its form."""
     with open_stored(path) as stream:
         for number, text in enumerate(stream, start=1):

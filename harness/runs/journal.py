@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from harness.constants import JsonObject
 from harness.errors import JournalError
 from harness.runs.records import NOTES, Keyed
 from harness.runs.stored_files import clear_messages, open_atomic, open_stored
@@ -26,7 +27,7 @@ SYNC_SECONDS = 2.0
 """Longest time until a record is safe from a power cut. A kill of the process loses no record."""
 
 Record = TypeVar("Record", bound=msgspec.Struct)
-_HEADER_DECODER = msgspec.json.Decoder(dict[str, Any])
+_HEADER_DECODER = msgspec.json.Decoder(JsonObject)
 
 
 class Journal:
@@ -125,14 +126,14 @@ class Journal:
         self._dirty = True
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> JsonObject:
     """A journal's first line; empty if even that line is torn.
 
     Raises:
         JournalError: there is no journal, or its first line is damaged.
     """
     for number, line in _complete_lines(path):
-        header: dict[str, Any] = _decode(_HEADER_DECODER, path, number, line)
+        header: JsonObject = _decode(_HEADER_DECODER, path, number, line)
         return header
     return {}
 
@@ -161,7 +162,7 @@ def read_records(path: Path, form: type[Record]) -> Iterator[Record]:
             yield _decode(decoder, path, number, line)
 
 
-def read_notes(path: Path) -> list[dict[str, Any]]:
+def read_notes(path: Path) -> list[JsonObject]:
     """The records that are no samples: who wrote the journal, and how long that took.
 
     Raises:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harness.constants import BASELINE
+from harness.constants import BASELINE, JsonObject
 from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import REFERENCE_FIELDS, named_conditions
 from harness.experiment.plan import hash_json
@@ -33,7 +33,7 @@ Arms = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
 
 def read_logs(
     name: str, files: Sequence[tuple[str | None, Path]], *, metric: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Several sample logs as the fields of a `read_runs.Run`.
 
     Args:
@@ -70,7 +70,7 @@ def read_logs(
 
 def _describe_logs(
     name: str, logs: Sequence[SampleLog], arms: Arms, problem_count: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """The facts of the logs for a table's receipt: see `read_runs.Run.about`."""
     settings = dict(next((log.settings for log in logs if log.settings), {}))
     sampling = settings.pop("generation_kwargs", None)
@@ -108,7 +108,7 @@ def _describe_logs(
     }
 
 
-def _reference_conditions(arms: Arms) -> dict[str, dict[str, Any]]:
+def _reference_conditions(arms: Arms) -> dict[str, JsonObject]:
     """The reference conditions among the arms, by name, each with its `Condition.reference`."""
     references = {}
     for _, (prompt, *_) in arms.values():

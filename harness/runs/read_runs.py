@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from harness.errors import ConfigError, RunError
-from harness.experiment.conditions import Condition, contrast_name, find_baseline
+from harness.experiment.conditions import (
+    Condition,
+    ReferenceConditions,
+    contrast_name,
+    find_baseline,
+)
 from harness.experiment.expand_conditions import read_conditions
 from harness.experiment.model_settings import fixed_arguments
 from harness.experiment.plan import hash_json
@@ -138,7 +143,7 @@ class Run:
         return read_conditions(self.receipt["config"]) if self.receipt else {}
 
     @property
-    def reference_conditions(self) -> Mapping[str, Mapping[str, Any]]:
+    def reference_conditions(self) -> ReferenceConditions:
         """The reference conditions, by name, each with its `Condition.reference`."""
         return self.about.get("reference_conditions") or {}
 
@@ -146,16 +151,6 @@ class Run:
     def is_logs(self) -> bool:
         """Whether the run is read from lm-eval's logs."""
         return bool(self.about["source"] == "lm-eval")
-
-
-def read_source(
-    path: str | Path | Mapping[str, str | Path],
-    *,
-    layout: str | None = None,
-    metric: str | None = None,
-) -> Source:
-    """`source_of` the run that `Run.load` reads."""
-    return source_of(Run.load(path, metric=metric), layout=layout)
 
 
 def source_of(run: Run, *, layout: str | None = None) -> Source:

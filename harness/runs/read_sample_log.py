@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
+from harness.constants import JsonObject
 from harness.errors import RunError
 from harness.experiment.model_settings import fixed_arguments
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
@@ -56,7 +57,7 @@ class SampleLog:
     problems: Mapping[str, str]
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings of generation, without those that are unknown."""
         results = self.results
         if results.config.model is None:
@@ -120,7 +121,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
 
 def _read_grades(
     origin: str, values: Mapping[str, Any], line: LogLine, metric: str
-) -> tuple[str, list[dict[str, Any]]]:
+) -> tuple[str, list[JsonObject]]:
     """The metric that a line's verdicts are read from, and its grades as fields of a `Score`.
 
     Raises:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from harness.constants import JsonObject
 from harness.errors import RunError
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.generation_settings import Sampling
@@ -95,7 +96,7 @@ class Prompt(Struct, omit_defaults=True):
     prompt_token_sha256: Annotated[
         str | None, column("hash of the prompt's token ids; missing where they were not known")
     ]
-    doc: dict[str, Any]
+    doc: JsonObject
     answer_prefix: str = ""
     thinking_opened: bool = False
     read: str = "box"
@@ -211,7 +212,7 @@ class Score(Graded, frozen=True, kw_only=True, gc=False):
 
     key: str
 
-    def graded(self) -> dict[str, Any]:
+    def graded(self) -> JsonObject:
         """The score without its key, as a record of `harness.grading.as_record`."""
         return {
             name: getattr(self, name) for name in SAMPLE_COLUMNS if name in Score.__struct_fields__
@@ -234,7 +235,7 @@ class Arm(Struct, kw_only=True):
     samples: Annotated[int, Meta(ge=1)]
     replicates: Annotated[int, Meta(ge=1)]
     sampling: Sampling
-    intervention: dict[str, Any] | None = None
+    intervention: JsonObject | None = None
 
 
 class Fingerprint(Struct, omit_defaults=True):
@@ -284,7 +285,7 @@ class Identity(Struct, kw_only=True):
     """
 
     format: Format
-    config: dict[str, Any]
+    config: JsonObject
     limit: int | None
     dataset: DatasetFacts
     prompt_version: int
@@ -309,7 +310,7 @@ class ModelSettings(Struct):
     """The keys of a run config's model that are read."""
 
     backend: str
-    model_args: dict[str, Any]
+    model_args: JsonObject
     label: str | None
 
 
@@ -344,7 +345,7 @@ class Receipt(Struct):
     grader_version: int
     prompts_sha256: str
     seed: int
-    versions: dict[str, Any]
+    versions: JsonObject
     git_revision: str | None
     tasks: list[Any]
 
@@ -410,9 +411,9 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
 """Type and meaning of each column of `harness.load_run`, in their order."""
 
 
-def as_json(record: Struct) -> dict[str, Any]:
+def as_json(record: Struct) -> JsonObject:
     """A record as it is read back from its file."""
-    values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
+    values: JsonObject = msgspec.json.decode(msgspec.json.encode(record))
     return values
 
 

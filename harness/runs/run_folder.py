@@ -12,6 +12,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from harness import resources
+from harness.constants import JsonObject
 from harness.errors import JournalError, RunError, list_first
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import (
@@ -190,7 +191,7 @@ def set_old_scores_aside(path: Path) -> None:
         (path / SCORES).replace(next(name for name in names if not is_stored(name)))
 
 
-def read_receipt(folder: Path) -> dict[str, Any]:
+def read_receipt(folder: Path) -> JsonObject:
     """The run's receipt.
 
     Raises:
@@ -205,7 +206,7 @@ def read_receipt(folder: Path) -> dict[str, Any]:
             remedy = f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl"
         raise RunError(f"{folder} holds no finished run: {remedy}.")
     try:
-        receipt = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        receipt = msgspec.json.decode(path.read_bytes(), type=JsonObject)
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"{path} is torn or damaged: {error}. The command that made it makes it again."
@@ -229,7 +230,7 @@ def read_identity(path: Path) -> Identity:
     return fit(Identity, header, journal)
 
 
-def read_sessions(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def read_sessions(path: Path) -> tuple[list[JsonObject], JsonObject]:
     """The sessions that wrote the journal, in order, and the timing of the last that generated.
 
     The timing is empty if no session has ended.

@@ -10,7 +10,7 @@ from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset
 from harness.runs.prompt_sources import Problem, build_source
-from harness.runs.read_runs import Run, read_source
+from harness.runs.read_runs import Run
 from harness.runs.run_folder import read_prompts
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
@@ -18,6 +18,7 @@ from tests.make import (
     TOY_PROBLEMS,
     answered_prompt,
     log_line,
+    read_source,
     source_of,
     write_log,
     write_run,

@@ -17,9 +17,8 @@ from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.choose_problems import Criterion
 from harness.display.figures.figure_style import LOOKS
-from harness.runs.read_runs import read_source
 from tests.display.test_figures import covered, cut_off, words
-from tests.make import GREEDY_RUN, ROOT, TOY_MODEL
+from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source
 
 FIGURES = ("histogram", "token-classes")
 TOY_ALONE = f"models=[{{name: Toy, model: {TOY_MODEL}}}]"

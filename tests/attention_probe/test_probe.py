@@ -25,9 +25,8 @@ from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
-from harness.runs.read_runs import read_source
 from tests.capture_errors import build_whole
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, write_traces
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, read_source, write_traces
 
 LAYERS = (0, 2)
 BUILT = ("probe", "--dataset", TOY / "demo.jsonl")

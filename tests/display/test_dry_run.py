@@ -1,5 +1,4 @@
 import json
-import re
 import shutil
 
 import pytest
@@ -69,13 +68,7 @@ def test_what_tests_nothing_or_too_little_says_so(tmp_path):
 def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     planned = config(tmp_path, conditions=["wo", "mless", "mful"], **SAMPLED, model=_demo_model())
     unknown = f"unknown: no finished run of this model in {tmp_path}"
-    forecast = describe_time(planned, 7500)
-    assert re.match(
-        r"about \d+ min, may be wrong by 3 times \(2 million parameters on \d+ CPU cores\)",
-        forecast,
-    )
-    assert describe_time(planned, 75) != forecast, "fewer tokens take less"
-    assert describe_time(config(tmp_path, model=_demo_model(pretrained="/none")), 7500) == unknown
+    assert describe_time(planned, 7500) == unknown
     shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
     receipt = json.loads((tmp_path / "earlier" / "run.json").read_text())
     receipt["timing"] |= {
@@ -92,9 +85,9 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
         assert text.startswith(time) and text.endswith("earlier: 1,000 tokens/s on H200)"), (
             "2 x (60 s + 300 s)"
         )
-    assert describe_time(config(tmp_path, model=_demo_model(dtype="bfloat16")), 7500) == forecast
+    assert describe_time(config(tmp_path, model=_demo_model(dtype="bfloat16")), 7500) == unknown
     (tmp_path / "earlier" / "run.json").write_text('{"torn')
-    assert describe_time(planned, 7500) == forecast
+    assert describe_time(planned, 7500) == unknown
 
 
 def test_a_run_with_several_instructions_or_texts_says_which_mean_effects_it_would_detect(tmp_path):

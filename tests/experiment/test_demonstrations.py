@@ -25,13 +25,13 @@ from harness.experiment.prompt import (
     make_document,
 )
 from harness.experiment.run_config import load_config
-from harness.runs.read_runs import Run, read_source
+from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from harness.runs.run_folder import changes, read_identity
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes
-from tests.make import TOY_DATA, right, table_page, write_run
+from tests.make import TOY_DATA, read_source, right, table_page, write_run
 
 PRODUCTS = [
     Problem(

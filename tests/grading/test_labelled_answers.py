@@ -265,7 +265,7 @@ ATTACKS = [
 ]
 CHILD = """
 import json, sys, time
-from harness.grading.same_answer import compare
+from harness.grading.grade_answer import compare
 TARGETS = ("3", r"\\cot x", "(1,2)", r"x<1", r"\\begin{pmatrix}1\\\\2\\end{pmatrix}")
 for line in sys.stdin:
     answer = json.loads(line)
@@ -367,7 +367,7 @@ def test_memory_does_not_grow_with_the_answers():
     """The caches are full after 4,096 answers."""
     code = """
 import resource
-from harness.grading.same_answer import compare
+from harness.grading.grade_answer import compare
 for n in range(20_000):
     compare((f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")[n % 4], "(x+1)^2")
     if n in (8_000, 19_999):

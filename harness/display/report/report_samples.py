@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.result_tables import records
+from harness.constants import JsonObject
 from harness.display.format_table import Row
 from harness.display.format_values import define_flips, flips
 from harness.grading import GRADERS
@@ -100,7 +101,7 @@ def pack_samples(
     return pack(index), [pack(details[start : start + REPORT_BLOCK]) for start in starts]
 
 
-def _describe_problem(arms: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+def _describe_problem(arms: Mapping[str, Sequence[Row]]) -> JsonObject:
     """A problem in the list, with what it is filtered by.
 
     `right` has the number of correct samples of the first run by arm, and the number of all.
@@ -124,7 +125,7 @@ def _describe_problem(arms: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     }
 
 
-def _describe_samples(arms: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+def _describe_samples(arms: Mapping[str, Sequence[Row]]) -> JsonObject:
     """The prompts and samples of one problem by arm."""
     prompts, samples = {}, {}
     for arm, rows in arms.items():
@@ -133,7 +134,7 @@ def _describe_samples(arms: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     return {"prompts": prompts, "samples": samples}
 
 
-def _describe_sample(row: Row) -> dict[str, Any]:
+def _describe_sample(row: Row) -> JsonObject:
     reasons = (row.get("reason"), row.get("audit_reason"))
     return {
         "replicate": row["replicate"],

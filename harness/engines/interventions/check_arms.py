@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.constants import JsonObject
 from harness.engines.engine_processes import PLUGIN
 from harness.errors import ConfigError, EngineError, ModelError, explain_hub_error
 from harness.experiment.plan import Plan, Request, hash_json
@@ -48,7 +49,7 @@ _UNSUPPORTED = {
 _DEFAULTS = (None, False, 1, "1", "auto")
 
 
-def opened_layers(config: RunConfig) -> dict[str, Any]:
+def opened_layers(config: RunConfig) -> JsonObject:
     """The layers, from 0, that the interventions and the recording of a config need open.
 
     `attention` and `activations` are the layers in which these are changed. `recorded` are those
@@ -59,7 +60,7 @@ def opened_layers(config: RunConfig) -> dict[str, Any]:
         if intervention := condition.intervention:
             kind = "attention" if intervention.kind == "filler" else "activations"
             numbers[kind].update(intervention.layer_indices)
-    layers: dict[str, Any] = {kind: sorted(numbers[kind]) for kind in numbers}
+    layers: JsonObject = {kind: sorted(numbers[kind]) for kind in numbers}
     if config.record_attention:
         layers["recorded"] = config.recorded_layers
     return layers
@@ -157,7 +158,7 @@ def ask_reference(
     requests: Iterable[Request],
     folder: Path,
     advance: Callable[[int, int], None] = lambda count, total: None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Have Hugging Face answer the first prompts of every arm, unless the folder has its answers.
 
     Args:
@@ -174,7 +175,7 @@ def ask_reference(
     """
     path = folder / REFERENCE
     questions = _make_questions(plan, requests)
-    reference: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    reference: JsonObject = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if reference.get("questions") == questions:
         return reference
     draft = folder / f"asked-{REFERENCE}"
@@ -197,7 +198,7 @@ def ask_reference(
     return reference
 
 
-def _make_questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
+def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
     """The first prompts of every arm, those of the baseline before the others."""
     config, arguments = plan.config, plan.model_arguments
     first_draw = min(arm.draw for arm in plan.arms.values() if arm.prompts)
@@ -206,7 +207,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
         is_first = arm.draw == first_draw and arm.layout == config.layouts[0]
         if is_first and arm.condition in config.conditions:
             names[task] = arm.condition.name
-    arms: dict[str, list[dict[str, Any]]] = {
+    arms: dict[str, list[JsonObject]] = {
         name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)
     }
     for request in requests:
@@ -221,11 +222,11 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> dict[str, Any]:
         "arms": arms,
     }
     # as they are read from the file, with lists in place of tuples
-    plain: dict[str, Any] = json.loads(json.dumps(questions, default=dict))
+    plain: JsonObject = json.loads(json.dumps(questions, default=dict))
     return plain
 
 
-def open_layers(options: dict[str, Any], layers: Mapping[str, Any]) -> None:
+def open_layers(options: JsonObject, layers: Mapping[str, Any]) -> None:
     """Fill in the engine arguments that interventions need.
 
     A compiled model is stored under a hash of the arguments, in which only `additional_config` has
@@ -268,7 +269,7 @@ def salted_prompt(
     return prompt
 
 
-def check_engine(engine: Any, reference: Mapping[str, Any]) -> dict[str, Any]:
+def check_engine(engine: Any, reference: Mapping[str, Any]) -> JsonObject:
     """Have the engine answer the questions of Hugging Face, all arms in one batch.
 
     Returns:
@@ -342,7 +343,7 @@ def distance(
 
 def compare_with_reference(
     answers: Mapping[str, Sequence[Mapping[str, Any]]], reference: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> JsonObject:
     """The agreement of an engine's answers with those of Hugging Face.
 
     Args:

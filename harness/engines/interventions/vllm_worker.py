@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
-from harness.engines.engine_processes import INTERVENTIONS, PLUGIN, RECORD
+from harness.engines.engine_processes import INTERVENTIONS, PLUGIN, RECORD, RawSums
 from harness.engines.interventions.arithmetic import (
     Arm,
     add_gap,
@@ -34,13 +34,7 @@ from harness.engines.interventions.arithmetic import (
     weigh,
 )
 from harness.engines.interventions.check_arms import OPERATION
-from harness.engines.interventions.step_rows import (
-    Block,
-    Chunk,
-    Group,
-    RecordedQueries,
-    Recording,
-)
+from harness.engines.interventions.step_rows import Block, Chunk, Group, RecordedQueries, Recording
 
 QUERY_SETS = 3
 """Sets of queries over which recorded attention is summed: all queries, those common to all
@@ -342,7 +336,7 @@ class Arms:
             chunk.recording.add(layer, block_sums[..., :stop])
             self.applied += stop - first
 
-    def take_attention(self) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    def take_attention(self) -> RawSums:
         """The sums [layer, set, head, key] of all complete prompts in float32, as shapes and bytes.
 
         They are returned by the recordings' names, and then dropped.
