@@ -81,6 +81,7 @@ def _closeness_to_limit(prompt: TokenizedPrompt) -> tuple[bool, int]:
 def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMeans:
     """The means from the probe's capture."""
     captured = capture(loaded, token_ids[None])
+    # the only prompt, and the only set of queries: all of them
     return {layer: captured[layer].column_mean[0, 0] for layer in loaded.layers}
 
 
@@ -96,8 +97,10 @@ def eager_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMea
         # models that mix kinds of layers return only the matrices of softmax layers
         indices = softmax_layers(loaded.config)
     by_layer = dict(zip(indices, attentions, strict=False))
+    # [key] the queries after each key: none after the last one, whose mean is NaN
     later_queries = torch.arange(len(token_ids) - 1, -1, -1, device=model.device)
     return {
+        # without the diagonal, because a key's own query does not come after it
         layer: by_layer[layer][0].float().tril(-1).sum(-2) / later_queries
         for layer in loaded.layers
     }

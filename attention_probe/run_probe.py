@@ -73,6 +73,7 @@ def run_probe(
     settings = settings.complete_from(source)
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
+    # Before any weights are loaded: a prompt that differs is then found within seconds.
     prompts = tokenize_problems(problems, settings, tokenizer)
     loaded = settings.load_model(settings.dtype)
     fit_model_to_prompts(loaded, prompts)
@@ -96,6 +97,7 @@ def run_probe(
         is_checked=source.kind != "log",
         flip=criterion.flip,
     )
+    # The self-check has passed, so a model that cannot be probed leaves no folder behind.
     with AttentionTraces.create(path, header, receipt=receipt) as traces:
         refuse_differing_traces(traces, prompts, problems)
         add_missing_traces(traces, prompts, problems, loaded, settings.record, advance)
@@ -153,6 +155,7 @@ def keep_freed_memory() -> None:
     # other C libraries have no mallopt, or cannot be opened this way
     with suppress(AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
+        # No block is mapped separately, and the end of the heap is never given back.
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
@@ -186,6 +189,8 @@ def add_missing_traces(
     advance: Advance,
 ) -> None:
     """Measure every problem that has no trace under some condition, and add the missing traces."""
+    # A problem is measured under all conditions even if a single trace is missing: the common
+    # queries and the decomposition need all of its prompts.
     missing = [
         by_condition
         for problem_id, by_condition in prompts.items()
@@ -212,6 +217,7 @@ def group_by_length(problem_prompts: Iterable[ConditionPrompts]) -> list[list[Co
 
     groups: list[list[ConditionPrompts]] = []
     for by_condition in sorted(problem_prompts, key=longest):
+        # In ascending order, so this prompt is the longest of its group, to which all are padded.
         if groups and longest(by_condition) * (len(groups[-1]) + 1) <= GROUP_TOKENS:
             groups[-1].append(by_condition)
         else:

@@ -50,6 +50,7 @@ class RunRecorder:
         self._problems: dict[str, Problem] = {}
         conditions = recorded_conditions(plan.config)
         for _, arm, problem, prompt in plan.rows:
+            # one layout, because the header of a folder of traces names one
             if arm.condition.name in conditions and arm.layout == plan.config.layouts[0]:
                 problem_id = prompt_id(problem.id, arm.draw)
                 built_prompts.setdefault(problem_id, {})[arm.condition.name] = prompt
@@ -71,6 +72,7 @@ class RunRecorder:
         plan, config = self._plan, self._plan.config
         name = str(plan.model_arguments["pretrained"])
         revision = plan.model_arguments.get("revision")
+        # of a multimodal model, the config of its text layers
         model_config = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
         layers: Any = config.recorded_layers
         if layers == "all":
@@ -102,6 +104,8 @@ class RunRecorder:
         problem_id, condition = self._trace_key(request)
         prompts = self._prompts.get(problem_id, {})
         repeats = self._plan.config.repeats_per_draw
+        # Further samples have the same prompt and so the same attention. Indices count on over the
+        # draws of examples, so each draw has a first sample.
         is_first_sample = not request.replicate and request.sample_index % repeats == 0
         needs_trace = condition in prompts and not self._traces.has(problem_id, condition)
         if not (is_first_sample and needs_trace):
@@ -150,9 +154,12 @@ def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> list[list[
 def average_sums(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, Any]:
     """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
     curves = means(sums, sets)
+    # [layer, head, key] over the problem's queries. Unlike the other sets this one includes the
+    # diagonal: in a mass, a query's attention to its own token counts.
     problem_sums = torch.from_numpy(sums[:, -1].copy())
     problem_queries = max(1, sum(sets[-1]))
     masses = problem_sums @ key_regions(prompt).float().T / problem_queries
+    # the queries are summed already, so there is a single row in their place
     layers = [mass_measures(layer[:, None]) for layer in masses]
     measures = {name: torch.stack([layer[name] for layer in layers]).numpy() for name in layers[0]}
     return {"mean_all": curves[:, 0], "mean_common": curves[:, 1], "measures": measures}

@@ -90,6 +90,7 @@ def _check_version(name: str, extra: str = "") -> Check:
     version = package_version(name)
     state = version or "not installed"
     for requirement in map(Requirement, requires("mless") or ()):
+        # a requirement of another extra or another Python does not count
         marker = requirement.marker
         if requirement.name != name or not (marker is None or marker.evaluate({"extra": extra})):
             continue

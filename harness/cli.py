@@ -121,6 +121,7 @@ def mless(
 
 
 for command in COMMANDS:
+    # A command's module has the same name as its function and imports nothing heavy.
     function = getattr(import_module(command.module), command.name)
     app.command(epilog=f"Example: {command.example}")(function)
 

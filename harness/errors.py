@@ -87,6 +87,7 @@ def list_first(names: Sequence[str], most: int = 3) -> str:
 def explain_hub_error(name: str, error: BaseException) -> str:
     """One line that says why `name` could not be loaded from the hub, and what to do."""
     chain = [error]
+    # libraries wrap the error of the network several times
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)
     text = " ".join(f"{type(link).__name__}: {link}" for link in chain)

@@ -133,6 +133,7 @@ def _build(folder: Path) -> None:
         sizes = {file.name: file.stat().st_size for file in sorted(model.iterdir())}
         receipt = json.dumps({"tensors_sha256": tensors_sha256, "sizes": sizes})
         (model / _RECEIPT).write_text(receipt, encoding="utf-8")
+        # a folder cannot be renamed over one that has files
         if folder.exists():  # it is damaged, or of an older version
             folder.replace(work / "replaced")
         model.replace(folder)

@@ -138,6 +138,8 @@ def explain(error: ValidationError, where: str) -> str:
         where: The file or object that does not fit.
     """
     details = error.errors()
+    # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
+    # alternative which fits best.
     worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] == _UNKNOWN_KEY))
     key = _name_key(worst)
     if worst["type"] == _UNKNOWN_KEY:

@@ -159,6 +159,7 @@ def _condition_curves(
         baseline_records = [traces.get(problem_id, baseline) for problem_id in averaged_ids]
         subtracted = settings.read_weights(header, baseline_records)
         width = min(weights.shape[-1], subtracted.shape[-1])
+        # in the aligned view, both have the positions of the prompt without filler
         weights = weights[..., :width] - subtracted[..., :width]
     clusters = traces.clusters(averaged_ids)
     notes = _notes(traces, condition, baseline, len(averaged_ids), len(problem_ids))
@@ -252,6 +253,7 @@ def has_one_filler(traces: AttentionTraces, condition: str, baseline: str) -> bo
 
 def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:
     """The prompts whose filler tokens stand at the most common positions."""
+    # as bytes, which can be counted
     regions = [np.flatnonzero(record.roles == FILLER).tobytes() for record in records]
     ((common_region, count),) = Counter(regions).most_common(1)
     if 2 * count <= len(records):
@@ -285,8 +287,10 @@ def bootstrap_band(
     has_value = np.isfinite(table)
     size = int(clusters.max()) + 1
     random = np.random.default_rng(seed)
+    # How often each cluster is drawn: the mean of a bootstrap sample needs nothing else.
     cluster_weights = random.multinomial(size, np.full(size, 1 / size), size=draws)
     weights = cluster_weights.astype(np.float64)[:, clusters]
+    # [draw, x] the drawn prompts that have a value
     counts = weights @ has_value
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")

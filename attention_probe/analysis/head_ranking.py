@@ -86,6 +86,7 @@ def rank_heads(
     else:
         numbers, note = _by_prompt(with_it[0] - without[0], traces.clusters(problem_ids))
     header = traces.header
+    # the order of the heads in `numbers`: the heads of all layers in a row
     heads = pandas.MultiIndex.from_product([header.layers, range(header.head_count)])
     frame = (heads.to_frame(False, ["layer", "head"]) + 1).join(numbers)
     frame["guaranteed"] = _is_guaranteed(traces, measure, subtracted, compared, frame["layer"])

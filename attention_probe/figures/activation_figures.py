@@ -114,6 +114,7 @@ def _relative_change(table: Floats, without: Floats) -> Floats:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = _mean(table) / _mean(without)
+        # the delta method for a ratio of two means
         change: Floats = ratio - 1 + (table - ratio * without) / _mean(without)
     return np.where(np.isfinite(change), change, np.nan)
 

@@ -66,9 +66,11 @@ def draw_figure(
     for panel in panels:
         named_looks.update((panel.name(name), look) for name, look in panel.looks.items())
     one_legend = not has_bars and len(named_looks) == len(dict(named_looks))
+    # in inches
     height = 0.7 + (1.75 if lines == 1 else 1.4) * lines * len(config.rows)
     text = " ".join(explain_figure(config, curves, bars)) if note else ""
     with figure_style.drawing(height, text, legend=one_legend, title=config.title) as figure:
+        # bars are as wide as all heads side by side
         widths = [across] * has_bars + [1] * across
         grid = figure.add_gridspec(lines * len(config.rows), len(widths), width_ratios=widths)
         above = 0 if one_legend else 1.6 * FONT
@@ -121,6 +123,7 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
             panel.name(condition),
             linewidth=0.8 + step * (len(panel.looks) - 1 - index),
             marker=look.marker,
+            # shifted, so that the markers of equal curves do not cover each other
             markevery=(3 + 4 * index, 12),
             markersize=2.5 if panel.limits else 0,
         )
@@ -249,6 +252,8 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
         number_format = "{:.1f}" if is_measured else "{:g}"
         axes.bar_label(bars, fmt=number_format, padding=1, fontsize=FONT - 1.5)
     axes.set_ylim(limits)
+    # Below its bars each model has this many letters in a line: all bars together take two fifths
+    # of the figure's width.
     letters = int(28 * INCHES / (LETTER * FONT) / len(models))
     names = [textwrap.fill(visible(name, keep=""), letters) for name in models]
     axes.set_xticks(range(len(models)), names)

@@ -44,6 +44,7 @@ def read_curves(
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all
             conditions.
     """
+    # `groupby` joins neighbours only; the panels are sorted by row
     groups = itertools.groupby(panels, lambda panel: (panel.row, panel.head.layer))
     tables: list[pandas.DataFrame] = []
     for _, group in groups:

@@ -114,6 +114,7 @@ def _measure(
     selected = [
         (problem.id, problem.outcome, problem.is_control) for problem in select(source, criterion)
     ]
+    # all that the traces depend on, and nothing of the figure's look
     content = [
         settings.model,
         settings.layers,

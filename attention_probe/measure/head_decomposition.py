@@ -65,7 +65,9 @@ def decompose(
         Measures by name, and |o_with - (1 - m) o_gap - b| / |o_with|, which is 0 in the first layer
         except for rounding.
     """
+    # m o_gap [head, query, head_dim]
     scale = mass[..., None] * gap
+    # some heads have an output of exactly 0, by which nothing can be divided
     tiny = torch.finfo(without.dtype).tiny
     original, shifted = _norm(without).clamp_min(tiny), _norm(gap).clamp_min(tiny)
     cosine = (_direction(bias) * _direction(gap)).sum(-1)

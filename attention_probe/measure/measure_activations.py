@@ -97,6 +97,7 @@ class Reference:
             ModelError: a value is not finite.
         """
         magnitude = _magnitude(activations).ravel()
+        # in place, because there are millions of values
         median, top = np.quantile(magnitude, [0.5, COVERED], overwrite_input=True)
         mad = np.median(np.abs(magnitude - median), overwrite_input=True)
         return cls(mad=float(mad), top=float(top))
@@ -149,6 +150,7 @@ def measure_activations(
     if reference.top:
         counts[:-1], _ = np.histogram(magnitude, bins=ACTIVATION_BINS, range=(0, reference.top))
         counts[-1] = magnitude.size - counts.sum()
+    # sums over the neurons of each token, without a second array of this size
     squares = np.einsum("ij,ij->i", magnitude, magnitude, dtype=np.float64)
     numbers = {
         "l1": float(magnitude.sum(axis=1, dtype=np.float64).mean()),
@@ -198,6 +200,7 @@ def gini(counts: Int32[np.ndarray, " bin"]) -> float:
     ordered = np.sort(counts).astype(np.float64)
     if not ordered.any():
         return float("nan")
+    # the coefficients of the sorted values in the sum of all differences between two values
     rank = 2 * np.arange(1, len(ordered) + 1) - len(ordered) - 1
     return float(rank @ ordered / (len(ordered) * ordered.sum()))
 

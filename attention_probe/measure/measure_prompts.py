@@ -64,6 +64,7 @@ def measure_group(
     measured: list[dict[str, dict[str, Any]]] = [{} for _ in group]
     baselines: list[_PassResult] = []
     references: list[Reference] = []
+    # The baseline is first, because the outputs and thresholds of all other conditions refer to it.
     for condition in dict.fromkeys((BASELINE, *group[0])):
         prompts = [by_condition[condition] for by_condition in group]
         is_common = [by_condition[condition] for by_condition in common]
@@ -78,6 +79,7 @@ def measure_group(
                 loaded,
                 [prompt.position_gap() for prompt in prompts],
                 [mask[~prompt.inserted] for prompt, mask in zip(prompts, is_common, strict=True)],
+                # activations are compared with the baseline's alone
                 replace(record, activations=False),
             )
         for index, (result, baseline, gap) in enumerate(zip(results, baselines, gaps, strict=True)):
@@ -115,6 +117,7 @@ class _PassInput:
         query_sets, queries = torch.stack([torch.ones_like(common), common]), problem
         if record.completion:
             completion = torch.from_numpy(prompt.has_role("completion"))
+            # both definitions then have the same queries
             query_sets = torch.stack([completion, completion])
             queries = completion.nonzero()[:, 0]
         return cls(
@@ -166,6 +169,7 @@ def _run_condition(
         _PassInput.of(prompt, mask, record) for prompt, mask in zip(prompts, is_common, strict=True)
     ]
 
+    # On the right, padding comes after all real queries and cannot change them.
     def stack(tensors: Iterable[Tensor]) -> Tensor:
         padded = [
             torch.nn.functional.pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors

@@ -82,6 +82,7 @@ def causal_mask(
     rule = partial(
         sdpa_mask,
         attention_mask=attention_mask,
+        # otherwise `sdpa_mask` returns None for a plain causal mask
         allow_is_causal_skip=False,
         **{name: arguments[name] for name in names},
     )
@@ -142,6 +143,7 @@ def attend(
     keeps_output = capture.request.output_region is not None
     if not is_last or keeps_output or capture.waits_for_activations:
         output = value.new_empty(batch, length, heads, value.shape[-1])
+    # [batch x KV head, key, unit], as `bmm` multiplies
     flat_value = value.reshape(batch * value.shape[1], length, -1)
     for queries, keys, weights in weight_blocks(
         query,
@@ -153,6 +155,8 @@ def attend(
         size=capture.request.chunk or _block_size(batch * heads * length, query.device),
     ):
         if output is not None:
+            # The query heads of a KV head are consecutive, so their queries are rows of one
+            # product.
             rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
             mixed = torch.bmm(rows, flat_value[:, keys])
             output[:, queries] = mixed.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
@@ -160,12 +164,15 @@ def attend(
             reduction.add(weights, queries, keys)
     if reduction is not None:
         capture.layers[layer] = reduction.finish(None if output is None else output.transpose(1, 2))
+        # raises an exception that ends the forward pass and is caught in `capture`
         capture.stop_if_complete()
     assert output is not None  # otherwise the capture was complete
     return output, None
 
 
 AttentionInterface.register(ATTENTION, attend)
+# Without a mask function of the same name, the attention function would always get None: padding
+# and sliding windows would then be ignored silently.
 AttentionMaskInterface.register(ATTENTION, causal_mask)
 
 
@@ -191,6 +198,7 @@ def weight_blocks(
     for start in range(0, length, size):
         queries = slice(start, min(start + size, length))
         count = queries.stop - queries.start
+        # with a sliding window, no query of the block sees an earlier key
         first = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
         keys = slice(first, queries.stop)
         span = keys.stop - keys.start
@@ -199,16 +207,19 @@ def weight_blocks(
         torch.baddbmm(
             scores, grouped, flat_key[:, keys].mT, beta=0, alpha=settings.scaling, out=scores
         )
+        # Softmax in float32, as in eager attention. This copies only if the model has another type.
         scores = scores.view(batch, heads, count, span).float()
         if settings.softcap is not None:
             scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
         if mask.is_plain:
+            # only the last `count` keys can come after one of the block's queries
             scores[..., -count:] += scores.new_full((count, count), lowest).triu_(1)
         else:
             is_visible = mask.block(queries, keys)
             scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, lowest)
         if settings.sinks is not None:
             sink = settings.sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
+            # The share of the sink is dropped, so these weights add up to less than 1.
             weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
         else:
             weights = torch.softmax(scores, -1, out=scores)

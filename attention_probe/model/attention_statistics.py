@@ -141,6 +141,7 @@ class Reduction:
             queries: The queries.
             keys: The keys; the last key belongs to the last query.
         """
+        # [batch, region, key] x [batch, key, head x query], then [batch, head x query, region]
         mass = torch.matmul(self._regions[..., keys], weights.flatten(1, 2).mT).mT
         self._mass[:, :, queries] = mass.reshape(*weights.shape[:3], mass.shape[-1])
         if self._output is not None:
@@ -151,6 +152,7 @@ class Reduction:
             # query heads that share a KV head
             grouped = torch.unflatten(region_weights, 1, (values.shape[1], -1))
             self._output[:, :, queries] = torch.matmul(grouped, values).flatten(1, 2)
+        # In place, so this must come after the masses and outputs, in which the diagonal counts.
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
         self._sums[..., keys].add_(torch.matmul(self._sets[:, None, :, queries], weights))
 
@@ -160,6 +162,7 @@ class Reduction:
         Args:
             output: Each head's full output; needed only for `output_region`.
         """
+        # [batch, query_set, key] the queries of each set that come after a key
         later_queries = self._sets.flip(-1).cumsum(-1).flip(-1) - self._sets
         count = later_queries * self._real[:, None]
         # 0 / 0, where a key has no later query, is NaN

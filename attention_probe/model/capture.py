@@ -57,6 +57,7 @@ def capture(
     mask = torch.ones_like(token_ids) if attention_mask is None else attention_mask
     real = mask.to(model.device).bool()
     if position_ids is None:
+        # padding on the left takes no positions
         position_ids = (real.long().cumsum(-1) - 1).clamp_min(0)
     captured = Capture(
         request=request,

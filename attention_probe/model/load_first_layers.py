@@ -66,6 +66,7 @@ class LoadedModel:
             token_ids: The distinct vocabulary ids that will be run. The model fails on any other.
         """
         embedding = self.model.get_input_embeddings()
+        # from a vocabulary id to its row; -1 is no row, so any other id fails
         rows = torch.full((len(embedding.weight),), -1, device=embedding.weight.device)
         rows[token_ids] = torch.arange(len(token_ids), device=rows.device)
         embedding.weight = nn.Parameter(embedding.weight[token_ids].clone(), requires_grad=False)
@@ -150,6 +151,7 @@ def _load_checkpoint(name: str, layers: list[int], dtype: torch.dtype) -> Loaded
     cut_config = copy.deepcopy(config)
     cut_config.num_hidden_layers = layers[-1] + 1
     if getattr(cut_config, "layer_types", None):
+        # transformers refuses a config whose list of kinds has another length
         cut_config.layer_types = cut_config.layer_types[: layers[-1] + 1]
     with quiet(progress=not is_folder):
         model, loading_info = AutoModel.from_pretrained(
@@ -161,6 +163,7 @@ def _load_checkpoint(name: str, layers: list[int], dtype: torch.dtype) -> Loaded
             # replaces it, or uses this one.
             attn_implementation="eager",
             key_mapping={MULTIMODAL_PREFIX: ""},
+            # a pickled checkpoint could run code, and could not be read in part
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # they are refused below, together with other mismatches
             output_loading_info=True,
@@ -190,6 +193,7 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == count
     }
+    # a layer may contain a list of the same length itself, such as one of experts
     depth = min((path.count(".") for path in lists), default=0)
     outermost = [path for path in lists if path.count(".") == depth]
     if len(outermost) != 1:

@@ -229,14 +229,18 @@ def _align(base: TokenizedPrompt, prompt: TokenizedPrompt) -> NDArray[np.int32]:
     outside = np.flatnonzero(prompt.roles != FILLER)  # positions in `prompt`
     before, after = outside[outside < filler_start], outside[outside >= filler_end]
 
+    # from the front up to the filler
     prefix = _count_equal(base_keys[unpaired], keys[before])
     original[before[:prefix]] = unpaired[:prefix]
     unpaired = unpaired[prefix:]
+    # from the back down to it
     suffix = _count_equal(base_keys[unpaired][::-1], keys[after][::-1])
     original[after[len(after) - suffix :]] = unpaired[len(unpaired) - suffix :]
 
     unpaired = unpaired[: len(unpaired) - suffix]
+    # what remains: tokens merged across the filler's edge, or text between two fillers
     middle = outside[prefix : len(outside) - suffix]
+    # `autojunk` would ignore the tokens that occur most often in a long prompt
     matcher = SequenceMatcher(
         None, base_keys[unpaired].tolist(), keys[middle].tolist(), autojunk=False
     )
@@ -274,6 +278,7 @@ def _append_completion(
     completion = prompt.completions[0]
     size, text = len(tokenized), prompt.prompt + completion
     token_ids, offsets = encode(text, tokenizer)
+    # nothing was merged across the border of prompt and completion
     if token_ids[:size] == tuple(tokenized.token_ids.tolist()):
         token_ids, offsets = token_ids[size:], offsets[size:]
     else:

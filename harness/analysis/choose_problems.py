@@ -107,11 +107,14 @@ def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
     ]
     if len(problems) < (criterion.n or 1):
         raise ConfigError(_explain_lack(source, criterion, len(problems)))
+    # one generator, first for the sample and then for the controls
     draw = random.Random(criterion.seed)
     if criterion.n is not None:
         sampled_ids = {problem.id for problem in draw.sample(problems, criterion.n)}
+        # in the source's order
         problems = [problem for problem in problems if problem.id in sampled_ids]
     if criterion.controls:
+        # of all problems, whatever was requested: a control must only match
         unflipped = [
             problem
             for problem in source.problems

@@ -46,6 +46,7 @@ class Side:
         Raises:
             RunError: there is no such run, or no such condition in it.
         """
+        # a path may have colons of its own
         path, colon, condition = name.rpartition(":")
         if not colon or Path(name).exists():
             path, condition = name, ""
@@ -112,6 +113,7 @@ def _refuse_incomparable(old: Side, new: Side) -> None:
             f"{new.run.name} cannot be compared with {old.run.name}: {difference}."
         )
     graders = [side.run.about.get("grader_version") for side in (old, new)]
+    # logs of other tasks have no grader of ours
     if all(graders) and graders[0] != graders[1]:
         raise ComparisonError(
             f"Graders {graders[0]} and {graders[1]} cannot be compared: `mless regrade` the older "

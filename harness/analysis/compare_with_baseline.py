@@ -203,6 +203,7 @@ def count_changed_completions(
     keys = [*split, "condition", "problem_id", "sample_index"]
     first = frame.loc[frame["replicate"] == 0, [*keys, text]]
     again = frame.loc[frame["replicate"] == 1, [*keys, text]]
+    # a condition that was not run again has no pairs
     pairs = first.merge(again, on=keys)
     pairs["is_changed"] = pairs[f"{text}_x"] != pairs[f"{text}_y"]
     counts = {}
@@ -263,6 +264,7 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
 
 def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> None:
     """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
+    # Holm within a family, Bonferroni over the families
     shared = np.minimum(1, families * holm([row["p"] for row in tested]))
     for row, p in zip(tested, np.maximum(least_p, shared).tolist(), strict=True):
         verdict = choose_verdict(p, row["difference"], within_margin=row["within_margin"])
@@ -306,6 +308,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     most_samples = int(samples.max())
     # both samples of a pair have the same prompt
     flips = count_flips(right_before, right, k=most_samples)
+    # sums over prompts, of which a problem has k / most_samples; here they become means
     gained, lost = (flip * most_samples / old.k for flip in flips)
     change = estimate_over_draws(
         old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
@@ -313,11 +316,15 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     # of all pairs of a sample before and a sample after, those in which both have a graded answer
     answered = right * old.graded_by_prompt - right_before * new.graded_by_prompt
     answered_change = estimate_over_draws(
-        old.sum_by_draw(answered), old.sum_by_draw(samples**2), old.clusters
+        # a problem has samples**2 such pairs under each prompt
+        old.sum_by_draw(answered),
+        old.sum_by_draw(samples**2),
+        old.clusters,
     )
     answered_columns = ("answered_difference", "answered_low", "answered_high")
     equivalence_low, equivalence_high = change.interval(1 - 2 * ALPHA)
     share = margin / 100
+    # both one-sided tests at alpha: the interval of level 1 - 2 alpha lies within the margin
     is_within = -share < equivalence_low and equivalence_high < share
     return {
         "draws": len(np.unique(old.draws)),
@@ -359,6 +366,7 @@ def _explain_unmeasured(
     sides = [row_by_name[row["baseline"]], row]
     if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
         return "fewer than half of the samples of one side have a graded answer"
+    # a score interval ends at 0 or 100 only if no sample, or every sample, is right
     if all(side["accuracy_low"] <= 0 or side["accuracy_high"] >= 100 for side in sides):
         return "both accuracies are at the end of the scale"
     for name, fields in reference_conditions.items():

@@ -103,6 +103,7 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
     split = ["model", "layout", *by]
     keys = [*split, "condition", "replicate"]
     _check_samples(frame, [*keys, "problem_id", "sample_index"])
+    # numbers of problems over the entire frame, so all outcomes have the same order
     problems, problem_ids = pandas.factorize(frame["problem_id"])
     _, first_rows = np.unique(problems, return_index=True)
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
@@ -114,6 +115,7 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
                 condition=str(condition),
                 replicate=int(replicate),
                 problem_ids=np.asarray(problem_ids[table.index]),
+                # numbered anew, because a split by subject or level has only some of the clusters
                 clusters=pandas.factorize(clusters[table.index])[0],
                 draws=table["samples"].columns.get_level_values("draw").to_numpy(),
                 right_by_prompt=table["right"].to_numpy().T,
@@ -142,6 +144,7 @@ def _sum_samples(
     sums = samples.groupby([*keys, "problem", *prompt], **options).sum()
     arms: Any = sums.groupby(level=keys, **options)
     for key, arm in arms:
+        # 0 where a problem was not asked with a draw of examples
         table = arm.droplevel(keys).unstack(prompt, fill_value=0)
         yield key, table.sort_index().sort_index(axis="columns")
 

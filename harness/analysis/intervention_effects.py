@@ -66,6 +66,7 @@ def causes_table(
             effects = [_compare_with_gap(arms[cells.gap][0], arms[name][0]) for name in names]
             adjusted = holm([effect["p"] for effect in effects])
             for name, effect, p in zip(names, effects, adjusted.tolist(), strict=True):
+                # the filler as it is has all three switches on
                 cell = conditions[name].cell or {"layers": None, "on": [True, True, True]}
                 _, has_scale, has_bias = cell["on"]
                 row = {**dict(setting), "filler": cells.filler, "condition": name}

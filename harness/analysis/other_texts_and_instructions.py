@@ -80,6 +80,7 @@ def text_table(
     rows: list[Row] = []
     for setting, arms in settings.items():
         for name, condition in fillers.items():
+            # a text is not compared with a mean that contains it
             if name not in arms or name in grouped_names:
                 continue
             for (kind, location), text_names in groups.items():
@@ -157,6 +158,7 @@ def _pair_by_instruction(
 ) -> Iterator[tuple[Outcomes, Outcomes]]:
     """The outcomes before and after under each instruction, that of the run first."""
     number, (condition, baseline) = 0, contrast
+    # number 0 is the run's own instruction; the numbers have no gaps
     while condition in arms and baseline in arms:
         yield arms[baseline][0], arms[condition][0]
         number += 1

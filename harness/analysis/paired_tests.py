@@ -179,6 +179,7 @@ def estimate_difference(
 
 def _draw_subset_means(sums: Integers, sizes: Integers) -> Floats:
     """As `PairedDifference.subset_means`, in samples per problem."""
+    # Clusters of equal change and size are exchangeable, so the number of each kind suffices.
     kinds, counts = np.unique(np.column_stack([sums, sizes]), axis=0, return_counts=True)
     plus = _draw_plus_counts(counts) @ kinds
     minus = counts @ kinds - plus
@@ -214,6 +215,7 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
     sizes, counts = np.unique(np.abs(numbers[numbers != 0]), return_counts=True)
     if not len(sizes):
         return 1.0
+    # smaller steps make the table of sums shorter and change no probability
     common = math.gcd(*sizes.tolist())
     sizes //= common
     observed = abs(int(numbers.sum())) // common
@@ -229,6 +231,7 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
         # a table
         spread[::size] = np.diff(bdtr(np.arange(count + 1), count, 0.5), prepend=0)
         chances = np.convolve(chances, spread).astype(np.float64, copy=False)
+    # the distribution is symmetric, so the lower tail counts twice
     return min(1.0, 2 * float(chances[: (total - observed) // 2 + 1].sum()))
 
 
@@ -259,6 +262,7 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
     def excess(hypothetical_mean: float) -> float:
         return abs(_score_statistic(distinct, pair_weights, counts, hypothetical_mean)) - critical
 
+    # at a mean of 0 or 1 one end is exact, and has no root to search for
     low, high = 0.0, 1.0
     if mean - low >= ROOT_GAP:
         low = float(brentq(excess, mean, _towards(low, mean)))

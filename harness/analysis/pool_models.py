@@ -124,6 +124,7 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
             over the same problems in the same order, and its samples per problem.
         clusters: As of `paired_tests.average_clusters`; by default each problem is a cluster.
     """
+    # models may have different numbers of samples; on a common denominator changes are integers
     k = math.lcm(*(samples for _, samples in changes))
     scaled = np.array([change * (k // samples) for change, samples in changes])
     clusters = np.arange(scaled.shape[1]) if clusters is None else clusters
@@ -261,6 +262,7 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     freedoms = np.maximum(1, [models - 1, problems - 1, cells - models - problems + 1])
     variance = float(terms.sum())
     freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
+    # at least the variance due to models alone, and at least that due to problems alone
     for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
         if term > variance:
             variance, freedom = float(term), float(term_freedom)

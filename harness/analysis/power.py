@@ -80,6 +80,7 @@ def _power_over_prompts(size: float, plan: Plan) -> float:
     effects = rng.normal(size, plan.spread, size=(SIMULATED_RUNS, plan.prompts))
     of_prompts = effects.var(axis=1, ddof=1) / plan.prompts
     of_problems = plan.discordance / (plan.n * plan.k)
+    # the same problems are asked under every prompt, so further prompts do not reduce it
     noise = rng.normal(0, math.sqrt(of_problems), size=SIMULATED_RUNS)
     variance = of_prompts + of_problems
     # the degrees of freedom of `pool_models.crossed_error`
@@ -103,11 +104,13 @@ def _power_of_one_prompt(size: float, plan: Plan) -> float:
     undecided = plan.discordance + math.sqrt(plan.discordance**2 - size**2)
     right = 0.5 + size / (2 * undecided)
     chances = undecided * np.diff(bdtr(np.arange(2 * k + 1), 2 * k, right), prepend=0)
+    # a settled problem does not change: k of its 2 k draws are right
     chances[k] += 1 - undecided
     rng = np.random.default_rng(DEFAULT_SEED)
     problems = rng.multinomial(plan.n, chances / chances.sum(), size=SIMULATED_RUNS)
     changes = np.arange(-k, k + 1)
     critical = ndtri(1 - plan.alpha / 2) * np.sqrt(problems @ changes**2)
+    # the continuity correction: sums of changes are integers
     return float((problems @ changes - 1 > critical).mean())
 
 

@@ -127,6 +127,7 @@ def reference_table(
             row |= {"reference": accuracy, "reference_difference": accuracy - baseline_accuracy}
             rows.append(row)
     theirs = pandas.DataFrame(rows)
+    # the baseline has no difference from itself
     theirs.loc[theirs["condition"] == baseline, "reference_difference"] = math.nan
     was_run = theirs["name"].isin(ours["name"])
     if was_run.any():

@@ -95,6 +95,7 @@ def make_leaderboard(
     references = _join_reference_conditions(runs)
     design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
     omitted = references.keys() - {design.baseline, *design.reference_conditions}
+    # their baseline is another one than that of this table
     if omitted:
         frame = frame[~frame["condition"].isin(omitted)]
     if by:
@@ -266,6 +267,7 @@ def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | 
     conditions: set[str] = set().union(*map(_list_conditions, runs))
     contrasts = tuple(name for name in names if set(read_contrast(name)) <= conditions)
     primaries = {facts.get("primary") for facts in registered}
+    # runs that name different primary contrasts have no common one
     primary = primaries.pop() if len(primaries) == 1 else None
     return contrasts, primary if primary in contrasts else None
 
@@ -277,6 +279,7 @@ def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tup
         condition, against = read_contrast(name)
         for run in runs:
             conditions = _list_conditions(run)
+            # a run without `wo` may be compared with the `wo` of another run
             has_both = condition in conditions and against in [*conditions, BASELINE]
             if has_both and name not in (run.about.get("contrasts") or ()):
                 unregistered.add((str(run.about["model"]), name))

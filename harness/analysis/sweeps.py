@@ -87,6 +87,7 @@ def _compare_lengths(
         **filler._asdict(),
         "lengths": " ".join(map(str, lengths)),
         "problems": len(old.clusters),
+        # Bonferroni over the two tests
         "p": min(1.0, 2 * min(mean.p, extremes.p)),
         "best": lengths[int(changes.sum(axis=(1, 2)).argmax())],
         **to_points(mean),

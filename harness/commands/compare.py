@@ -36,6 +36,7 @@ def compare(
     from harness.display.table_page import show_board
 
     if filter_:
+        # the form in which logs are read: NAME,FILTER
         metric = f"{metric or ''},{filter_}"
     board = compare_pair(Side.read(old, metric), Side.read(new, metric))
     typer.echo(show_board(board, form, explain=explain))

@@ -84,6 +84,7 @@ def run(
     if apply_chat_template is not None:
         values["layouts"] = ["chat"] if apply_chat_template else ["raw"]
     options = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+    # last, so that --set wins over the other options
     options += overrides or []
     if config is None:
         settings = config_of_model(str(model), options)

@@ -82,6 +82,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
     names = dict.fromkeys(row["condition"] for row in rows)
     names.pop(board.baseline, None)
     primary = [row["condition"] for row in rows if row["primary"]]
+    # the primary contrast, else the first condition, else none
     first_name, *_ = [*primary, *names, ""]
     not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
     settings: dict[tuple[Any, ...], dict[str, Row]] = {}
@@ -160,6 +161,7 @@ def _fill_legends(columns: Sequence[Column], facts: Mapping[str, Any]) -> Iterat
     """
     for column in columns:
         try:
+            # `format_map` reads only the facts that the legend names
             legend = column.legend.format_map(facts)
         except KeyError:
             legend = ""

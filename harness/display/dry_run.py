@@ -112,6 +112,7 @@ def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
     for plain in plan.arms.values():
         is_baseline = plain.condition.is_plain and plain.condition.has_examples
         if is_baseline and (plain.layout, plain.draw) == (arm.layout, arm.draw):
+            # of the first problem; the separators are the same under all
             added = arm.lengths[0] - plain.lengths[0]
             return f"{text} + {added - arm.prompts[0].filler_tokens}"
     return text
@@ -223,6 +224,7 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     if config.primary_contrast:
         contrasts = [config.primary_contrast]
     if contrasts:
+        # Bonferroni, the safe choice for Holm: the plan has no p-values yet
         tests = len(contrasts) * max(1, len(config.layouts))
         alpha = f"alpha {ALPHA:g}"
         if tests > 1:

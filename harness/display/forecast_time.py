@@ -45,6 +45,7 @@ def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:
             receipt = json.loads(path.read_text(encoding="utf-8"))
             model, timing = receipt["config"]["model"], receipt["timing"]
             engine: Mapping[str, Any] = {}
+            # the last session that loaded an engine
             for session in receipt["sessions"]:
                 engine = session.get("engine") or engine
             is_same = _read_speed_settings(**model) == _read_speed_settings(**dict(config.model))
@@ -65,6 +66,7 @@ def _describe_speed(
 ) -> str:
     speed = timing["tokens_per_second"]
     seconds = requests * timing["tokens"] / timing["samples"] / speed + timing["load_seconds"]
+    # GPU-minutes count each GPU
     minutes = max(1, math.ceil(seconds / 60 * max(1, len(devices))))
     unit = plural("minute" if is_cpu else "GPU-minute", minutes)
     device = f" on {devices[0]}" if devices else ""

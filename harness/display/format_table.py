@@ -250,6 +250,7 @@ def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequen
     Columns of words before the first column of numbers can become such headings. A table of words
     only keeps its last column.
     """
+    # the number of columns before the first column of numbers
     most_columns = [*is_numeric[:-1], True].index(True)
     for group_columns in range(most_columns + 1):
         headings, *body = [row[group_columns:] for row in grid]
@@ -257,6 +258,7 @@ def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequen
         for header in ([headings], [*zip(*halves, strict=True)]):
             columns = zip(*header, *body, strict=True)
             rule = ["-" * max(map(len, column)) for column in columns]
+            # tabulate separates columns by two blanks
             if len("  ".join(rule)) <= TABLE_WIDTH:
                 return group_columns, [*header, rule]
     return group_columns, [*header, rule]

@@ -94,6 +94,7 @@ def p_value(value: Any) -> str:
         return NONE
     if value < 0.001:
         return "< 0.001"
+    # 0.0499996 must not be printed as 0.050, because it is significant
     for digits in range(3, 18):
         text = f"{value:.{digits}f}"
         if (float(text) < ALPHA) == (value < ALPHA):

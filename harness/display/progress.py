@@ -148,6 +148,7 @@ class Progress:
     def print_line(self) -> None:
         """Print a line for a log now, wrapped at 80 columns."""
         self._printed_at = time.monotonic()
+        # the last bar counts all tasks
         *tasks, total = self._bars.tasks
         # textwrap does not break at \0, so a task's name, counts and accuracy stay together.
         counts = [
@@ -189,6 +190,7 @@ class Progress:
         starts at the first finished sample. The samples of a batch finish late and close together,
         so that estimate would be too short.
         """
+        # `elapsed` would go on after the end
         seconds = total.finished_time or total.elapsed or 0
         running = self.running()
         tokens = total.fields["tokens"] + sum(tokens for _, tokens in running)

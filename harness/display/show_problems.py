@@ -134,6 +134,7 @@ def print_changes(
         expected = _CHANGES.get(outcome, (None, None))
         for prompt, is_correct in zip(prompts, expected, strict=True):
             correct = [verdict == "correct" for verdict in prompt.verdicts]
+            # the sample that shows the change
             index = correct.index(is_correct) if is_correct in correct else 0
             console.print(Text(label(prompt.condition), style="bold"))
             _print_samples(console, prompt, [index], limit)

@@ -106,6 +106,7 @@ def means(sums: Floats | None, sets: Sequence[Sequence[int]] | None) -> Floats:
     """
     assert sums is not None  # the request has `record`
     queries = np.array(sets, dtype=np.float32)[:-1]
+    # [set, key] the queries of a set that come after a key
     later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_weights: Floats = (sums[:, :-1] / later[None, :, None]).astype(np.float32)

@@ -47,6 +47,7 @@ FinishedRequests = list[tuple[Request, Completion]]
 def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
     size = len(request.prompt_token_ids or ())
+    # its positions go on as if the filler were in the prompt
     if request.intervention and "phantom" in request.intervention:
         size += request.intervention["size"]
     if size + request.sampling.max_tokens > max_model_len:
@@ -62,6 +63,7 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
     completions = []
     for output in finished:
         completion = output.outputs[0]
+        # an engine that shuts down reports its unfinished requests with `abort`
         if completion.finish_reason in FINISH_REASONS:
             completions.append(
                 Completion(

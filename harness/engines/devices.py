@@ -49,6 +49,7 @@ def describe_gpu_processes() -> str:
 def _visible_uuids() -> set[str] | None:
     """The GPUs of CUDA_VISIBLE_DEVICES, which has numbers or beginnings of UUIDs; None for all."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(",", " ").split()
+    # nvidia-smi's list of GPUs does not contain slices of a GPU (MIG)
     if not devices or any(device.startswith("MIG-") for device in devices):
         return None
     uuids = set()

@@ -92,6 +92,7 @@ def fetch_weights(options: Mapping[str, Any]) -> None:
     name = str(options["model"])
     if HF_HUB_OFFLINE or options.keys() & {"download_dir", "load_format"}:
         return
+    # a name of the hub has exactly one slash
     if name.count("/") == 1 and not Path(name).exists():
         fetch_repository(name, options.get("revision"), weights=True)
 

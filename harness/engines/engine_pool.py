@@ -144,6 +144,7 @@ class EnginePool:
                 self._drop([engine for engine in self._engines if not engine.facts])
             if not self._may_start:
                 size = max(1, len(self._engines))
+            # Equal shares: no engine holds a long queue while another is idle.
             self._hand_out(math.ceil(unfinished / size))
             yield self._collect()
 
@@ -198,6 +199,7 @@ class EnginePool:
             engine.call = None
             try:
                 answer = self._carrier.answer(call)
+            # this engine is lost, and the others go on
             except HarnessError as error:
                 self._lose(engine, error)
                 continue
@@ -268,6 +270,7 @@ class EnginePool:
         if isinstance(error, StartEndedError) and not self._has_loaded_engine():
             raise error
         self._has_lost_engine = True
+        # `extendleft` reverses, so the requests keep their order
         self._waiting.extendleft(reversed(engine.requests.items()))
         if engine.has_finished_samples:
             self._fruitless_starts = 0
@@ -282,6 +285,7 @@ class EnginePool:
         print(f"mless: an engine is lost; {consequence}. {message}", file=sys.stderr)
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
+        # a copy, because `engines` may be the list that shrinks
         for engine in list(engines):
             self._engines.remove(engine)
             self._carrier.kill(engine.handle)

@@ -107,12 +107,14 @@ def process_identity(process_id: int) -> str:
         state, *fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
         return ""
+    # `fields` begins with field 4 of the line; field 22 is the time of the start (proc_pid_stat(5))
     return "" if state in "ZX" else f"{process_id}:{fields[18]}"
 
 
 def _end_with(owner: str) -> None:
     while process_identity(int(owner.partition(":")[0])) == owner:
         time.sleep(ENGINE_TURN_SECONDS)
+    # vLLM's handler of SIGTERM may only note the signal
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -150,6 +152,7 @@ def started_processes() -> Iterator[set[BaseProcess]]:
     has_ended = threading.Event()
 
     def collect() -> None:
+        # often, because a process that fails may end within a second of its start
         while not has_ended.wait(0.1):
             processes.update(set(multiprocessing.active_children()) - earlier_processes)
 
@@ -362,6 +365,7 @@ def end_processes_with_run(layers: Mapping[str, Any] | None) -> Iterator[None]:
         variables[INTERVENTIONS] = json.dumps(layers)
     os.environ.update(variables)
     if plugins is not None:
+        # where the user names plugins, vLLM calls no others
         os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN},{OPENER}".lstrip(",")
     try:
         yield

@@ -148,6 +148,7 @@ class RayCarrier:
             num_cpus=0,
             num_gpus=engine_gpus if self.gpus else 0,
             max_restarts=0,
+            # a repeated call would generate samples that the pool has already handed out again
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
@@ -211,6 +212,7 @@ class RayCarrier:
         """The calls that are answered; wait for the first answer, or until the time is over."""
         if not calls:
             return []
+        # waits for the first answer; the second call collects all that are there by now
         self._ray.wait(calls, timeout=seconds)
         return list(self._ray.wait(calls, num_returns=len(calls), timeout=0)[0])
 

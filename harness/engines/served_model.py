@@ -157,6 +157,7 @@ class ServedModel:
                 for task in finished:
                     task.result()  # raises the error of a refused request
         finally:
+            # also after an error or an interruption, so that the server does not go on generating
             self._runner.run(_cancel(running))
 
     def facts(self) -> JsonObject:
@@ -203,6 +204,7 @@ class ServedModel:
     async def _generate(self, request: Request) -> Completion:
         for attempt in range(self._retries + 1):
             if attempt:
+                # 1, 2 and 4 seconds
                 await asyncio.sleep(2 ** (attempt - 1))
             status, body = await self._read("POST", self._url, json=self._payload(request))
             if status == 200 and (completion := _read_completion(body)):

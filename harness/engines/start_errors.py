@@ -116,6 +116,7 @@ class ChildErrors:
         return text
 
     def _pass_on(self) -> None:
+        # in a thread of its own, because a full pipe would stop the engine
         while chunk := os.read(self._read, 2**16):
             text = chunk.replace(_MARK, b"")
             with suppress(OSError):  # nobody reads our standard error
@@ -167,6 +168,7 @@ def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
         exit_codes = [int(worker_end["exit_code"] or 0)]
     if any(code and code > 0 for code in exit_codes):
         return ""  # a process failed by itself, and vLLM ended the others
+    # Python reports the end by a signal as a negative exit code
     signal_numbers = [-code for code in exit_codes if code and code < 0]
     if signal_numbers:
         return signal.Signals(signal_numbers[0]).name

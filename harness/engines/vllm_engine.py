@@ -145,6 +145,7 @@ class VLLMEngine:
         refuse_unknown_arguments(options, [field.name for field in fields(EngineArgs)])
         if current_platform.is_cpu():
             fit_to_cpu(options, sampled=sampled)
+        # the user's arguments win
         options = ENGINE_DEFAULTS | options
         fetch_weights(options)
 
@@ -311,6 +312,7 @@ class VLLMEngine:
                 for rank in ranks:
                     shape, data = rank[name]
                     arrays.append(np.frombuffer(data, np.float32).reshape(shape))
+                # [layer, set, head, key]: tensor parallelism splits the heads
                 self._attention[name] = np.concatenate(arrays, axis=2)
         return replace(completion, attention=self._attention.pop(recording))
 
@@ -321,6 +323,7 @@ class VLLMEngine:
             return completion
         token_ids = completion.token_ids
         assert self._tokenizer and token_ids is not None
+        # the last token is the end token, which is no text
         if completion.finish_reason == "stop":
             token_ids = token_ids[:-1]
         return replace(completion, text=decode_completion(self._tokenizer, prompt_ids, token_ids))

@@ -80,6 +80,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | Non
     quieten_libraries()
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
+    # It holds the lock, so nothing is generated twice by two processes.
     with RunFolder(output, identity, stored_prompts(plan)) as folder:
         for message in filter(None, (folder.journal.repair, folder.scores.repair)):
             print(f"mless: {message}", file=sys.stderr)

@@ -49,6 +49,7 @@ def generate_and_grade(
     if session.is_finished:
         return False
     with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
+        # first, so that the graders are busy while the model loads
         session.grade_recorded(scorer)
         if session.missing:
             session.generate(scorer, engines)
@@ -100,6 +101,7 @@ class _Session:
             self._folder.note(SESSION, self._facts)
         for number, sample in enumerate(read_samples(self._folder.path)):
             self._progress.count_recorded(self._task_lines[sample.task])
+            # samples that have their score are skipped there
             scorer.submit(sample)
             if number % 64 == 0:
                 self.show(scorer.poll())  # grading runs while samples are read
@@ -204,6 +206,7 @@ class _Session:
             tokens=tokens,
             reason=completion.finish_reason,
         )
+        # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)
         self._progress.sample(self._line(key), tokens)
@@ -252,6 +255,7 @@ def library_log(path: Path) -> Iterator[None]:
         yield
         return
     stderr.flush()
+    # Libraries in C and child processes write to descriptor 2 itself, not to `sys.stderr`.
     descriptor = os.dup(2)
     with (
         open(path, "a", encoding="utf-8") as log,

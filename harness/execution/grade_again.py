@@ -70,6 +70,7 @@ def regrade(path: Path) -> str:
             )
         with clear_messages(path):
             set_old_scores_aside(path)
+            # a kill between these two steps leaves no scores, and then all samples are graded again
             partial.replace(path / SCORES)
         finish(path)
     finally:

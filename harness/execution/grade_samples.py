@@ -65,6 +65,7 @@ class Scorer:
         self._pool.submit((key, "grade"), job)
         if self._audit:
             audit = AuditJob(
+                # the job's completion begins with the prefix, which must not count twice
                 prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
                 completion=job.completion,
                 target=job.target,
@@ -93,6 +94,7 @@ class Scorer:
         for (key, kind), result in results:
             pair = self._results[key]
             pair[kind] = result
+            # a score is written whole, with its grade and its audit
             if len(pair) == 2:
                 record = {"key": key, **as_record(pair["grade"], pair["audit"])}
                 self._scores.append(record)

@@ -56,6 +56,7 @@ def run(
             for line in process.stderr:
                 message = line.rstrip("\n")
                 print(message, file=sys.stderr, flush=True)
+    # 130 is the command's exit code after an interruption
     if process.returncode:
         error = RunInterrupted if process.returncode == 130 else RunError
         raise error(message.removeprefix("mless: "))

@@ -116,6 +116,7 @@ def count_characters(
     has_role = np.eye(len(TOKEN_ROLES), dtype=np.int32)[roles]
     if not with_blanks:
         has_role[[character.isspace() for character in text]] = 0
+    # [character + 1, role] running sums: a token's counts are the difference of two rows
     totals = np.pad(has_role.cumsum(axis=0), ((1, 0), (0, 0)))
     starts, ends = offsets.T
     # some tokenizers give a blank token no width: its end is the end of the blank
@@ -151,6 +152,7 @@ def measure_prompt(
     if prompt.answer:
         if layout is not Layout.CHAT:
             text += SEPARATOR
+        # An answer that begins inside an open think block would be read as part of the thinking.
         if question.rstrip().endswith("<think>"):
             text += "\n</think>\n\n"
     position = len(text)
@@ -170,11 +172,13 @@ def measure_prompt(
 def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBase) -> BuiltPrompt:
     """Add to a prompt its tokens, and the numbers that the checks need."""
     token_ids, pairs = encode(built.text, tokenizer)
+    # two columns also where there is no token
     offsets = np.array(pairs, np.int32).reshape(-1, 2)
     characters = count_characters(built.text, spans, offsets)
     filler = characters[:, FILLER]
     widths = offsets[:, 1] - offsets[:, 0]
     has_width = widths > 0
+    # A token without width, such as an added BOS, lies in no segment.
     inside = np.flatnonzero(has_width & (filler == widths)).tolist()
     straddling = has_width & (filler > 0) & (filler < widths)
     in_problem = has_width & (characters[:, [PROBLEM, DEMONSTRATION]].sum(axis=1) > 0)

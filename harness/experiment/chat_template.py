@@ -126,6 +126,7 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
     stop = 0
     is_raw = text == prompt.text
     turns = [prompt.segments] if is_raw else prompt.turns
+    # Turns stand in order, so each is searched for after the previous one.
     for number, turn in enumerate(turns, start=1):
         turn_text = join_texts(turn)
         if not is_raw and not turn_text.strip():
@@ -134,6 +135,7 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
         is_last = bool(spans) and number == len(turns)
         start = 0 if is_raw else _find_turn(body, text, stop, is_last=is_last)
         stop = start + len(body)
+        # where the turn would begin if the template had not trimmed it
         position = start - turn_text.index(body)
         for segment in turn:
             end = position + len(segment.text)
@@ -152,7 +154,9 @@ def _find_turn(body: str, text: str, start: int, *, is_last: bool) -> int:
     """
     before = r"(?<![^\W_])" if body[0].isalnum() else ""
     after = r"(?![^\W_])" if body[-1].isalnum() else ""
+    # Entire words first: the problem 2 must not be found in the 12 of an example.
     for pattern in (before + re.escape(body) + after, re.escape(body)):
+        # a lookahead, so that overlapping occurrences are found too
         matches = list(re.compile(f"(?={pattern})").finditer(text, start))
         if matches:
             return matches[-1 if is_last else 0].start()

@@ -53,6 +53,7 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes] | None:
     if not isinstance(fast.decoder, ByteLevel):
         return None
     for token_id, text in added.items():
+        # such a tokenizer changes the text of its special tokens as it decodes
         if fast.decode([token_id], skip_special_tokens=False) != text:
             return None
     # a byte-level vocabulary spells each byte as a printable character, a blank as `Ġ`

@@ -74,12 +74,14 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     entries: list[str | dict[str, Any]] = []
     for values in product(*lists.values()):
         combination = dict(zip(lists, values, strict=True))
+        # `False` and `0.0` equal 0 as well, and are refused later
         without_filler = type(combination.get("count")) is int and combination["count"] == 0
         if without_filler or all(value in ("", None) for value in values):
             combination = {key: combination[key] for key in WORDS if combination.get(key)}
         words = [_spell_value(key, value) for key, value in combination.items()]
         name = "-".join(filter(None, words))
         entry = {"name": name, **combination} if combination else BASELINE
+        # Several combinations may have the same prompt without filler, which is run once.
         if entry not in entries or not without_filler:
             entries.append(entry)
     return entries

@@ -108,12 +108,15 @@ class FewshotConfig(Strict):
         groups = [frozenset(list(clusters)[number :: self.draws]) for number in range(self.draws)]
         draws = []
         for number in range(self.draws):
+            # one problem of each sampled cluster, so that no two examples are nearly the same
             example_clusters = generator.sample(pool, self.num_fewshot)
             draws.append(
                 Draw(
                     number=0 if self.draws == 1 else number + 1,
                     examples=tuple(map(generator.choice, example_clusters)),
                     frame=self.frame,
+                    # Group g has the draws g, g + 1 and so on, so that all draws have about
+                    # equally many clusters.
                     clusters=frozenset().union(
                         *(groups[number - step] for step in range(draws_per_problem))
                     ),
@@ -128,6 +131,7 @@ class FewshotConfig(Strict):
         size = self.pool
         if size is None:
             size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
+        # a random order; clusters are taken from its end
         names = generator.sample(list(clusters), len(clusters))
         pool: list[list[Problem]] = []
         while names and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):

@@ -24,6 +24,7 @@ def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int
         sizes = range(1, len(words) + 1)
         fitting = [size for size in sizes if estimate_tokens(words[:size]) <= count]
         return _as_sentence(words[: max(fitting, default=1)])
+    # The longest cut comes first, so that few words are appended.
     for size in range(min(len(words), count), 0, -1):
         missing = count - count_tokens(_as_sentence(words[:size]))
         if missing < 0:
@@ -65,8 +66,10 @@ def cut_text(name: str, text: str, count: int, count_tokens: Callable[[str], int
     for word in re.finditer(r"\S+", text):
         begin = word.start()
         ends = [begin, *(end for end in word_ends if end > begin)]
+        # Token counts grow with the text, so the longest cut that fits is found by bisection.
         fitting = bisect_right(ends, count, key=partial(count_between, begin))
         longest = ends[fitting - 1]
+        # after a word if that has the exact number, else within the next word
         for end in (longest, *range(ends[fitting] - 1, longest, -1)):
             candidate = repeated[begin:end].strip()
             if count_tokens(candidate) == count:

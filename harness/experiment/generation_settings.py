@@ -148,6 +148,7 @@ def resolve_sampling(
         )
     switched_off = {}
     if config.get("do_sample"):
+        # the defaults of `generate`, which the model's own values replace below
         values |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
     else:
         # greedy decoding of plain `generate` ignores all parameters but this penalty

@@ -111,6 +111,7 @@ class FillerIntervention(_Layered):
         starts = [
             start
             for start in (first, last - size)
+            # without these tokens the prompt must be the baseline's, token by token
             if prompt_ids[:start] + prompt_ids[start + size :] == baseline_ids
         ]
         if size <= 0 or not starts:

@@ -51,6 +51,7 @@ class ModelConfig(Strict):
     @property
     def takes_seeds(self) -> bool:
         """Whether the backend takes a seed for each sample: vLLM does, and so do servers."""
+        # lm-eval's local models draw a whole batch from one generator
         return self.backend == "vllm" or "base_url" in self.model_args
 
     @property

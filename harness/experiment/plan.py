@@ -97,12 +97,14 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     """
     full_dataset = open_dataset(config.dataset)
     problems, draws = _split_problems(config, full_dataset)
+    # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
     arguments = config.model_arguments()
     model = ModelTokenizer.from_arguments(arguments)
     config = config.model_copy(update={"layouts": _choose_layouts(config, model)})
     raw_prefix = ""
     if model is not None:
+        # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
     return Plan(
@@ -236,6 +238,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     is_seeded = not sampling.greedy and config.model.takes_seeds
     for replicate in range(config.replicates):
         rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
+        # a stable sort: within a draw, the conditions of a problem stay neighbours
         rows.sort(key=lambda row: row[1].draw)
         if replicate:
             random.Random(f"{config.seed}:{replicate}").shuffle(rows)
@@ -243,6 +246,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         for sample, (task, arm, problem, prompt) in product(range(config.repeats_per_draw), rows):
             sample_index = sample + max(arm.draw - 1, 0) * config.repeats_per_draw
             is_chat_api = arm.layout is Layout.CHAT and config.model.templates_itself
+            # Engines may give equal requests different samples, so the second of them needs a key
+            # of its own.
             key = (
                 sample_index,
                 problem.id,

@@ -92,11 +92,13 @@ class MadeConfig(Strict):
         indices: dict[int, None] = {}  # an ordered set
         while len(indices) < (self.count or min(self._possible, 200)):
             indices[generator.randrange(self._possible)] = None
+        # The index is a number in mixed radix: its digits choose the operands, then the signs.
         for index in indices:
             terms = []
             for values in self._choices:
                 index, digit = divmod(index, len(values))
                 terms.append(values[digit])
+            # there is one more operand than signs
             middle = len(terms) // 2 + 1
             numbers, signs = terms[:middle], terms[middle:]
             yield {
@@ -307,6 +309,7 @@ def _read_problems(
         if fields.problem == "problem" and "question" in record:
             values.setdefault("problem", record["question"])
         number = len(problems)
+        # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", record.get("id", number) if fields.id else number)
         try:

@@ -210,6 +210,7 @@ def build_prompt(
     question = [
         Segment("format", before),
         Segment("problem", problem),
+        # Without the blank at its end, which belongs to the first token of the answer.
         Segment("format", between.rstrip(" ")),
     ]
     if condition.cue:
@@ -262,6 +263,7 @@ def _insert_filler(
                 block[:0] = insertion
         case Placement.END:
             _, between, _ = settings.frame
+            # after the problem, and before the rest of the format and the cue
             question[2:2] = [separator, *(insertion if between else filler)]
         case Placement.RANDOM:
             seed = f"{condition.seed}:{key}"
@@ -315,6 +317,7 @@ def document_prompt(document: Mapping[str, Any]) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
     size, length = 0, 0
+    # the system turn consists of whole segments
     while length < len(document["system"]):
         length += len(segments[size].text)
         size += 1

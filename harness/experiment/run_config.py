@@ -130,6 +130,7 @@ class RunConfig(Strict):
             values["instruction"] = PLAIN_INSTRUCTION
         fewshot = values.get("fewshot")
         if isinstance(fewshot, dict) and "draws" in fewshot:
+            # by default each problem is asked once with every draw
             values.setdefault("repeats", fewshot["draws"])
         sweep = values.pop("sweep", None)
         if sweep is not None:
@@ -150,6 +151,7 @@ class RunConfig(Strict):
             self._find_model_faults(),
         ):
             raise ValueError(fault)
+        # other settings do not need the model's generation_config to be resolved
         if self.gen_kwargs != "model_default":
             self.resolve_sampling(None)
         return self

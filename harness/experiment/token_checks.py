@@ -78,11 +78,13 @@ def build_checked_prompts(
     """
     if model is not None:
         accepts_system = has_system_turn(model.tokenizer, model.switches)
+        # a template that drops the system turn would drop the instruction
         settings = replace(settings, has_system_turn=accepts_system)
     baseline_prompts = _build_prompts(problems, named_conditions()[BASELINE], settings, model)
     arms = []
     for condition in conditions:
         prompts = baseline_prompts
+        # Conditions without a filler or words of their own share the baseline's prompts.
         if not condition.is_plain:
             prompts = _build_prompts(problems, condition, settings, model)
         arm = ConditionPrompts(

@@ -98,10 +98,12 @@ def split_members(text: str) -> list[str]:
     """
     terms, operators = as_relation(text)
     if operators in (["="], ["\\in"]) and is_name(terms[0]):
+        # `x=\{1,2\}` and `x\in\{1,2\}` state the set
         if brackets(terms[1])[0] == "\\{\\}":
             text = terms[1]
     kind, inner = brackets(text)
     if kind == "\\{\\}":
+        # `\{x|x<5\}` is the inequality; with another condition the braces stay
         builder = _BUILDER.match(inner)
         if builder:
             text = inner[builder.end() :]
@@ -116,6 +118,7 @@ def split_members(text: str) -> list[str]:
 def _both_signs(text: str) -> Iterator[str]:
     pieces = re.split(r"\\(pm|mp) ?", text)
     signs = pieces[1::2]
+    # before the product, whose size doubles with each sign
     if len(signs) > MOST_SIGNS:
         raise TooLarge(f"more than {MOST_SIGNS} choices of sign")
     choices: Iterable[Iterable[str]] = product("+-", repeat=len(signs))
@@ -134,6 +137,7 @@ def split_matrix(matrix: re.Match[str]) -> list[list[str]]:
     factor = matrix["factor"]
     if not factor:
         return rows
+    # `2\begin{pmatrix}1\\2\end{pmatrix}` has the entries (2)*(1) and (2)*(2)
     if factor != "-":
         factor = f"({factor.removesuffix('*')})*"
     return [[f"{factor}({entry})" for entry in row] for row in rows]

@@ -103,6 +103,7 @@ def read_line(completion: str, finish_reason: str | None = None) -> list[str]:
     """
     text = completion.rpartition("</think>")[2].lstrip()
     line, line_break, _ = text.partition("\n")
+    # the line has not ended, so its answer may be incomplete
     if finish_reason == "length" and not line_break:
         return []
     boxes = read_boxes(line)
@@ -154,6 +155,7 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
     for match in _BRACE.finditer(text, max(0, first - 3)):
         token = match.group()
         is_doubled = token.startswith("\\\\")
+        # `\boxed 5`, without braces
         if match["bare"]:
             spans.append((*match.span("bare"), is_doubled))
         elif "b" in token:  # of \boxed or \fbox

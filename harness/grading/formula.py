@@ -137,6 +137,7 @@ class _Reader:
                 value = self.point.times(value, 1 / self.read_signed(self.read_factor))
                 if self.starts_factor():
                     raise Unreadable("1/2x may be a half x or one over 2x")
+            # factors without a sign between them, as in 2x or (x+1)(x-1)
             elif self.starts_factor():
                 value = self.point.times(value, self.read_factor())
             else:
@@ -169,6 +170,7 @@ class _Reader:
         self.position = match.end()
         if self.peek() == "_":
             raise Unreadable("a number in a base")
+        # `0.1\overline{6}`: the repeating digits are a geometric series, here 6 / 90
         integer, decimals, repeating = match.groups("")
         value = Fraction(int("0" + integer + decimals), 10 ** len(decimals))
         if repeating:
@@ -212,6 +214,7 @@ class _Reader:
             degree = self.read_enclosed("[", "]") if self.peek() == "[" else Fraction(2)
             letters_before = self.point.letters_read
             value = self.read_argument()
+            # the root of a negative number is imaginary, and that of a negative letter has no value
             has_letters = self.point.letters_read > letters_before
             return self.point.root(value, degree, of_number=not has_letters)
         if command in _ROUNDINGS:
@@ -225,6 +228,7 @@ class _Reader:
         bases = []
         if name == "log" and self.accept("_"):
             bases.append(self.nested(self.read_argument))
+        # the inverse function, not the reciprocal
         if f"arc{name}" in FUNCTIONS and self.accept("^{-1}"):
             name = f"arc{name}"
         power = self.nested(self.read_exponent) if self.accept("^") else None

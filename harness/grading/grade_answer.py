@@ -75,6 +75,7 @@ def compare(answer: str, target: str) -> Grade:
 def _is_gold_answer(answer: str, target: str) -> bool:
     if answer == target:
         return True
+    # longer texts are refused below, unless they are equal
     is_short = max(len(answer), len(target)) <= LONGEST_ANSWER
     if is_short and plain(answer) == plain(target):
         return True
@@ -93,6 +94,7 @@ def _check_size(text: str) -> None:
         raise TooLarge(TOO_LONG)
     if text.count("=") > MOST_RELATIONS:
         raise TooLarge(f"more than {MOST_RELATIONS} equals signs")
+    # the running number of open brackets
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
     if max(depths, default=0) > DEEPEST:
         raise TooLarge(f"nested deeper than {DEEPEST}")

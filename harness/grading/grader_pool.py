@@ -133,6 +133,7 @@ class GraderPool:
         if job.key in self._cache:
             self._finished.append((tag, self._cache[job.key]))
         elif job.key in self._waiting:
+            # an equal job is under way, so this tag gets its result too
             self._waiting[job.key].append(tag)
         else:
             self._waiting[job.key] = [tag]
@@ -198,6 +199,7 @@ class GraderPool:
         Raises:
             GraderError: This is the third worker in a row that did not start.
         """
+        # a process that has closed its pipe ends by itself, with an exit code that says why
         end, message = self._remove(worker, patience_s=0.0 if reason else 1.0)
         if reason is None:
             reason = end
@@ -219,6 +221,7 @@ class GraderPool:
         result = job.result()
         if job.is_reproducible:
             if len(self._cache) >= MOST_CACHED_RESULTS:
+                # a dictionary keeps the order of insertion, so this is the oldest result
                 del self._cache[next(iter(self._cache))]
             self._cache[job.key] = result
         self._finished.extend((tag, result) for tag in self._waiting.pop(job.key))

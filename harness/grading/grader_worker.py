@@ -141,6 +141,7 @@ class Worker:
         # JSON in ASCII, so that lone surrogates can be transmitted too
         request = json.dumps({"steps": job.steps, **job.request}).encode()
         try:
+            # a worker has one job at a time, so each overwrites the previous one
             self.requests.seek(0)
             if self.requests.write(request) < len(request):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -162,6 +163,7 @@ class Worker:
         self.process.kill()
         with self.process, self.requests, self.errors:
             exit_code = self.process.wait()
+            # the last 4 KiB: hostile text may have caused endless messages
             self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 4096))
             lines = self.errors.read(4096).decode(errors="replace").strip().splitlines()
         end = f"was killed by signal {-exit_code}"

@@ -68,38 +68,48 @@ _FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
 _RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        # the end of a row, perhaps with a distance to the next row as in \\[2pt]
         (r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?", ROW_END),
         (r"\\\Z", r"\\ "),  # `strip` removed the blank of a last `\ `
         (
+            # TeX's spaces and invisible text
             r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])"
             r"|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
             " ",
         ),
+        # three dots
         (r"\. ?\. ?\.", r"\\ldots "),
+        # a dollar sign, before those that delimit mathematics go
         (r"\\\$ ?", r"\\dollar "),
         (r"\$|\\[()]", ""),
         (
+            # a check mark behind an answer, and the words `the answer is` before it
             r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?"
             r"|\\text\{ ?(?i:(?:the )?(?:final )?answer(?: is|:)) ?\}(?=.)",
             "",
         ),
         (r"(?<=.)\\text\{ ?\(all real numbers[^{}]*\}.*\Z", ""),
         (r"\{:\}", ":"),
+        # US$
         (r"US ?(?=\\dollar)", ""),
         (
+            # a currency before its number goes behind it
             rf"\A(?:\\text\{{ ?)?({_CURRENCY})(?: ?\}})? ?(\d.*)",
             lambda m: f"{m[2]}\\text{{{_CURRENCIES[m[1]]}}}",
         ),
         (rf"(?<=\d) ?({_CURRENCY})\Z", lambda m: f"\\text{{{_CURRENCIES[m[1]]}}}"),
         (_CJK_UNIT, lambda m: f"\\text{{{_CJK[m[1]] if m[1] else ''}{_CJK[m[2]]}}}"),
+        # a time of day as text
         (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
         (
             r"(?i)(?<=:\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
             lambda m: f"\\text{{{(m[1] or m[2]).lower()}m}}",
         ),
+        # repeating decimals, with dots over their first and last digits
         (r"\\dot ?\{(\d)\}(\d*)\\dot ?\{(\d)\}", r"\\overline{\1\2\3}"),
         (r"(?<=[\d.])\\dot ?\{(\d)\}", r"\\overline{\1}"),
         (
+            # TeX's {a \over b}
             r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)??)\\over(?![A-Za-z])([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}",
             r"\\frac{\1}{\2}",
         ),
@@ -108,6 +118,7 @@ _RULES = tuple(
         (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
         (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),  # adjacent powers
         (r"\\([%|\[\]])", r"\1"),
+        # operators as programs write them
         (r"\*\*", "^"),
         (r">=", r"\\ge "),
         (r"<=", r"\\le "),
@@ -121,6 +132,7 @@ _RULES = tuple(
             r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",  # a typed letter o
             r"\\degree ",
         ),
+        # 1.5e3
         (r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)", r"\1*10^{\2}"),
         (r"(?<=\d) ?x ?(?=10 ?\^)", "*"),  # 6 x 10^2
         (r"\{?(\w+) ?\\choose ?(\w+)\}?", r"\\binom{\1}{\2}"),
@@ -199,6 +211,7 @@ def split_outside_brackets(
     depth = start = 0
     for match in TOKEN.finditer(plain_text):
         token = match.group().rstrip(" ")
+        # brackets of different kinds count alike, as in the interval [0,1)
         depth += (token in _OPENING) - (token in _CLOSING)
         if depth == 0 and token in separators:
             pieces.append(plain_text[start : match.start()])
@@ -229,6 +242,7 @@ def _in_ascii(text: str) -> str:
     runs = [(form, "".join(run)) for form, run in groupby(text.translate(_UNICODE), _form)]
     pieces = []
     for (form, run), (_, next_run) in zip_longest(runs, runs[1:], fillvalue=("", "")):
+        # a run of superscripts is one exponent: `x¹²` is x^{12}
         ascii_run = "".join(map(_compatible, run))
         if form in ("<super>", "<sub>"):
             # braces only if needed: within \text they would end it

@@ -48,6 +48,7 @@ class AuditJob:
         The authors' rule reads the last `\boxed` of prompt and completion. So the prompt matters
         only if the completion has none.
         """
+        # the completion stands after the prompt, so its box is the last one
         if "\\boxed" in self.completion or self.line:
             return replace(self, prompt="")
         return self
@@ -227,6 +228,7 @@ def _minerva() -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    # Alarm signals would interrupt our own protocol, and do not reach native code.
     module.timeout = lambda seconds: nullcontext()  # type: ignore[attr-defined]
     return module
 

@@ -146,6 +146,7 @@ def as_range(relation: Relation) -> Range | None:
         terms, operators = flipped(relation)
     if len(terms) == 2 and _ABSOLUTE.fullmatch(terms[0]) and operators[0] in _ENDS:
         bound = approximate(terms[1])
+        # with another bound no number, or every number, is a solution
         if bound and bound > 0:
             return terms[0].strip("|"), _absolute_intervals(operators[0], terms[1])
     if len(terms) == 2 and terms[0].startswith("-") and _VARIABLE.fullmatch(terms[0][1:]):
@@ -155,6 +156,7 @@ def as_range(relation: Relation) -> Range | None:
         return (terms[0], sets) if all(map(_is_interval, sets)) else None
     if operators == ["\\ne"] and _VARIABLE.fullmatch(terms[0]):
         return terms[0], _without_points(_EVERYTHING, [terms[1]])
+    # from here on the smaller term is on the left
     if operators and operators[0] in (">", "\\ge"):
         terms, operators = flipped((terms, operators))
     if not set(operators) <= {"<", "\\le"}:
@@ -197,6 +199,7 @@ def as_sets(members: Sequence[str], joined: str) -> Iterator[list[str]]:
     letters = {letter for letter, _ in ranges}
     if len(ranges) == len(members) and len(letters) == 1:
         sets = [solution for _, solution in ranges]
+        # `x<1 or x>3` is a union; `x\ne 1, x\ne 2` leaves out both
         if AND not in joined and relations[0][1] != ["\\ne"]:
             yield [*chain(*sets)]
         common = None if OR in joined else _common(sets)
@@ -216,6 +219,7 @@ def intervals(text: str) -> list[str]:
 
 def _without_exceptions(text: str) -> list[str]:
     r"""The intervals of a set such as `\mathbb{R}\setminus[1,2]` or `(0,5)-\{1\}`."""
+    # the rest has the ends that the removed interval does not have
     gap = _MINUS_INTERVAL.fullmatch(text)
     if gap and gap[1] in _REALS:
         closing, opening = ")]"[gap[2] == "("], "(["[gap[5] == ")"]

@@ -67,6 +67,7 @@ def same_mathematics(answer: str, target: str) -> bool:
     option = _OPTION.fullmatch(plain(answer))
     if not option:
         return False
+    # `(B) 5` answers an option by its letter and its text
     letter, text = filter(None, option.groups())
     if _SEVERAL.search(text):
         return False
@@ -196,6 +197,7 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
     answer_range, target_range = as_range(answer), as_range(target)
     if answer_range and target_range and answer_range[0] == target_range[0]:
         return _same_in_any_order(answer_range[1], target_range[1])
+    # `x=y` is `y=x`, and `x<y` is `y>x`
     for terms, operators in (target, flipped(target)):
         if answer[1] == operators and all(map(_same_answer, answer[0], terms)):
             return True
@@ -233,6 +235,7 @@ def _agrees_in_chain(term: str, last: str) -> bool:
 def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
     matrices = answer, target
     kinds = {matrix["kind"] for matrix in matrices}
+    # a factor before a determinant multiplies its value, not its entries
     is_scaled_determinant = any(
         matrix["factor"] and matrix["kind"] in ("v", "V") for matrix in matrices
     )

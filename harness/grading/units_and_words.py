@@ -132,6 +132,7 @@ def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
     if alone and _LIST.search(group) and not re.search(r"[(\[][^)\]]*,", group):
         entries = _LIST.split(group)
         return ", ".join(text_group(entry, alone=False, before="", after="") for entry in entries)
+    # `5\text{6}` must not become 56
     if before.isdigit():
         return f"\\text{{{group}}}"
     if _NUMERAL.fullmatch(group) and not after.isdigit():
@@ -152,6 +153,7 @@ def number_word(plain_text: str) -> str:
     smallest_scale = 10**15
     for word in re.findall(r"[a-z]+", words):
         current = below_scale or 0
+        # tens stand alone or after hundreds
         if word in TENS and below_scale != 0 and current % 100 == 0:
             below_scale = current + TENS[word]
         elif word in ONES and (below_scale is None or _takes_ones(current, ONES[word])):

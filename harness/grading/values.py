@@ -139,6 +139,7 @@ def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, 
         except Unreadable:
             yield None, None
             return
+        # without letters all points are the same
         if not point.letters:
             break
     if size_error and not has_values:
@@ -224,6 +225,8 @@ class Point:
     def letter(self, name: str) -> Value:
         """A letter or constant."""
         if name in _CONSTANTS:
+            # mpmath computes a constant when it is used: the sign makes it a number of this
+            # precision
             return +_CONSTANTS[name]
         if name == "i":
             self._is_complex = True
@@ -245,6 +248,7 @@ class Point:
         """The power. A root of odd degree of a negative number is the real root, as in school."""
         is_rational = isinstance(exponent, Fraction)
         if is_rational and exponent.denominator == 1 and isinstance(base, Fraction):
+            # exact as long as numerator and denominator stay short
             if abs(exponent) * _bits(base) <= EXACT_BITS:
                 return self.checked(base**exponent.numerator)
         base, power = _rounded(base), _rounded(exponent)

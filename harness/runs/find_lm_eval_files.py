@@ -181,6 +181,7 @@ def read_prompt_text(origin: str, line: LogLine) -> tuple[str, bool]:
         RunError: the line has no prompt.
     """
     request = line.arguments.get("gen_args_0", {})
+    # `arg_0` is the context; `arg_1` has generation's settings, or the continuation that is scored
     text, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
     if isinstance(text, list):
         return "", is_generated

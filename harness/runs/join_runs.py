@@ -43,6 +43,8 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
     for name in frames[0].columns:
         columns = [frame[name] for frame in frames]
         if all(isinstance(column.dtype, pandas.CategoricalDtype) for column in columns):
+            # `concat` would make objects of columns whose categories differ, which take far more
+            # memory
             joined[name] = pandas.Series(union_categoricals(columns, ignore_order=True))
         else:
             joined[name] = pandas.concat(columns, ignore_index=True)

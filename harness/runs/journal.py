@@ -96,6 +96,7 @@ class Journal:
             size += len(line)
             if number == 1:
                 stored = _decode(_HEADER_DECODER, self.path, number, line)
+                # as it would be read from the file, with lists in place of tuples
                 if changes := differences(stored, json.loads(json.dumps(header))):
                     raise changed_settings(self.path, changes)
                 continue
@@ -107,6 +108,7 @@ class Journal:
             self.keys.add(key)
         torn = os.fstat(self._file).st_size - size
         if torn > 0:
+            # so that the next record does not continue the torn line
             os.ftruncate(self._file, size)
             self.repair = f"{self.path.name}: a torn last line of {torn} bytes was dropped"
         if size == 0:

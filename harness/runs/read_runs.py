@@ -214,7 +214,9 @@ def _refuse_server_templates(name: str, prompts: Sequence[AnsweredPrompt]) -> No
 def _read_folder(path: Path) -> Run:
     receipt, prompts = read_receipt(path), read_prompts(path)
     arguments = receipt["config"]["model"]["model_args"]
+    # of one condition each, because all conditions have the same problem and answer
     docs = {prompt.doc["id"]: prompt.doc for prompt in prompts}
+    # A served model has no weights here; its tokenizer can still be probed.
     names = [arguments.get(name) for name in ("pretrained", "model", "tokenizer")]
     return Run(
         name=str(path),

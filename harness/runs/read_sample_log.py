@@ -93,6 +93,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     problems: dict[str, str] = {}
     filters: dict[str, None] = {}
     for origin, values, line in read_lines(path):
+        # an ordered set
         filters[line.filter] = None
         filter_name = filter_name or line.filter
         if line.filter != filter_name:
@@ -103,6 +104,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
             raise RunError(f"{origin}: problem {prompt.problem_id} again.")
         prompts[prompt.problem_id] = prompt
         problems[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
+    # lm-eval's own count of documents: a log that is shorter was cut off
     expected = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
     if len(prompts) < expected:
         problem = f"expected {expected}, got {len(prompts)}"
@@ -166,6 +168,7 @@ def _read_prompt(
     if is_ours(doc):
         condition = doc["condition"]
         layout = Layout.CHAT
+        # a chat template adds text, so only an untemplated prompt is the document's own
         if text == document_prompt(doc).text:
             is_published = doc["layout"] == Layout.AS_PUBLISHED
             layout = Layout.AS_PUBLISHED if is_published else Layout.RAW
@@ -224,6 +227,7 @@ def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> list[dict[str
     such as a chat template's opening and worked examples, counts as instruction, and all text after
     it as separator.
     """
+    # the last occurrence, because examples may contain the filler too
     head, _, question = text.rpartition(filler) if filler else ("", "", text)
     values = [value.strip() for value in doc.values() if isinstance(value, str)]
     matches = [value for value in values if value and value in question]

@@ -172,6 +172,7 @@ def changes(path: Path, identity: Identity, prompts: Sequence[Prompt]) -> list[s
     A run of the first problems can be continued as a run of more problems.
     """
     header = read_header(path / JOURNAL)
+    # the first prompts are the same, so nothing recorded becomes wrong
     if hash_prompts(_limit_prompts(prompts, header.get("limit"))) == header.get("prompts_sha256"):
         header |= {"limit": identity.limit, "prompts_sha256": identity.prompts_sha256}
     return differences(header, as_json(identity))

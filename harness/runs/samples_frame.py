@@ -154,6 +154,7 @@ def read_frame(
     scores = _gather(score_records, _KEY | _GRADES | (_REASONS if texts else {}))
     if samples.empty:
         raise RunError(f"{folder} holds no sample. The command that began it continues it.")
+    # `left`, so that a sample without a score is found and refused
     frame = samples.merge(scores, on="key", how="left", indicator="scored")
     _refuse_bad_samples(folder, frame, prompts)
     facts = _prompt_facts(receipt, prompts, texts=texts)

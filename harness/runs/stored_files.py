@@ -59,6 +59,7 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
     if not path.is_file() and packed.is_file():
         path = packed
     try:
+        # another .xz file, as in a model's folder, is read as it is
         is_packed = path.match(f"*.jsonl{PACKED}")
         with lzma.open(path) if is_packed else path.open("rb", buffering=BUFFER_BYTES) as stream:
             yield stream
@@ -139,6 +140,7 @@ def write_atomic(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.part")
     try:
         yield partial
+        # Within a folder a rename is atomic: readers see the old file or the complete new one.
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -82,6 +82,7 @@ def model_fingerprint(
         files = sorted(
             file
             for file in path.iterdir()
+            # a model card changes no sample
             if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")
         )
     else:

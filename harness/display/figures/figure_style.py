@@ -134,6 +134,7 @@ def drawing(
             )
         elif title:
             figure.suptitle(title, fontsize=FONT)
+        # matplotlib makes room below the axes for this label, as for no other text
         figure.supxlabel(wrap(note), x=0.01, ha="left", fontsize=FONT - 1, color=MUTED)
 
 

@@ -284,6 +284,7 @@ def draw_rows(rows: Sequence[FigureRow], *, note: str, title: str = "") -> tuple
         for y, row in enumerate([header, *rows], start=-1):
             _write_row(axes, y, row, columns)
             _draw_marks(axes, y, row)
+        # the first row is at the top, and the header's row lies above the axes
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_yticks([])
         figure_style.tidy(axes, grid="x", hidden=("top", "right", "left"))
@@ -302,6 +303,7 @@ def _write_row(axes: Axes, y: int, row: FigureRow, columns: Mapping[str, float])
     colour = figure_style.MUTED if is_header else figure_style.INK
     for name, inches in columns.items():
         cell = row.cells.get(name, "")
+        # an offset in points, of which an inch has 72
         axes.annotate(cell, (1, y), xytext=(72 * inches, 0), color=colour, **text)
     inches, alignment = -0.06, "right"
     if row.look is None:

@@ -32,7 +32,9 @@ def draw_curve(
         marks: Further settings of the solid line.
     """
     points = points.set_index("x")
+    # the line breaks at missing values, not where positions are left out
     points = points.reindex(range(points.index[0], points.index[-1] + 1))
+    # means over few prompts are those of the longest prompts only
     is_reached = 2 * points["count"] >= points["prompts"]
     x, mean, colour = points.index, points["mean"], look.colour
     axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{label}")
@@ -135,6 +137,7 @@ def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
     shares = first[keys].astype(str).assign(unit=unit, length=first[column].astype(int))
     groups = shares.groupby(keys, sort=False)
     shares["samples"] = groups["length"].transform("size")
+    # the empirical distribution function: equal lengths have the highest rank of all of them
     shares["share"] = 100 * groups["length"].rank(method="max", pct=True)
     shares = shares.assign(group=groups.ngroup()).sort_values(["group", "length"]).drop_duplicates()
     return shares.drop(columns="group").reset_index(drop=True)

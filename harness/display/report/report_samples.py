@@ -53,6 +53,7 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
 def pack(content: Any) -> str:
     """Compress JSON into one word that HTML cannot mistake for markup."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    # without zlib's header, as the browser's `deflate-raw` expects it
     return base64.b64encode(zlib.compress(text, 9, -zlib.MAX_WBITS)).decode()
 
 

@@ -81,6 +81,7 @@ def attend(
     [sequence, token, head, unit] in float32.
     """
     weights = weigh(query, key, factor, indices, fillers)
+    # b sequence, h KV head, g query head of this KV head, t query, l key, d unit
     return torch.einsum("bhgtl,bhld->bthgd", weights, _heads_first(value)).flatten(2, 3)
 
 
@@ -102,6 +103,7 @@ def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: F
     Returns:
         [sequence, head for keys, head of these, token, position] in float32.
     """
+    # [sequence, token, 1], against [position]
     indices = indices[:, :, None]
     positions = torch.arange(key.shape[1] - fillers.padded_size, device=query.device)
     phantoms = torch.arange(fillers.padded_size, device=query.device)
@@ -114,6 +116,7 @@ def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: F
     is_filler = is_filler[:, None, None]
     weights = plain_weights(query, key, factor, is_visible).masked_fill_(is_dropped, 0)
     original_sum = weights.masked_fill(is_filler, 0).sum(-1, keepdim=True)
+    # Without `scale`, the original tokens share a sum of 1, as they would without the filler.
     divisor = torch.where(fillers.scale[:, None, None], 1, original_sum)
     return torch.where(is_filler, weights, weights / divisor)
 
@@ -161,6 +164,7 @@ def redistribute(
     units = activations.shape[-1]
     count = max(1, round(share * units))
     sizes, fractions = activations.abs(), draw(positions, units, seed)
+    # the `count` activations nearest to zero, token by token
     is_small = sizes <= sizes.kthvalue(count, -1, keepdim=True).values
     ends = torch.where(
         activations >= 0,
@@ -185,9 +189,11 @@ def draw(positions: Tensor, units: int, seed: int) -> Tensor:
     They depend on the seed, the position and the unit alone.
     """
     unit = torch.arange(units, device=positions.device)
+    # an integer hash, because torch's generators give other numbers on other devices
     mixed = (positions[:, None] + 1) * 40503 + unit * 104729 + (seed + 1) * 12345
     for shift in (13, 16, 11):
         mixed = ((mixed ^ (mixed >> shift)) * 1274126177) & 0x7FFFFFFF
+    # float32 represents 24 bits exactly
     return (mixed & 0xFFFFFF).float() / 2**24
 
 

@@ -112,6 +112,7 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> N
         raise ConfigError(
             f"Layer {last + 1} is requested, but the model has {config.num_hidden_layers} layers."
         )
+    # without memory for weights: only the classes of the modules matter
     with torch.device("meta"):
         decoder: Any = getattr(AutoModelForCausalLM.from_config(config), "model", None)
     block = decoder.layers[last] if hasattr(decoder, "layers") else None
@@ -193,6 +194,7 @@ def ask_reference(
                 last_line = line.strip()
     if process.returncode:
         raise ModelError(f"Hugging Face cannot answer under the interventions: {last_line}")
+    # renamed when it is complete, so a killed process leaves no half of an answer
     draft.replace(path)
     reference = json.loads(path.read_text("utf-8"))
     return reference
@@ -289,7 +291,9 @@ def check_engine(engine: Any, reference: Mapping[str, Any]) -> JsonObject:
             parameters = SamplingParams(
                 temperature=0,
                 max_tokens=ARM_TOKENS,
+                # that of the chosen token alone
                 logprobs=0,
+                # all answers then have as many tokens as the reference's
                 ignore_eos=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
@@ -335,6 +339,8 @@ def distance(
     columns = [reference[name] for name in ("tokens", "logprobs", "leads")]
     steps = zip(answer["tokens"], answer["logprobs"], *columns, strict=True)
     for token, logprob, reference_token, reference_logprob, lead in steps:
+        # After two different tokens the answers have different prompts, so nothing more can be
+        # compared.
         if token != reference_token:
             return largest if lead <= bound else math.inf
         largest = max(largest, abs(logprob - reference_logprob))

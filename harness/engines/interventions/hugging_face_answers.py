@@ -82,10 +82,12 @@ class Reference:
                 logits_to_keep=1,
             )
             cache, start = output.past_key_values, start + ids.shape[1]
+            # in float32, whatever the model's type: leads of near-ties are small
             best = output.logits[0, -1].float().log_softmax(-1).topk(2)
             answer["tokens"].append(int(best.indices[0]))
             answer["logprobs"].append(float(best.values[0]))
             answer["leads"].append(float(best.values[0] - best.values[1]))
+            # the next pass has this token alone; all earlier ones are in the cache
             ids = best.indices[:1][None]
         return answer
 
@@ -126,6 +128,7 @@ class Reference:
                 value = torch.cat([value, self._phantom[1]], 1)
             fillers = tabulate_fillers([self._arm], query.device)
             return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
+        # a single query is the last one and sees all keys
         is_causal = query.shape[2] > 1
         output = scaled_dot_product_attention(
             query, key, value, scale=scaling, is_causal=is_causal, enable_gqa=True

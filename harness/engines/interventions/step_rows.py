@@ -53,6 +53,7 @@ class Recording:
     def add(self, layer: int, sums: Tensor) -> None:
         """Add the sums [head, set, key] of some queries; they have none for later keys."""
         if layer in self._sums:
+            # queries of an earlier chunk see no later keys, so their sums are shorter
             self._sums[layer][..., : sums.shape[-1]] += sums
         else:
             self._sums[layer] = pad(sums, (0, len(self) - sums.shape[-1]))
@@ -167,5 +168,6 @@ class Group:
         if self._slots is None:
             positions = torch.arange(self._length, device=block_table.device)
             blocks = block_table[self._requests].long()[:, positions // block_size]
+            # vLLM's cache has pages: the table names the block of each position
             self._slots = blocks * block_size + positions % block_size
         return self._slots

@@ -67,6 +67,8 @@ class Arms:
         self._phantoms: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._block = worker.vllm_config.cache_config.block_size
         config = worker.vllm_config.model_config.hf_text_config
+        # vLLM looks these methods up on the instance, so ours take their place for this worker
+        # alone
         self._prepare = self._runner._prepare_inputs
         self._runner._prepare_inputs = self.prepare
         self._is_uniform_decode = self._runner._is_uniform_decode
@@ -96,6 +98,7 @@ class Arms:
                 raise RuntimeError(
                     f"attention recorded in {len(self._recorded_layers)} layers takes up to {sizes}"
                 )
+            # A changed layer's keys and values are stored twice: in vLLM's cache and here.
             stored_layers = layer_count + len(changed_layers)
             return int((available - recording) * layer_count / stored_layers)
 
@@ -130,6 +133,7 @@ class Arms:
         self._chunks, stop = [], 0
         batch, requests = self._runner.input_batch, self._runner.requests
         indices = batch.num_computed_tokens_cpu[: len(counts)].tolist()
+        # the rows of a batch follow one another request by request
         columns = zip(batch.req_ids, counts.tolist(), indices, strict=True)
         for request, (name, count, index) in enumerate(columns):
             row, stop = stop, stop + count
@@ -257,6 +261,8 @@ class Arms:
 
         def forward(*arguments: Any, **options: Any) -> Any:
             result = original(*arguments, **options)
+            # layer, query, key, value, KV cache and metadata, which is None while vLLM measures its
+            # memory
             _, query, key, value, _, metadata, *_ = arguments
             if self._chunks and metadata is not None:
                 states, output = (query, key, value), options["output"]
@@ -315,6 +321,7 @@ class Arms:
             block_keys.append(chunk.recording.keys(layer, new_keys, chunk.index)[:stop])
             is_changed = chunk.changes_attention and layer in chunk.arm["layers"]
             arms.append(chunk.arm if is_changed else NO_FILLER)
+        # [block, key, head, unit]; the mask hides the padding
         keys = pad_sequence(block_keys, batch_first=True)
         key_count = keys.shape[1]
         if all(arm is NO_FILLER for arm in arms):
@@ -379,6 +386,7 @@ class Arms:
             block = self._decoder.layers[layer]
             attention = block.self_attn
             token_ids = copy_to(like.device, tokens)
+            # Only Layer 1 has phantoms, whose input is the embedding of a token and nothing else.
             states = block.input_layernorm(self._decoder.embed_tokens(token_ids))
             sizes = [attention.q_size, attention.kv_size, attention.kv_size]
             query, key, value = attention.qkv_proj(states)[0].split(sizes, -1)
