@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -225,9 +225,7 @@ def group_by_length(problem_prompts: Iterable[ConditionPrompts]) -> list[list[Co
     return groups
 
 
-def make_trace(
-    problem: Problem, prompt: TokenizedPrompt, measured_fields: Mapping[str, Any]
-) -> Trace:
+def make_trace(problem: Problem, prompt: TokenizedPrompt, measured_fields: JsonObject) -> Trace:
     """The trace of one prompt of a selected problem, with its measured fields."""
     return Trace(
         problem_id=problem.id,
@@ -249,7 +247,7 @@ def make_trace(
 
 def make_header(
     config: PretrainedConfig,
-    fingerprint: Mapping[str, Any],
+    fingerprint: JsonObject,
     settings: ProbeSettings,
     *,
     layout: str,
@@ -292,9 +290,9 @@ def make_receipt(
     settings: ProbeSettings,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    source: Mapping[str, Any],
-    selection: Mapping[str, Any],
-    checks: Mapping[str, Any],
+    source: JsonObject,
+    selection: JsonObject,
+    checks: JsonObject,
 ) -> JsonObject:
     """The record of how a folder of traces came about.
 

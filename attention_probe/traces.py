@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 import numpy as np
@@ -115,7 +115,7 @@ class TraceHeader:
     """
 
     model: str
-    fingerprint: Mapping[str, Any]
+    fingerprint: JsonObject
     layers: tuple[int, ...]
     head_count: int
     conditions: tuple[str, ...]
@@ -123,7 +123,7 @@ class TraceHeader:
     layout: str
     queries: str
     dtype: str
-    options: Mapping[str, Any]
+    options: JsonObject
     flip: str | None
 
     @property
@@ -181,7 +181,7 @@ class AttentionTraces:
             self._add_entry(trace_path, _read_facts(trace_path))
 
     @classmethod
-    def create(cls, path: Path, header: TraceHeader, *, receipt: Mapping[str, Any]) -> Self:
+    def create(cls, path: Path, header: TraceHeader, *, receipt: JsonObject) -> Self:
         """Create a folder, or continue one with the same header; their conditions are joined.
 
         Raises:
@@ -312,7 +312,7 @@ class AttentionTraces:
         if self._lock is not None:
             self._lock.release()
 
-    def _add_entry(self, path: Path, facts: Mapping[str, Any]) -> None:
+    def _add_entry(self, path: Path, facts: JsonObject) -> None:
         entry = TraceEntry(**{field.name: facts[field.name] for field in fields(TraceEntry)})
         self._files[entry.problem_id, entry.condition] = path, entry
 

@@ -50,6 +50,8 @@ def summary(traces: AttentionTraces) -> str:
 
 def describe_checks(checks: Mapping[str, Any]) -> str:
     """The self-check in one line."""
-    names = {"eager_error": "eager", "dtype_error": "dtype"}
-    errors = [f"{name} {checks[key]:.1e}" for key, name in names.items() if key in checks]
+    names = ("eager_error", "dtype_error")
+    errors = [
+        f"{name.removesuffix('_error')} {checks[name]:.1e}" for name in names if name in checks
+    ]
     return f"self-check (largest error): {', '.join(errors)}"

@@ -84,25 +84,27 @@ def probe(
     """Rerun chosen prompts through the first layers and record every head in a folder of traces."""
     from attention_probe.measure.measure_prompts import Record
     from attention_probe.probe_settings import ProbeSettings
-    from attention_probe.prompts.choose_prompts import prompts_config
+    from attention_probe.prompts.choose_prompts import PromptsConfig
     from harness.layers_and_heads import parse_numbers, split_words
+    from harness.yaml_settings import validate
 
-    prompts = prompts_config(
-        run=source,
-        logs=_by_condition(logs),
-        metric=metric,
-        dataset={"path": dataset} if dataset not in (None, "math500") else dataset,
-        layout=layout,
-        flip=flip,
-        baseline=baseline,
-        condition=condition,
-        controls=controls,
-        subject=subject,
-        level=level,
-        ids=split_words(ids),
-        n=n,
-        seed=seed,
-    )
+    options = {
+        "run": source,
+        "logs": _by_condition(logs),
+        "metric": metric,
+        "dataset": {"path": dataset} if dataset not in (None, "math500") else dataset,
+        "layout": layout,
+        "flip": flip,
+        "baseline": baseline,
+        "condition": condition,
+        "controls": controls,
+        "subject": subject,
+        "level": level,
+        "ids": split_words(ids),
+        "n": n,
+        "seed": seed,
+    }
+    prompts = validate(PromptsConfig, options, "prompts")
     settings = ProbeSettings(
         model=model,
         layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),

@@ -1,4 +1,4 @@
-"""The numbers of a figure of attention curves: points of curves, accuracies of bars, and its CSV."""
+"""The numbers of a figure of attention curves: points, accuracies of bars, and their CSV."""
 
 from __future__ import annotations
 

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from attention_probe.prompts.token_roles import TokenizedPrompt
 
+HeadOutputs = Float[Tensor, "head query head_dim"]
+"""The outputs of one prompt's heads, before the output projection."""
 REGIONS = ("first", "instruction", "filler", "problem", "completion", "other", "inserted")
 """Regions of keys. Each token is in exactly one region, and may also be in `inserted`: the filler
 with its separator."""
@@ -46,10 +48,10 @@ def mass_measures(mass: Float[Tensor, "head query region"]) -> dict[str, Float[T
 
 def decompose(
     *,
-    without: Float[Tensor, "head query head_dim"],
-    gap: Float[Tensor, "head query head_dim"],
-    with_filler: Float[Tensor, "head query head_dim"],
-    bias: Float[Tensor, "head query head_dim"],
+    without: HeadOutputs,
+    gap: HeadOutputs,
+    with_filler: HeadOutputs,
+    bias: HeadOutputs,
     mass: Float[Tensor, "head query"],
 ) -> tuple[dict[str, Float[Tensor, " head"]], Float[Tensor, " head"]]:
     """The components of the change of a head's output, as means over queries, and the residual.

@@ -15,6 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+HeadOutputs = Float[Tensor, "batch head query head_dim"]
+"""The output of each head, before the output projection."""
+
 
 class CaptureFinished(Exception):
     """Ends a forward pass as soon as the capture is complete; it never leaves `capture`."""
@@ -37,8 +40,8 @@ class LayerCapture:
     column_mean: Float[Tensor, "batch query_set head key"]
     column_count: Int[Tensor, "batch query_set key"]
     region_mass: Float[Tensor, "batch head query region"]
-    region_output: Float[Tensor, "batch head query head_dim"] | None
-    output: Float[Tensor, "batch head query head_dim"] | None
+    region_output: HeadOutputs | None
+    output: HeadOutputs | None
 
     def heads_not_finite(self, real: Bool[Tensor, "batch seq"]) -> list[int]:
         """Heads with NaN or infinity at a token, or in a mean over at least one query.
@@ -156,7 +159,7 @@ class Reduction:
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
         self._sums[..., keys].add_(torch.matmul(self._sets[:, None, :, queries], weights))
 
-    def finish(self, output: Float[Tensor, "batch head query head_dim"] | None) -> LayerCapture:
+    def finish(self, output: HeadOutputs | None) -> LayerCapture:
         """The means and counts over all blocks.
 
         Args:

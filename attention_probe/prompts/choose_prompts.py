@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
@@ -16,7 +16,6 @@ from harness.experiment.problems import AnyDataset, open_dataset
 from harness.experiment.prompt import Layout
 from harness.runs.prompt_sources import Source, build_source
 from harness.runs.read_runs import Run, source_of
-from harness.yaml_settings import validate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,15 +49,6 @@ class PromptsConfig(Criterion):
     def criterion(self) -> Criterion:
         """Which problems of the source to select."""
         return Criterion(**{name: getattr(self, name) for name in Criterion.model_fields})
-
-
-def prompts_config(**values: Any) -> PromptsConfig:
-    """The prompts that a command's options describe; None is an option that is not set.
-
-    Raises:
-        ConfigError: the options contradict each other.
-    """
-    return validate(PromptsConfig, values, "prompts")
 
 
 def open_source(

@@ -177,7 +177,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
 
 
 def engine_identity(
-    backend: str, arguments: Mapping[str, Any], opened: Mapping[str, Any] | None = None
+    backend: str, arguments: Mapping[str, Any], opened: JsonObject | None = None
 ) -> Engine:
     """The backend's name, version and type of device. Another identity gives other samples.
 
@@ -248,7 +248,7 @@ def finish(path: Path) -> None:
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 
-def _save_figure(path: Path, frame: pandas.DataFrame, receipt: Mapping[str, Any]) -> None:
+def _save_figure(path: Path, frame: pandas.DataFrame, receipt: JsonObject) -> None:
     """Draw the accuracies of the config's conditions."""
     from harness.analysis.count_correct import accuracy_table
     from harness.display.figures.figure_style import save_figure

@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
@@ -218,7 +218,7 @@ def _print_message(message: str) -> None:
     print(f"mless: {message}", file=sys.stderr, flush=True)
 
 
-def _open_recorder(plan: Plan, folder: Path, facts: Mapping[str, Any]) -> Any:
+def _open_recorder(plan: Plan, folder: Path, facts: JsonObject) -> Any:
     """The probe's recorder of the attention that the engine sums.
 
     This package must not import the probe, so the recorder is found by its name.

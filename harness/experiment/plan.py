@@ -309,7 +309,8 @@ def hash_setting(
     Args:
         prompt_version: `PROMPT_VERSION` of the prompts.
         model: The model's fingerprint. For a folder it is the hash of its files, whatever its name.
-        arguments: The model arguments that can change a sample: see `model_settings.fixed_arguments`.
+        arguments: The model arguments that can change a sample: see
+            `model_settings.fixed_arguments`.
         engine: The engine's name, its version and the type of device.
     """
     content = model.get("sha256") or model

@@ -7,7 +7,6 @@ and nothing new is computed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from lm_eval.api.model import LM
 from harness import resources
 from harness.constants import JsonObject
 from harness.errors import JournalError
+from harness.experiment.prompt import hash_text
 from harness.runs import versions_and_hashes
 from harness.runs.records import Arm, Identity, Prompt, Sample, Score
 
@@ -83,7 +83,7 @@ class Replay(LM):  # type: ignore[misc]
 def export(
     folder: Path,
     identity: Identity,
-    config: Mapping[str, Any],
+    config: JsonObject,
     prompts: Sequence[Prompt],
     samples: Sequence[Sample],
     scores: Mapping[str, Score],
@@ -138,7 +138,7 @@ def export(
     return entries
 
 
-def _make_tracker(folder: Path, identity: Identity, config: Mapping[str, Any]) -> EvaluationTracker:
+def _make_tracker(folder: Path, identity: Identity, config: JsonObject) -> EvaluationTracker:
     """lm-eval's writer of files, which also takes the time from here on."""
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.utils import sanitize_model_name
@@ -152,7 +152,7 @@ def _make_tracker(folder: Path, identity: Identity, config: Mapping[str, Any]) -
     return tracker
 
 
-def _evaluation_facts(config: Mapping[str, Any]) -> JsonObject:
+def _evaluation_facts(config: JsonObject) -> JsonObject:
     """What lm-eval's command adds to the results."""
     model = config["model"]
     return {
@@ -263,4 +263,4 @@ def _hash_lines(lines: Sequence[str | None]) -> str | None:
     """Hash of lines; None if one of them is unknown."""
     if None in lines:
         return None
-    return hashlib.sha256("\n".join(map(str, lines)).encode()).hexdigest()
+    return hash_text("\n".join(map(str, lines)))

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -43,7 +43,7 @@ class Journal:
             differs.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: JsonObject) -> None:
         self.path = path
         self.keys: set[str] = set()
         self.repair: str | None = None
@@ -55,7 +55,7 @@ class Journal:
             self._recover(header)
             stack.pop_all()
 
-    def append(self, record: Mapping[str, Any] | Keyed) -> None:
+    def append(self, record: JsonObject | Keyed) -> None:
         """Write one record; from here on it survives the death of this process.
 
         Raises:
@@ -89,7 +89,7 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _recover(self, header: Mapping[str, Any]) -> None:
+    def _recover(self, header: JsonObject) -> None:
         """Read the keys, cut off a torn last line, and write the header into an empty file."""
         size, decoder = 0, msgspec.json.Decoder(Keyed)
         for number, line in _complete_lines(self.path):
@@ -114,7 +114,7 @@ class Journal:
         if size == 0:
             self._write_line(header)
 
-    def _write_line(self, record: Mapping[str, Any] | Keyed) -> None:
+    def _write_line(self, record: JsonObject | Keyed) -> None:
         line = msgspec.json.encode(record) + b"\n"
         start, position = os.lseek(self._file, 0, os.SEEK_END), 0
         with clear_messages(self.path):
@@ -140,7 +140,7 @@ def read_header(path: Path) -> JsonObject:
     return {}
 
 
-def replace_header(path: Path, header: Mapping[str, Any]) -> None:
+def replace_header(path: Path, header: JsonObject) -> None:
     """Write another first line, and all further lines as they are."""
     with open_atomic(path) as target, path.open("rb") as source:
         source.readline()
@@ -188,7 +188,7 @@ def differences(old: Any, new: Any, key: str = "") -> list[str]:
     return [] if old == new else [f"{key}: {_short_json(old)} -> {_short_json(new)}"]
 
 
-def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def describe_differences(old: JsonObject, new: JsonObject) -> str:
     """The settings that are in both mappings and differ; empty if there are none."""
     shared = old.keys() & new.keys()
     return "; ".join(

@@ -7,7 +7,6 @@ a probe without a run; nothing was generated for its prompts.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +17,7 @@ from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, PromptSettings
+from harness.experiment.prompt import Layout, PromptSettings, hash_text
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.records import Prompt, Sample, Score
@@ -139,7 +138,7 @@ class Source:
             for problem in self.problems
             for condition, prompt in problem.prompts.items()
         ]
-        return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+        return hash_text("\n".join(hashes))
 
 
 def build_source(

@@ -122,7 +122,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
 
 
 def _read_grades(
-    origin: str, values: Mapping[str, Any], line: LogLine, metric: str
+    origin: str, values: JsonObject, line: LogLine, metric: str
 ) -> tuple[str, list[JsonObject]]:
     """The metric that a line's verdicts are read from, and its grades as fields of a `Score`.
 
@@ -152,7 +152,7 @@ def _read_grades(
 
 
 def _read_prompt(
-    origin: str, line: LogLine, results: ResultsFile, grades: Sequence[Mapping[str, Any]]
+    origin: str, line: LogLine, results: ResultsFile, grades: Sequence[JsonObject]
 ) -> AnsweredPrompt:
     """The prompt of a line with its graded samples; `results` is the file beside the log."""
     text, is_generated = read_prompt_text(origin, line)
@@ -196,7 +196,7 @@ def _graded_samples(
     origin: str,
     line: LogLine,
     problem_id: str,
-    grades: Sequence[Mapping[str, Any]],
+    grades: Sequence[JsonObject],
     is_generated: bool,
 ) -> tuple[tuple[Sample, Score], ...]:
     """The samples of a line; a task that scores continuations has no completions and answers."""
@@ -220,7 +220,7 @@ def _graded_samples(
     return tuple(graded_samples)
 
 
-def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> list[dict[str, str]]:
+def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]:
     """The segments of another task's prompt.
 
     The problem is the longest text of the document that occurs in the prompt. All text before it,

@@ -13,7 +13,16 @@ from matplotlib.figure import Figure
 
 from harness.constants import ALPHA, PASSED
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT, INCHES
+from harness.display.figures.figure_style import (
+    FONT,
+    INCHES,
+    INK,
+    MUTED,
+    Look,
+    short_label,
+    split_settings,
+    without_reference_conditions,
+)
 from harness.display.format_values import (
     LEVEL,
     NONE,
@@ -51,7 +60,7 @@ class FigureRow(NamedTuple):
 
     name: str
     cells: Mapping[str, str] = {}
-    look: figure_style.Look | None = None
+    look: Look | None = None
     value: float = np.nan
     low: float = np.nan
     high: float = np.nan
@@ -69,14 +78,14 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
             conditions and contrasts are left out.
         title: The text above the figure.
     """
-    table = figure_style.without_contrasts(figure_style.without_reference_conditions(table))
+    table = figure_style.without_contrasts(without_reference_conditions(table))
     looks = figure_style.looks(table["condition"])
     rows = []
-    for setting, conditions in figure_style.split_settings(table).items():
+    for setting, conditions in split_settings(table).items():
         rows.append(FigureRow(f"{setting} (n = {conditions['problems'].iloc[0]})"))
         for row in conditions.to_dict("records"):
             value, low, high = row["accuracy"], row["accuracy_low"], row["accuracy_high"]
-            name = figure_style.short_label(row["condition"])
+            name = short_label(row["condition"])
             cells = {"%": number(value), "interval": interval(low, high)}
             rows.append(FigureRow(name, cells, looks[row["condition"]], value, low, high))
     note = (
@@ -95,11 +104,11 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
         pooled: From `pool_models.pool`: diamonds below, one for each contrast.
     """
-    table = figure_style.without_reference_conditions(table)
+    table = without_reference_conditions(table)
     looks = figure_style.looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
-    for setting, conditions in figure_style.split_settings(table).items():
+    for setting, conditions in split_settings(table).items():
         rows += _make_setting_rows(setting, conditions, looks)
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} intervals, not adjusted. "
@@ -117,7 +126,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     figure, axes = draw_rows(rows, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
-    names = " / ".join(map(figure_style.short_label, baselines))
+    names = " / ".join(map(short_label, baselines))
     _mark_zero(axes, f"Difference in accuracy from {names} (points)")
     return figure
 
@@ -129,10 +138,10 @@ def draw_instructions(table: pandas.DataFrame) -> Figure:
         table: From `other_texts_and_instructions.instructions_table`.
     """
     rows = []
-    for setting, contrasts in figure_style.split_settings(table).items():
+    for setting, contrasts in split_settings(table).items():
         looks = figure_style.looks(contrasts["condition"])
         for row in contrasts.to_dict("records"):
-            name = figure_style.short_label(row["condition"])
+            name = short_label(row["condition"])
             rows.append(FigureRow(f"{setting}: {name} (n = {row['problems']})"))
             look = looks[row["condition"]]
             own_effect, *effects = row["effects"]
@@ -166,7 +175,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     rows = []
     for filler in table["filler"].unique():
         effects = table[table["filler"] == filler]
-        name = figure_style.short_label(filler)
+        name = short_label(filler)
         rows.append(FigureRow(f"{name} (n = {effects['problems'].iloc[0]})"))
         for row in effects.to_dict("records"):
             name = row["condition"]
@@ -192,7 +201,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
 
 
 def _make_setting_rows(
-    setting: str, table: pandas.DataFrame, looks: Mapping[str, figure_style.Look]
+    setting: str, table: pandas.DataFrame, looks: Mapping[str, Look]
 ) -> Iterator[FigureRow]:
     """The rows of one model and layout: its name, repeat runs, then contrasts."""
     (baseline,) = table[table["role"] == "baseline"].to_dict("records")
@@ -201,12 +210,12 @@ def _make_setting_rows(
         cells = {"points": signed(row["aa_difference"])}
         if not pandas.isna(row["aa_samples"]):
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
-        name = f"{figure_style.short_label(row['condition'])} (A/A)"
+        name = f"{short_label(row['condition'])} (A/A)"
         yield FigureRow(name, cells, looks[row["condition"]], row["aa_difference"], filled=False)
     for row in table[table["role"] != "baseline"].to_dict("records"):
         verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
         yield _make_difference_row(
-            figure_style.short_label(row["condition"]),
+            short_label(row["condition"]),
             looks[row["condition"]],
             _read_effect(row),
             {"adj. p": p_value(row["p_adjusted"]), "verdict": verdict},
@@ -214,9 +223,7 @@ def _make_setting_rows(
         )
 
 
-def _make_pooled_rows(
-    pooled: pandas.DataFrame, looks: Mapping[str, figure_style.Look]
-) -> Iterator[FigureRow]:
+def _make_pooled_rows(pooled: pandas.DataFrame, looks: Mapping[str, Look]) -> Iterator[FigureRow]:
     """The rows of the contrasts of all models together, by layout."""
     layouts = pooled.groupby("layout", sort=False)
     for layout, contrasts in layouts:
@@ -226,7 +233,7 @@ def _make_pooled_rows(
         yield FigureRow(name)
         for row in contrasts.to_dict("records"):
             yield _make_difference_row(
-                figure_style.short_label(row["condition"]),
+                short_label(row["condition"]),
                 looks[row["condition"]],
                 _read_effect(row),
                 {"adj. p": NONE, "verdict": "exploratory"},
@@ -236,7 +243,7 @@ def _make_pooled_rows(
 
 def _make_difference_row(
     name: str,
-    look: figure_style.Look,
+    look: Look,
     effect: Sequence[float],
     cells: Mapping[str, str] = {},
     **marks: Any,
@@ -248,7 +255,7 @@ def _make_difference_row(
 
 
 def _mark_zero(axes: Axes, label: str) -> None:
-    axes.axvline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
+    axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
     axes.set_xlabel(label)
 
 
@@ -300,7 +307,7 @@ def _write_row(axes: Axes, y: int, row: FigureRow, columns: Mapping[str, float])
         "fontsize": FONT - 0.5,
     }
     is_header = y < 0
-    colour = figure_style.MUTED if is_header else figure_style.INK
+    colour = MUTED if is_header else INK
     for name, inches in columns.items():
         cell = row.cells.get(name, "")
         # an offset in points, of which an inch has 72
@@ -308,9 +315,7 @@ def _write_row(axes: Axes, y: int, row: FigureRow, columns: Mapping[str, float])
     inches, alignment = -0.06, "right"
     if row.look is None:
         inches, alignment = 0.03 - NAME_WIDTH, "left"
-    axes.annotate(
-        row.name, (0, y), xytext=(72 * inches, 0), ha=alignment, color=figure_style.INK, **text
-    )
+    axes.annotate(row.name, (0, y), xytext=(72 * inches, 0), ha=alignment, color=INK, **text)
 
 
 def _draw_marks(axes: Axes, y: int, row: FigureRow) -> None:
@@ -319,12 +324,12 @@ def _draw_marks(axes: Axes, y: int, row: FigureRow) -> None:
         return
     colour = row.look.colour
     if row.outer is not None:
-        axes.plot(row.outer, [y, y], color=figure_style.INK, linewidth=0.8, solid_capstyle="butt")
+        axes.plot(row.outer, [y, y], color=INK, linewidth=0.8, solid_capstyle="butt")
         axes.fill(
             [row.low, row.value, row.high, row.value],
             [y, y - 0.32, y, y + 0.32],
             facecolor=colour,
-            edgecolor=figure_style.INK,
+            edgecolor=INK,
             linewidth=0.8,
             zorder=4,
         )

@@ -87,7 +87,7 @@ def refuse_interventions(config: RunConfig) -> None:
     _refuse_arguments(arguments, opened_layers(config))
 
 
-def refuse_to_open(arguments: Mapping[str, Any], layers: Mapping[str, Any]) -> None:
+def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
     """Refuse a model whose layers cannot be opened, before it is loaded.
 
     Raises:
@@ -213,9 +213,10 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
         name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)
     }
     for request in requests:
-        if request.task in names and len(arms[names[request.task]]) < ARM_PROMPTS:
+        name = names.get(request.task)
+        if name and len(arms[name]) < ARM_PROMPTS:
             question = {"token_ids": request.prompt_token_ids, "arm": request.intervention}
-            arms[names[request.task]].append(question)
+            arms[name].append(question)
     questions = {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
@@ -228,7 +229,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
     return plain
 
 
-def open_layers(options: JsonObject, layers: Mapping[str, Any]) -> None:
+def open_layers(options: JsonObject, layers: JsonObject) -> None:
     """Fill in the engine arguments that interventions need.
 
     A compiled model is stored under a hash of the arguments, in which only `additional_config` has
@@ -255,9 +256,7 @@ def open_layers(options: JsonObject, layers: Mapping[str, Any]) -> None:
         }
 
 
-def salted_prompt(
-    token_ids: Sequence[int], arm: Mapping[str, Any] | None, recording: str = ""
-) -> Any:
+def salted_prompt(token_ids: Sequence[int], arm: JsonObject | None, recording: str = "") -> Any:
     """A prompt for vLLM, with a salt for its cache if it has an arm or is recorded.
 
     Without the salt the cache would give an arm the states of another. A recorded prompt must be
@@ -271,7 +270,7 @@ def salted_prompt(
     return prompt
 
 
-def check_engine(engine: Any, reference: Mapping[str, Any]) -> JsonObject:
+def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     """Have the engine answer the questions of Hugging Face, all arms in one batch.
 
     Returns:
@@ -348,7 +347,7 @@ def distance(
 
 
 def compare_with_reference(
-    answers: Mapping[str, Sequence[Mapping[str, Any]]], reference: Mapping[str, Any]
+    answers: Mapping[str, Sequence[JsonObject]], reference: JsonObject
 ) -> JsonObject:
     """The agreement of an engine's answers with those of Hugging Face.
 
@@ -372,7 +371,7 @@ def compare_with_reference(
     return {"prompts": prompts, "bound": bound, "largest": largest, "agreements": agreements}
 
 
-def describe_agreement(agreement: Mapping[str, Any]) -> str:
+def describe_agreement(agreement: JsonObject) -> str:
     """A sentence on how close the engine's answers are."""
     prompts = agreement["prompts"]
     most = max(prompts.values())

@@ -406,8 +406,11 @@ class Arms:
             self.applied += len(rows)
 
     def _groups_of(self, layer: int, changes_attention: bool) -> list[Group]:
-        groups = [group for group in self._groups.values() if layer in group.layers]
-        return [group for group in groups if group.changes_attention == changes_attention]
+        return [
+            group
+            for group in self._groups.values()
+            if layer in group.layers and group.changes_attention == changes_attention
+        ]
 
 
 _installed: list[Arms] = []
