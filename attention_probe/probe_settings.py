@@ -66,6 +66,7 @@ class ProbeSettings:
             conditions = [name for name in source.conditions if name not in source.changed]
             if STUDIED in conditions and not self.record.completion:
                 conditions.append(f"{STUDIED}{GAP}")
+        # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
         refuse_unusable_conditions(source, conditions)
         return replace(self, model=self.model or source.model, conditions=tuple(conditions))

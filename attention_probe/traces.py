@@ -177,6 +177,7 @@ class AttentionTraces:
         self._lock = lock
         self._files: dict[tuple[str, str], tuple[Path, TraceEntry]] = {}
         """By problem and condition, in the order in which they were added."""
+        # names are numbers with leading zeros, so this is the order of adding
         for trace_path in sorted(path.glob("*.safetensors")):
             self._add_entry(trace_path, _read_facts(trace_path))
 
@@ -336,6 +337,7 @@ def _read_facts(path: Path) -> JsonObject:
     """The fields of a trace that are not arrays."""
     with _clear_read_errors(path), safe_open(path, framework="numpy") as opened:
         facts = json.loads(opened.metadata()["facts"])
+    # JSON has lists in place of tuples
     lists = {name: tuple(facts[name]) for name in FACTS if isinstance(facts[name], list)}
     return {name: facts[name] for name in FACTS} | lists
 

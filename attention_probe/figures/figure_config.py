@@ -247,6 +247,7 @@ class FigureConfig(Strict):
         """All panels of curves, row by row."""
         condition_looks, title, panels = looks(self.conditions), self.title, []
         for row_index, row in enumerate(self.rows):
+            # a figure that reproduces one of the study's has its axes
             limits = row.limits if self.seed_document else None
             row_looks = {
                 name: _look(condition_looks[name], series.colour)

@@ -117,6 +117,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             for condition, accuracy in entry.conditions.items():
                 row = {"model": entry.model, "condition": condition, "accuracy": accuracy}
                 rows.append(row)
+        # published numbers come without intervals
         unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "problems": 0}
         table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
     return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)

@@ -41,6 +41,7 @@ def read_layer(
     head_numbers = heads or range(1, traces.header.head_count + 1)
     config = FigureConfig.model_validate(
         {
+            # the figure's name is also that of its files
             "name": re.sub(r"[^\w.-]", "-", f"{traces.path.stem}-layer-{layer}", flags=re.ASCII),
             "model": traces.header.model,
             "prompts": {"run": traces.path},

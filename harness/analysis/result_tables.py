@@ -320,4 +320,5 @@ def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
 def records(frame: pandas.DataFrame) -> list[Row]:
     """Rows as mappings, with None for missing values."""
     values: Any = frame.astype(object)
+    # JSON has no NaN
     return list(values.where(frame.notna(), None).to_dict("records"))

@@ -226,6 +226,7 @@ def finish(path: Path) -> None:
     config = sessions[-1]["config"]
     assert scored_by is not None
     with clear_messages(path):
+        # first, because a folder with a receipt counts as finished
         (path / RECEIPT).unlink(missing_ok=True)
         receipt: JsonObject = {
             "run": config["name"],
@@ -287,6 +288,7 @@ def _generation_config(plan: Plan) -> JsonObject | None:
     try:
         return dict(GenerationConfig.from_pretrained(name, revision=revision).to_diff_dict())
     except (OSError, ValueError) as error:
+        # other settings only record what they switch off
         if plan.config.gen_kwargs != "model_default":
             return None
         raise ModelError(

@@ -206,6 +206,7 @@ class Condition(Strict):
     def filler_content(self) -> tuple[object, ...]:
         """What distinguishes two fillers of the same length and placement."""
         return (
+            # the number of random ids is a length
             *(getattr(self, key) for key in FILLERS if key != "random_ids"),
             self.filler,
             self.fresh,
@@ -360,6 +361,7 @@ def as_condition(value: Any) -> Condition:
     where = f"condition {value.get('name', '')!r}"
     fields = Condition.model_fields
     for key in value:
+        # such fields are set when a config is expanded, and never by a config
         if key in fields and fields[key].exclude:
             raise ConfigError(f"{where}: unknown key {key!r}.")
     condition = validate(Condition, value, where)

@@ -114,6 +114,7 @@ class Prompt:
         roles = chain(["system"], cycle(["user", "assistant"]))
         messages = [
             {"role": role, "content": join_texts(turn)}
+            # the roles never end
             for role, turn in zip(roles, self.turns, strict=False)
         ]
         return messages if self.system else messages[1:]
@@ -255,6 +256,7 @@ def _insert_filler(
         case Placement.BEFORE_SYSTEM:
             draft.system[:0] = insertion
         case Placement.BETWEEN:
+            # before the first example, which is the question itself if there are no examples
             draft.blocks[0][:0] = insertion
         case Placement.BEFORE_QUESTION:
             question[:0] = insertion
@@ -336,6 +338,7 @@ def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
         document: A document of a task of mless, or of another task.
         target: Its gold answer.
     """
+    # what a condition adds does not change the problem
     added = {*_DOCUMENT_FIELDS, *REFERENCE_FIELDS} if is_ours(document) else ()
     problem = {name: value for name, value in document.items() if name not in added}
     return hash_text(json.dumps([problem, target], sort_keys=True))

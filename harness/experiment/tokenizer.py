@@ -66,6 +66,8 @@ class ModelTokenizer:
             trust_remote_code=trusts_code,
         )
         length = _stated_length(arguments)
+        # The model's own limit counts too, except where overrides of its config, such as of RoPE,
+        # come with a stated length. Of another model's tokenizer it is not known.
         if weights == name and not (length and arguments.get("hf_overrides")):
             lengths = (length, _load_context_length(path, revision, trusts_code))
             length = min(filter(None, lengths), default=None)
@@ -94,6 +96,7 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
             f"The context length max_length{reason}: "
             f"expected a whole number above 0, got {length!r}."
         )
+    # lm-eval's client for completions APIs reserves one token
     return int(str(length)) - is_completions
 
 

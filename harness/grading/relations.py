@@ -149,6 +149,7 @@ def as_range(relation: Relation) -> Range | None:
         # with another bound no number, or every number, is a solution
         if bound and bound > 0:
             return terms[0].strip("|"), _absolute_intervals(operators[0], terms[1])
+    # `-x<1` is `x>-1`
     if len(terms) == 2 and terms[0].startswith("-") and _VARIABLE.fullmatch(terms[0][1:]):
         terms, operators = [terms[0][1:], f"-({terms[1]})"], [FLIPPED.get(operators[0], "")]
     if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):

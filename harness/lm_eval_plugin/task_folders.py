@@ -122,6 +122,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
     """
     if text is None:
         return list(named_conditions().values())
+    # YAML needs brackets around a list, which users may leave out
     values = parse_option("--conditions", text if text.lstrip().startswith("[") else f"[{text}]")
     conditions = list(map(as_condition, values)) if isinstance(values, list) else []
     names = {condition.name for condition in conditions}

@@ -50,6 +50,7 @@ class Journal:
         self._synced = time.monotonic()
         self._dirty = False
         with clear_messages(path), ExitStack() as stack:
+            # a descriptor without a buffer of Python's: what is appended survives this process
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             stack.callback(os.close, self._file)
             self._recover(header)

@@ -236,6 +236,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
     model = config["model"]
     arm = next(iter(identity.arms.values()))  # all arms of a run have the same sampling
     sampling = arm.sampling.lm_eval()
+    # the key is there only if the answer is a line
     if "answer" in identity.config:
         sampling["answer"] = "line"
     arguments = fixed_arguments(model["model_args"])

@@ -142,6 +142,7 @@ def stored_prompts(plan: Plan) -> list[Prompt]:
     return [Prompt.of(*row, read=plan.config.answer) for row in plan.rows]
 
 
+# A run has up to a million samples. Without cycles among them the garbage collector can skip them.
 class Sample(Keyed, kw_only=True, gc=False):
     """A finished completion: a line of `journal.jsonl`.
 

@@ -78,6 +78,7 @@ class RunFolder:
             refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
             stack.callback(lock(path).release)
+            # also if an error follows, so that the files of a finished run do not stay expanded
             stack.callback(compress_finished, path)
             is_new = not has_sample(path)
             if not is_new and (changed := changes(path, identity, prompts)):
@@ -248,6 +249,7 @@ def read_sessions(path: Path) -> tuple[list[JsonObject], JsonObject]:
         )
     fit(SessionNote, sessions[-1], path / JOURNAL)
     timings = [note for note in notes if note["key"].startswith(TIMING)]
+    # a session that only graded has no speed
     timings = [timing for timing in timings if timing.get("samples")] or timings
     if not timings:
         return sessions, {}

@@ -51,6 +51,7 @@ def _checksum(sample: Sample) -> int:
     return crc32((sample.completion or "").encode("utf-8", "surrogatepass"))
 
 
+# Python's hash of a text differs between processes. This one never leaves its process.
 _KEY: Columns = {"key": (np.int64, lambda record: hash(record.key))}
 """The 64-bit hash of a key.
 
@@ -177,6 +178,7 @@ def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame
     else:
         names += ["characters", "looping", "completion_checksum"]
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
+    # whole numbers where none is missing, as numpy's integers have no missing value
     for name, dtype in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():
         if not frame[name].isna().any():
             frame[name] = frame[name].astype(dtype)

@@ -57,6 +57,7 @@ def git_revision() -> str | None:
     try:
         # an installed wheel may lie in another repository: only a tracked file is a proof
         git("ls-files", "--error-unmatch", Path(__file__).name)
+        # tracked files only, because new files do not change the code that ran
         changed = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
         return git("rev-parse", "HEAD") + ("+changed" if changed else "")
     except (OSError, subprocess.SubprocessError):

@@ -203,6 +203,7 @@ def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]
                 board,
                 comparison=compare(ordered, baseline=board.baseline, margin=margin, by=[column]),
                 by=(column,),
+                # what was registered is about all problems
                 contrasts=None,
                 primary=None,
                 reference_conditions={},
