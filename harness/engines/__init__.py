@@ -1,8 +1,8 @@
 """Engines: requests go in, and completions come out as they finish.
 
-`backends` opens the backend of a run config. `vllm_engine` runs vLLM's engines, and
-`engine_options` has the arguments of its engines; `engine_pool` puts several engines in Ray actors
-(`ray_carrier`) behind one queue. `served_model` sends requests to a server. All other backends are
-models of lm-eval's. An engine ends with the run that started it (`engine_processes`), and the error
-of a failed start names its cause (`start_errors`).
+`backends` opens the backend of a run config. All backends return `completions`. `vllm_engine` runs
+vLLM's engines, and `engine_options` has their arguments; `engine_pool` puts several engines in Ray
+actors (`ray_carrier`) behind one queue. `served_model` sends requests to a server. All other
+backends are models of lm-eval's. An engine ends with the run that started it (`engine_processes`),
+and the error of a failed start names its cause (`start_errors`).
 """

@@ -1,4 +1,7 @@
-"""Requests and completions in vLLM's form."""
+"""Completions of all engines, and how requests and completions look in vLLM.
+
+A backend that is not vLLM's leaves out what it does not report.
+"""
 
 from __future__ import annotations
 

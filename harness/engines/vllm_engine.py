@@ -1,8 +1,8 @@
 """The vLLM engine: requests go in, and completions come out as they finish.
 
-vLLM is used here, in `interventions` and, inside its processes, in `engine_processes`. vLLM's own
-`LLM.generate` returns nothing before everything is finished, so its synchronous engine is fed and
-stepped here.
+vLLM is used here, in `completions`, in `interventions` and, inside its processes, in
+`engine_processes`. vLLM's own `LLM.generate` returns nothing before everything is finished, so its
+synchronous engine is fed and stepped here.
 This works with vLLM 0.28 and newer; differences between versions are settled here.
 """
 

@@ -1,7 +1,7 @@
 """Decode the tokens of a finished completion into the text that vLLM makes token by token.
 
-vLLM decodes in the only thread of its client, which therefore becomes the bottleneck of a fast
-engine. Here a completion is decoded once, when it is finished.
+vLLM decodes token by token, in the only thread of its client. Here a completion is decoded once,
+when it is finished.
 """
 
 from __future__ import annotations
