@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from benchmarks.runs import say, write_json
 from harness.engines.completions import sampling_parameters
 from harness.engines.engine_options import engine_arguments
-from harness.engines.interventions.check_arms import opened_layers, refuse_to_open
+from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.engines.interventions.vllm_worker import QUERY_SETS
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import EngineError

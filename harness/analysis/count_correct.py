@@ -12,12 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from harness.analysis.paired_tests import (
-    Integers,
-    average_clusters,
-    linearise_clusters,
-    score_interval,
-)
+from harness.analysis.paired_tests import Integers, average_clusters, linearise_clusters
+from harness.analysis.score_interval import score_interval
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 

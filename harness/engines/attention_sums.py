@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness import smollm2_model
-from harness.engines.interventions.check_arms import refuse_to_open
+from harness.engines.interventions.open_layers import refuse_to_open
 from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request

@@ -40,12 +40,14 @@ from harness.engines.engine_options import (
 )
 from harness.engines.engine_processes import read_fact
 from harness.engines.interventions import check_arms
+from harness.engines.interventions.open_layers import open_layers
 from harness.engines.start_errors import (
     ChildErrors,
     explain_start_error,
     known_cause,
     make_start_error,
 )
+from harness.engines.watched_calls import WatchedCalls
 from harness.errors import ConfigError, EngineError, ModelError
 from harness.experiment.decode_tokens import decode_completion
 from harness.experiment.plan import Request
@@ -141,7 +143,7 @@ class VLLMEngine:
         interventions = options.pop("interventions", {})
         self._layers = interventions.get("layers")
         if self._layers:
-            check_arms.open_layers(options, self._layers)
+            open_layers(options, self._layers)
         refuse_unknown_arguments(options, [field.name for field in fields(EngineArgs)])
         if current_platform.is_cpu():
             fit_to_cpu(options, sampled=sampled)
@@ -192,7 +194,7 @@ class VLLMEngine:
                 self._errors.inherited(),
             ):
                 step_seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-                self._calls = engine_processes.WatchedCalls(processes, step_seconds, self._died)
+                self._calls = WatchedCalls(processes, step_seconds, self._died)
                 self._engine = self._calls.start(load)
         except Exception as error:  # vLLM raises anything, AssertionError and ImportError too
             log = self._errors.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.constants import JsonObject
 from harness.engines.devices import computes_bf16
-from harness.engines.interventions.check_arms import opened_layers
+from harness.engines.interventions.open_layers import opened_layers
 from harness.engines.vllm_engine import device_type
 from harness.errors import ModelError, RunError, RunInterrupted
 from harness.execution.generate_samples import generate_and_grade, quieten_libraries

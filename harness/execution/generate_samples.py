@@ -17,13 +17,8 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.display.progress import Progress, loading, progress_bar
-from harness.engines.interventions.check_arms import (
-    REFERENCE,
-    ask_reference,
-    describe_agreement,
-    opened_layers,
-    refuse_to_open,
-)
+from harness.engines.interventions.check_arms import REFERENCE, ask_reference, describe_agreement
+from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.errors import JournalError
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling

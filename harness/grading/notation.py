@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby, zip_longest
 
@@ -208,16 +209,25 @@ def split_outside_brackets(
     """Split a text at the separators outside all brackets. Return the pieces and the separators."""
     pieces: list[str] = []
     matched: list[str] = []
-    depth = start = 0
-    for match in TOKEN.finditer(plain_text):
+    start = 0
+    for match in _match_outside_brackets(plain_text):
         token = match.group().rstrip(" ")
-        # brackets of different kinds count alike, as in the interval [0,1)
-        depth += (token in _OPENING) - (token in _CLOSING)
-        if depth == 0 and token in separators:
+        if token in separators:
             pieces.append(plain_text[start : match.start()])
             matched.append(token)
             start = match.end()
     return [*pieces, plain_text[start:]], matched
+
+
+def _match_outside_brackets(plain_text: str) -> Iterator[re.Match[str]]:
+    """The tokens outside all brackets, and those that close an outermost bracket."""
+    depth = 0
+    for match in TOKEN.finditer(plain_text):
+        token = match.group().rstrip(" ")
+        # brackets of different kinds count alike, as in the interval [0,1)
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0:
+            yield match
 
 
 def brackets(plain_text: str) -> tuple[str, str]:
@@ -226,12 +236,8 @@ def brackets(plain_text: str) -> tuple[str, str]:
     closing = re.search(r"(?:[)\]]|\\\}|\\rangle)\Z", plain_text)
     if not opening or not closing:
         return "", plain_text
-    depth = 0
-    for match in TOKEN.finditer(plain_text):
-        token = match.group().rstrip(" ")
-        depth += (token in _OPENING) - (token in _CLOSING)
-        if depth == 0 and match.end() < len(plain_text):
-            return "", plain_text
+    if any(match.end() < len(plain_text) for match in _match_outside_brackets(plain_text)):
+        return "", plain_text
     return opening.group().strip(" ") + closing.group(), plain_text[opening.end() : closing.start()]
 
 

@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import sys
 from dataclasses import dataclass, field
@@ -7,7 +8,8 @@ import pytest
 
 from harness.engines import engine_pool, ray_carrier
 from harness.engines.completions import Completion
-from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool, check_engines, open_engines
+from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool
+from harness.engines.open_engines import check_engines, open_engines
 from harness.errors import (
     ConfigError,
     EngineError,
@@ -341,7 +343,7 @@ def test_the_command_is_asked_first_and_then_the_arguments(monkeypatch):
     assert check_engines(None, {"data_parallel_size": 4}) == 4
     assert check_engines("2", {"data_parallel_size": 4}) == 2
     assert check_engines("auto", {}) == "auto"
-    monkeypatch.setattr(engine_pool.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert check_engines("1", {"data_parallel_size": 4}) == 1, "one engine needs no Ray"
     with pytest.raises(MissingDependencyError, match=r"--engines is 2, .* Install `mless\[ray\]`"):
         check_engines("2", {})

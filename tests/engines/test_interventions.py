@@ -19,10 +19,10 @@ from harness.engines.interventions.arithmetic import (
     redistribute,
     tabulate_fillers,
 )
-from harness.engines.interventions.check_arms import (
-    ask_reference,
-    describe_agreement,
-    distance,
+from harness.engines.interventions.check_arms import ask_reference, describe_agreement, distance
+from harness.engines.interventions.open_layers import (
+    OPERATION,
+    open_layers,
     opened_layers,
     refuse_to_open,
 )
@@ -273,8 +273,8 @@ def test_answers_agree_until_a_near_tie():
 def test_compiled_graphs_are_split_at_our_own_op_too_and_stored_under_another_hash(monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     options = {"compilation_config": {"level": 3}}
-    check_arms.open_layers(options, {"attention": [0], "activations": [2]})
-    assert options["compilation_config"]["splitting_ops"][-1] == check_arms.OPERATION
+    open_layers(options, {"attention": [0], "activations": [2]})
+    assert options["compilation_config"]["splitting_ops"][-1] == OPERATION
     assert "vllm::unified_attention_with_output" in options["compilation_config"]["splitting_ops"]
     assert (
         options["compilation_config"]["cudagraph_mode"] == "FULL_AND_PIECEWISE"

@@ -11,12 +11,8 @@ import time
 import psutil
 import pytest
 
-from harness.engines.engine_processes import (
-    OWNER_VARIABLE,
-    WatchedCalls,
-    process_identity,
-    started_processes,
-)
+from harness.engines.engine_processes import OWNER_VARIABLE, process_identity, started_processes
+from harness.engines.watched_calls import WatchedCalls
 from harness.errors import EngineError
 
 WATCHING = (

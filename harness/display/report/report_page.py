@@ -23,13 +23,8 @@ from matplotlib.figure import Figure
 from harness.analysis.compare_with_baseline import compare
 from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
-from harness.display.comparison_tables import (
-    has_several_settings,
-    remark_noise,
-    remark_ungraded,
-    rows_of_conditions,
-    show_comparison,
-)
+from harness.display.comparison_remarks import has_several_settings, remark_noise, remark_ungraded
+from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures import figure_style
 from harness.display.figures.interval_rows import draw_forest
 from harness.display.format_table import Row, Table

@@ -33,7 +33,7 @@ from harness.engines.interventions.arithmetic import (
     tabulate_fillers,
     weigh,
 )
-from harness.engines.interventions.check_arms import OPERATION
+from harness.engines.interventions.open_layers import OPERATION
 from harness.engines.interventions.step_rows import Block, Chunk, Group, RecordedQueries, Recording
 
 QUERY_SETS = 3

@@ -1,0 +1,97 @@
+"""Score intervals of accuracies: Wilson's interval, also for averages over several samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import ndtri
+
+from harness.analysis.paired_tests import Floats, Integers
+from harness.constants import ALPHA
+
+ROOT_GAP = 1e-12
+"""Relative distance from the end of a range at which a root search begins: at the end a weight
+would be infinite."""
+
+
+def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tuple[float, float]:
+    """The score interval of a mean of numbers from 0 to 1: all means that the test does not reject.
+
+    The test divides by the standard error under its hypothesis: that of the likeliest distribution
+    with the hypothetical mean on the observed values, 0 and 1. For right or wrong this is Wilson's
+    interval; for averages over k samples it is the same construction on more possible values, which
+    is ours. It needs no random draws, has positive length even if all problems are alike, and never
+    leaves 0 to 1.
+
+    Args:
+        values: [problem] or [cluster] Numbers from 0 to 1.
+        weights: [cluster] As of `average_clusters`; by default all are equal.
+
+    Source:
+        Wilson (1927), doi:10.1080/01621459.1927.10502953; the likeliest distribution with a fixed
+        mean: Owen (1988), doi:10.1093/biomet/75.2.237, here with 0 and 1 as further possible
+        values.
+    """
+    pairs = np.column_stack(np.broadcast_arrays(np.asarray(values, dtype=float), weights))
+    distinct_pairs, counts = np.unique(pairs, axis=0, return_counts=True)
+    distinct, pair_weights = distinct_pairs.T.copy()
+    mean = float((distinct * pair_weights) @ counts / counts.sum())
+    critical = float(ndtri(1 - ALPHA / 2))
+
+    def excess(hypothetical_mean: float) -> float:
+        return abs(_score_statistic(distinct, pair_weights, counts, hypothetical_mean)) - critical
+
+    # at a mean of 0 or 1 one end is exact, and has no root to search for
+    low, high = 0.0, 1.0
+    if mean - low >= ROOT_GAP:
+        low = float(brentq(excess, mean, _towards(low, mean)))
+    if high - mean >= ROOT_GAP:
+        high = float(brentq(excess, mean, _towards(high, mean)))
+    return low, high
+
+
+def _score_statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float) -> float:
+    """By how many standard errors the observed mean exceeds the hypothetical `mean`."""
+    n = int(counts.sum())
+    difference = float((distinct * weights) @ counts) / n - mean
+    if difference == 0:
+        return 0.0
+    variance = _likeliest_variance(weights * (distinct - mean), counts / n, -mean, 1 - mean)
+    if variance <= 0:
+        return math.copysign(math.inf, difference)
+    return difference / math.sqrt(variance / n)
+
+
+def _likeliest_variance(centred: Floats, shares: Floats, low: float, high: float) -> float:
+    """Variance of the likeliest distribution with mean 0 on the values and the two bounds.
+
+    Its weights are shares / (1 + tilt * value), with the tilt that makes the mean 0. If even the
+    strongest tilt does not reach this, the remaining weight goes to a bound. Values of large
+    clusters may lie beyond the bounds, which are those of a cluster of average size.
+    """
+    if not low < 0 < high:
+        return 0.0
+
+    def tilted_mean(tilt: float) -> float:
+        return float((shares * centred / (1 + tilt * centred)).sum())
+
+    weakest = _towards(-1 / max(high, centred.max()), 0)
+    strongest = _towards(-1 / min(low, centred.min()), 0)
+    if tilted_mean(weakest) <= 0:
+        tilt = weakest
+    elif tilted_mean(strongest) >= 0:
+        tilt = strongest
+    else:
+        tilt = brentq(tilted_mean, weakest, strongest, xtol=1e-13)
+    weights = shares / (1 + tilt * centred)
+    remaining_weight = max(0.0, 1 - float(weights.sum()))
+    bound = low if tilt > 0 else high
+    return float(weights @ centred**2) + remaining_weight * bound**2
+
+
+def _towards(end: float, inner: float) -> float:
+    """A point just short of `end`, on the side of `inner`."""
+    return end + (inner - end) * ROOT_GAP

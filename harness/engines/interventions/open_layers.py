@@ -1,0 +1,161 @@
+"""Open layers: those that a config changes or records, what excludes them, and vLLM's options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.constants import JsonObject
+from harness.engines.engine_processes import PLUGIN
+from harness.errors import ConfigError, ModelError, explain_hub_error
+from harness.experiment.run_config import RunConfig
+
+OPERATION = "mless::change_rows"
+"""The operation that changes activations."""
+CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
+"""Operations at which vLLM splits graphs unless `splitting_ops` is set. We set it, so they are
+listed here. Each names its layer: a graph that contains one would be compiled again for every
+layer."""
+
+_UNSUPPORTED = {
+    "quantization": "quantised weights",
+    "speculative_config": "speculation",
+    "kv_cache_dtype": "a cache of another type",
+    "batch_invariant": "batch invariance",
+    "pipeline_parallel_size": "pipeline parallel",
+}
+"""Model arguments that exclude open layers, unless they have a value of _DEFAULTS."""
+_DEFAULTS = (None, False, 1, "1", "auto")
+
+
+def opened_layers(config: RunConfig) -> JsonObject:
+    """The layers, from 0, that the interventions and the recording of a config need open.
+
+    `attention` and `activations` are the layers in which these are changed. `recorded` are those
+    whose attention is recorded, or `all`; it is missing if none is recorded.
+    """
+    numbers: dict[str, set[int]] = {"attention": set(), "activations": set()}
+    for condition in config.conditions:
+        if intervention := condition.intervention:
+            kind = "attention" if intervention.kind == "filler" else "activations"
+            numbers[kind].update(intervention.layer_indices)
+    layers: JsonObject = {kind: sorted(numbers[kind]) for kind in numbers}
+    if config.record_attention:
+        layers["recorded"] = config.recorded_layers
+    return layers
+
+
+def refuse_interventions(config: RunConfig) -> None:
+    """Refuse a config whose backend or model arguments exclude its interventions or its recording.
+
+    Raises:
+        ConfigError: the backend is not vllm, or an argument excludes them.
+    """
+    names = [condition.name for condition in config.conditions if condition.intervention]
+    if not names and not config.record_attention:
+        return
+    if config.model.backend != "vllm":
+        reason = f"{names[0]} has an intervention" if names else "attention is recorded"
+        raise ConfigError(f"{reason}, which needs backend vllm; it is {config.model.backend}.")
+    arguments = config.model.model_args
+    if names and arguments.get("dtype") in (None, "auto"):
+        raise ConfigError(
+            "Interventions are checked in the type that vLLM computes in: name "
+            "model.model_args.dtype."
+        )
+    _refuse_arguments(arguments, opened_layers(config))
+
+
+def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
+    """Refuse a model whose layers cannot be opened, before it is loaded.
+
+    Raises:
+        ConfigError: an argument or the architecture excludes it, or the model has no such layer.
+        ModelError: the model's config cannot be read.
+    """
+    _refuse_arguments(arguments, layers)
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    name = str(arguments["pretrained"])
+    try:
+        config = AutoConfig.from_pretrained(name, revision=arguments.get("revision"))
+        config = config.get_text_config()
+    except (OSError, ValueError) as error:
+        raise ModelError(explain_hub_error(name, error)) from None
+    last = 0
+    for numbers in layers.values():
+        if numbers != "all":
+            last = max([last, *numbers])
+    if last >= config.num_hidden_layers:
+        raise ConfigError(
+            f"Layer {last + 1} is requested, but the model has {config.num_hidden_layers} layers."
+        )
+    # without memory for weights: only the classes of the modules matter
+    with torch.device("meta"):
+        decoder: Any = getattr(AutoModelForCausalLM.from_config(config), "model", None)
+    block = decoder.layers[last] if hasattr(decoder, "layers") else None
+    changes_layers = bool(layers["attention"] or layers["activations"])
+    if obstacle := _find_obstacle(config, block, changes_layers):
+        raise ConfigError(
+            f"The layers of {name} cannot be opened: {config.model_type} has {obstacle}."
+        )
+
+
+def _find_obstacle(config: Any, block: Any, changes_layers: bool) -> str | None:
+    """The property of a model that excludes open layers; None if there is none."""
+    attention = getattr(block, "self_attn", None)
+    activation = getattr(getattr(block, "mlp", None), "act_fn", None)
+    uses_windows = getattr(config, "use_sliding_window", True)
+    obstacles = {
+        "no `self_attn` in `model.layers`": attention is None,
+        "no `mlp.act_fn` (experts have none)": changes_layers and activation is None,
+        "sliding windows": uses_windows and getattr(config, "sliding_window", None),
+        "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
+        "attention sinks": hasattr(attention, "sinks"),
+        "latent attention": hasattr(attention, "kv_lora_rank"),
+    }
+    return next((obstacle for obstacle, exists in obstacles.items() if exists), None)
+
+
+def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> None:
+    for name, feature in _UNSUPPORTED.items():
+        value = arguments.get(name)
+        # True equals 1, which is a default of sizes only
+        if value is True or value not in _DEFAULTS:
+            raise ConfigError(
+                f"model.model_args.{name} is {value!r}: interventions and recording cannot go with "
+                f"{feature}."
+            )
+    if layers["activations"] and arguments.get("tensor_parallel_size") not in _DEFAULTS:
+        raise ConfigError(
+            "Changed activations need all units of a layer on one GPU: remove tensor_parallel_size."
+        )
+
+
+def open_layers(options: JsonObject, layers: JsonObject) -> None:
+    """Fill in the engine arguments that interventions need.
+
+    A compiled model is stored under a hash of the arguments, in which only `additional_config` has
+    these layers. No Python runs in a CUDA graph, so steps in which rows are changed or recorded use
+    graphs that are split at attention and at our own operation: see `Arms.may_use_full_graph`. vLLM
+    uses full graphs only for steps in which all requests decode.
+    """
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the hooks are the V1 runner's
+    options["additional_config"] = {**(options.get("additional_config") or {}), PLUGIN: layers}
+    if not options.get("enforce_eager"):
+        from vllm.config import CompilationConfig
+
+        compilation = options.get("compilation_config") or {}
+        if not isinstance(compilation, dict):
+            raise ConfigError(
+                "model.model_args.compilation_config: interventions need a mapping, got "
+                f"{compilation!r}."
+            )
+        operations = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
+        options["compilation_config"] = {
+            "splitting_ops": operations,
+            **compilation,
+            "cudagraph_mode": "FULL_AND_PIECEWISE",
+        }

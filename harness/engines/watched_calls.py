@@ -1,0 +1,134 @@
+"""Calls of vLLM that are given up if the engine has died or hangs.
+
+vLLM's client (0.28 to 0.33) waits for ever if its process dies or hangs, and only a signal to the
+main thread could interrupt it. So one thread waits for vLLM, and callers in any thread wait for
+this thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, wait
+from itertools import count
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from typing import Any
+
+from harness.engines.engine_processes import (
+    CONTINUE,
+    ENGINE_TURN_SECONDS,
+    ignored_signals,
+    make_stop_error,
+)
+from harness.errors import EngineError
+
+DEAD_START_SECONDS = 5
+"""Seconds that we wait for vLLM's own error after a process of a start has died."""
+INTERRUPTED_TURNS = 60
+"""Turns after which an interrupted start is abandoned: vLLM reads the model's files before it
+starts processes that can be ended."""
+STALL_FACTOR = 2
+"""An engine hangs if it gives no answer within this multiple of vLLM's own limit for a step (300
+s). Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in
+which kernels are compiled."""
+
+
+class WatchedCalls:
+    """Makes calls in a thread, in turn, and gives them up if the engine has died or hangs.
+
+    The thread is a daemon: Python would wait for the thread of an executor when it exits.
+
+    Args:
+        processes: The engine's processes, which may be added later. If one of them has ended, no
+            answer comes.
+        step_seconds: The engine's own limit for one step, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
+        make_death_error: Makes the error for a dead engine.
+    """
+
+    def __init__(
+        self,
+        processes: Collection[BaseProcess],
+        step_seconds: float,
+        make_death_error: Callable[[], EngineError],
+    ) -> None:
+        self._processes, self._make_death_error = processes, make_death_error
+        self._stall_seconds = STALL_FACTOR * step_seconds
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
+
+    def start(self, load: Callable[[], Any]) -> Any:
+        """Have the thread start vLLM, and return the engine.
+
+        vLLM raises an error if a process dies while it loads the model. If it dies just after that,
+        vLLM sends it a first message and waits for the answer for ever.
+
+        Raises:
+            RuntimeError: a process has died, and vLLM has not noticed.
+            BaseException: whatever vLLM raises.
+        """
+        answer: Future[Any] = Future()
+        self._calls.put((load, answer))
+        turns_since_death = 0
+        try:
+            while not wait([answer], timeout=ENGINE_TURN_SECONDS).done:
+                turns_since_death += self._has_dead_process()
+                if turns_since_death * ENGINE_TURN_SECONDS > DEAD_START_SECONDS:
+                    message = "its process ended just after it had loaded the model."
+                    raise RuntimeError(f"Engine core initialization failed: {message}")
+            return answer.result()
+        except BaseException:
+            self.close()
+            # Ctrl-C does not reach the thread; its call ends when the processes are killed
+            with ignored_signals():
+                for _ in range(INTERRUPTED_TURNS):
+                    for process in list(self._processes):
+                        process.kill()
+                    if wait([answer], timeout=ENGINE_TURN_SECONDS).done or turns_since_death:
+                        break
+            raise
+
+    def _has_dead_process(self) -> bool:
+        return any(not process.is_alive() for process in list(self._processes))
+
+    def call(self, method: Callable[[], Any]) -> Any:
+        """Have the thread call a method of vLLM's, and wait for the answer.
+
+        Raises:
+            EngineError: the engine process has died or hangs, or vLLM raised an error.
+        """
+        answer: Future[Any] = Future()
+        self._calls.put((method, answer))
+        # Turns are counted, as the clock also runs while Ctrl-Z or a scheduler has stopped this
+        # process.
+        for turns in count(1):
+            if wait([answer], timeout=ENGINE_TURN_SECONDS).done:
+                break
+            if self._has_dead_process():
+                raise self._make_death_error()
+            if turns * ENGINE_TURN_SECONDS > self._stall_seconds:
+                raise EngineError(
+                    f"The engine has not answered for {self._stall_seconds} seconds, and its "
+                    "process lives: it hangs (see `dmesg`), or its steps take longer than "
+                    f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. {CONTINUE}"
+                )
+        error = answer.exception()
+        if error is None:
+            return answer.result()
+        if isinstance(error, EngineError):
+            raise error
+        if type(error).__name__ == "EngineDeadError":
+            raise self._make_death_error() from error
+        raise make_stop_error("vLLM", error) from error
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            method, answer = call
+            try:
+                answer.set_result(method())
+            except BaseException as error:
+                answer.set_exception(error)
+
+    def close(self) -> None:
+        """End the thread after the last call."""
+        self._calls.put(None)
