@@ -1,7 +1,5 @@
 """The self-check: one prompt of every probe is also computed in other ways."""
 
-from __future__ import annotations
-
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 from collections.abc import Mapping

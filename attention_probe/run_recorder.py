@@ -1,7 +1,5 @@
 """Traces of a run's prompts that its engine records while it generates: `record_attention: 1-3`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

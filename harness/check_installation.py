@@ -5,8 +5,6 @@ an engine reports itself are not checked here: they are explained when an engine
 (`engines/start_errors.py`).
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import platform

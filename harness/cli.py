@@ -1,7 +1,5 @@
 """The command `mless`. A command imports its stage when it runs, so that `--help` is fast."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

@@ -5,8 +5,6 @@ the module that uses it. This file imports nothing of mless, so that all stages 
 import it.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Any, Literal
 

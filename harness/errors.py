@@ -5,8 +5,6 @@ exactly one remedy. The command line prints the message alone and exits with cod
 always means a bug in mless itself.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Layers and heads as users name them: counted from 1, as in the study. Indices count from 0."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

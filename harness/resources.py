@@ -1,7 +1,5 @@
 """Resources of the installation and the machine: tasks, configs, the cache folder, cores."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ SmolLM2-135M-Instruct is a real pretrained model that is available without a hub
 converted to an ordinary model folder in the user's cache. This folder is either complete or absent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

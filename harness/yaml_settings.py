@@ -1,7 +1,5 @@
 """Reads YAML files of settings, overrides keys, and explains errors in one line each."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

@@ -10,8 +10,6 @@ Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); S
 2510.01032, section 3.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A summary of traces: the attention on each region under each condition, and the self-check."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`mless figure`: measure what is missing and draw a figure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`mless heads`: rank heads by a measure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

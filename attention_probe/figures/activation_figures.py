@@ -4,8 +4,6 @@ Every number is a mean over prompts. A change is relative, (with - without) / wi
 prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

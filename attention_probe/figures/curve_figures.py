@@ -4,8 +4,6 @@ What qualifies the numbers is drawn with them: the definition and what is left o
 stamps above each panel (selected on outcome, reference numbers), and counts and bands in the note.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The config of a figure: rows (what is compared) times heads, or activations of the first MLP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path

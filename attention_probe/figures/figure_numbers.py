@@ -1,7 +1,5 @@
 """The numbers of a figure of attention curves: points, accuracies of bars, and their CSV."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

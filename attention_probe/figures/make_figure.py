@@ -1,7 +1,5 @@
 """A figure from its config: measure what is missing, then draw."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Figures of a folder of traces: the mean curves of each layer's heads, all conditions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -13,8 +13,6 @@ position. Deeper layers leave a residual, because their inputs have changed too.
 Source: the affine map of arXiv 2510.01032, section 3.
 """
 
-from __future__ import annotations
-
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 import numpy as np

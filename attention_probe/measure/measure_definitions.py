@@ -1,7 +1,5 @@
 """The definition of the probe's numbers: every measure and array of a trace, its axes and unit."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """Run problems under all conditions, and compute all measured fields of their traces."""
 
-from __future__ import annotations
-
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ block is reduced and then overwritten by the next one, so memory grows with the 
 and not with its square.
 """
 
-from __future__ import annotations
-
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 from dataclasses import dataclass, field

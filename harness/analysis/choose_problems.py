@@ -4,8 +4,6 @@ Problems that are selected by their outcome cannot show what a filler does on av
 selection is marked, and can have matched controls: problems that did not flip.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence

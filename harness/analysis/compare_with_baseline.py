@@ -1,7 +1,5 @@
 """`compare`: every condition against the baseline, with tests, intervals and verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

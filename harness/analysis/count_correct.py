@@ -1,7 +1,5 @@
 """Counts of right samples by problem and condition, and the accuracy of a single condition."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ scale alone their sum is less, with bias alone it is more. Such cells separate t
 no prompt makes a model compute them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

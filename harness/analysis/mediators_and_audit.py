@@ -4,8 +4,6 @@ Mediators are missing boxes, lengths and loops. The audit compares the verdicts 
 the same completions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

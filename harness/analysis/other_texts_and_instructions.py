@@ -5,8 +5,6 @@ problems are crossed random effects, so the interval holds for new prompts of th
 problems.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ data frames. Problems in one cluster count as one: then the number is the cluste
 `weights` has the size of each cluster, see `average_clusters`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ clear effect. "The effect over models" can mean two things, and a table shows bo
 The second analysis is also made over texts, instructions and draws of examples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Power: which differences a planned run can detect. It says nothing about a finished run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Published numbers next to those of runs, and how the set-ups differ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

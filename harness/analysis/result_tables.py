@@ -1,7 +1,5 @@
 """All tables of one run or several, and how they are written as JSON and CSV."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Score intervals of accuracies: Wilson's interval, also for averages over several samples."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`mless compare`: any two conditions, and a gate for continuous integration."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

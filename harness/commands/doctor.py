@@ -1,7 +1,5 @@
 """`mless doctor`: check the installation."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

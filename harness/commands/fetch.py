@@ -1,7 +1,5 @@
 """`mless fetch`: download what a config needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`mless plot`: figures of runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`mless report`: runs and traces of their prompts as one page."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`mless run`: run or continue one experiment."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`mless table`: all conditions against the baseline."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`mless tasks`: the folder of our lm-eval tasks, and other tasks under conditions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

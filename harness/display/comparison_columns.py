@@ -4,8 +4,6 @@ Braces in a legend name facts that `comparison_tables` fills in. `side_tables` h
 the other tables.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from harness.constants import ALPHA

@@ -1,7 +1,5 @@
 """The legends and remarks below the table of a comparison: what its numbers mean, and its tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

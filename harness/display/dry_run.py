@@ -1,7 +1,5 @@
 """The text of a dry run: prompts, requests, and the smallest effect that they can detect."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The forecast of a run's time, from an earlier run of the same model."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

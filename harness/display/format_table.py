@@ -3,8 +3,6 @@
 The report's template writes tables as HTML. In no format can a text in a cell act as markup.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap

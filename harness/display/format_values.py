@@ -3,8 +3,6 @@
 Minus signs and dashes are typographic; `format_table.render` replaces them in plain text.
 """
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Progress of a long command: bars in a terminal, lines in a log."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 import time

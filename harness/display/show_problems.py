@@ -4,8 +4,6 @@ Models write hostile text. It goes to the terminal as plain characters, never as
 character that a terminal would obey (escapes, carriage returns, changes of direction) is spelt out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest

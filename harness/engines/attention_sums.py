@@ -4,8 +4,6 @@
 Here only sums over queries leave the engine, so all layers of a large model can be recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any

@@ -3,8 +3,6 @@
 A backend that is not vLLM's leaves out what it does not report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 GPUs are read from `nvidia-smi`, so that CUDA is not initialised.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """lm-eval's model arguments as vLLM's engine arguments, and the defaults that mless adds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ that it starts. It does not do so in forked processes, because their parent has 
 already; the hook for forks covers these.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """Opens the engines that a run asks for: one in this process, or a pool of several."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

@@ -5,8 +5,6 @@ gives it its GPUs and repeats no call: `EnginePool` decides what is generated ag
 because only it knows which samples are there.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import secrets

@@ -8,8 +8,6 @@ advice. A process that a signal ended prints nothing: its exit code names the si
 earlier messages name the step.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

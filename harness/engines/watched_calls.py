@@ -5,8 +5,6 @@ main thread could interrupt it. So one thread waits for vLLM, and callers in any
 this thread.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait

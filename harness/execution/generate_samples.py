@@ -1,7 +1,5 @@
 """Generates the missing samples of a plan and grades them meanwhile."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

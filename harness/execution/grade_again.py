@@ -1,7 +1,5 @@
 """Grades without a model: a finished run again, or completions that mless did not generate."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

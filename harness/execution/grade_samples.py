@@ -1,7 +1,5 @@
 """Grade and audit every sample in the grader pool, while others are still generated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 

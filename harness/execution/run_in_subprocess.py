@@ -1,7 +1,5 @@
 """`harness.run`: an experiment from Python, in a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -12,8 +12,6 @@ is read from a name, so a config may give its conditions any names but those of 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum

@@ -4,8 +4,6 @@ Each entry that stands for several conditions names them. If the config has anot
 such a name, the new condition gets a longer name.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence

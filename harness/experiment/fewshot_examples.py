@@ -4,8 +4,6 @@ Examples come from a pool of problems that are not questions of the run. Each dr
 entire pool, so two draws may share examples: the draws are a random sample of all possible draws.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterable, Sequence

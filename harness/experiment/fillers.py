@@ -1,7 +1,5 @@
 """Fillers of an exact number of tokens: a cut sentence, a repeated and cut text, random words."""
 
-from __future__ import annotations
-
 import random
 import re
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """How completions are sampled: the effective parameters, their source, and the seeds of samples."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

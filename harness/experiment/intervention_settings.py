@@ -11,8 +11,6 @@
 - `function`: activations are changed by a function of the user.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The model of a run config: its backend, its arguments, and which of these can change a sample."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The key of a sample depends on everything that can change the sample. So a store
 every request with the same key.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -4,8 +4,6 @@ The environment variable `MATH500_PATH` replaces MATH-500: it names a JSONL file
 MATH-500. Without it, the problems come from the hub.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

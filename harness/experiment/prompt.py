@@ -8,8 +8,6 @@ chat. lm-eval's tasks, the token checks and the probe read the positions of inst
 problem from the segments, never from the text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

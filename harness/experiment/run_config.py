@@ -1,7 +1,5 @@
 """The config of a run: one YAML file is one experiment. Its schema, its defaults, its refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -8,8 +8,6 @@ and what its prompts have is reported instead. Each prompt is built once: the ch
 run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

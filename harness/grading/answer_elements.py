@@ -3,8 +3,6 @@
 An answer is split here and compared in `same_answer`. A single answer is a list of one element.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, product, zip_longest

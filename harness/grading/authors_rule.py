@@ -1,7 +1,5 @@
 """The grading rule of the study's authors, with its faults, for the audit."""
 
-from __future__ import annotations
-
 import re
 
 

@@ -1,7 +1,5 @@
 """Find the answer of a completion: the content of its last closed box, or its first line."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ The reader knows the notation of formulas. A `Point` of `harness.grading.values`
 letters and computes every step.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

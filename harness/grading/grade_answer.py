@@ -3,8 +3,6 @@
 `same_answer` decides whether two answers are the same.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 from harness.grading.answer_elements import is_readable, split_atoms

@@ -9,8 +9,6 @@ A job has one or several steps: the comparison with the gold answer, or each of 
 worker replies after every step, so a step that hangs costs only its own columns.
 """
 
-from __future__ import annotations
-
 import json
 import selectors
 import time

@@ -5,8 +5,6 @@ worker cannot send a pickle. It uses no fork and no threads, and does not import
 so `GraderPool` works in scripts and notebooks.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gc

@@ -1,7 +1,5 @@
 """Write LaTeX in plain notation, which has a single spelling for each meaning."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterator

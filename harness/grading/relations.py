@@ -4,8 +4,6 @@
 turns relations into values and intervals, as text. `harness.grading.same_answer` compares them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest

@@ -6,8 +6,6 @@ a set. Every element counts. A unit, a name (`x=`) or a percent sign may be left
 be a different one. The base of a numeral may be left out. Nothing is rounded.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from contextlib import suppress

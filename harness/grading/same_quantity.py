@@ -1,7 +1,5 @@
 """Compare single values: numbers with units, percent signs or bases, formulas, and ratios."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import pairwise

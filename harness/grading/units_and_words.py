@@ -5,8 +5,6 @@ A unit follows a number, or precedes it as `\\$` does. It is a known unit or any
 unit: `5\\text{ or more}` is not 5, and `5\\text{ million}` is a product.
 """
 
-from __future__ import annotations
-
 import re
 
 from harness.grading.formula import FUNCTIONS

@@ -5,8 +5,6 @@ a budget of functions. So the length of a formula bounds its cost: nothing is si
 expanded.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ lm-eval calls a `custom_dataset` with `--metadata` and the model arguments merge
 ours are ignored.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 What they mean for a run is in `read_lm_eval_logs`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

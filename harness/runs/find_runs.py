@@ -1,7 +1,5 @@
 """Find the runs that a user names: folders of mless, folders of lm-eval's logs, and single logs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

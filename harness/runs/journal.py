@@ -5,8 +5,6 @@ one finished record with a `key`. No record is ever rewritten, so a kill at any 
 the line being written.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ Logs of our tasks have condition, segments and grades in them. In logs of other 
 what is right, and the segments are found only if `mless tasks --wrap` wrote the task.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

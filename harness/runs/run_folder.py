@@ -1,7 +1,5 @@
 """A run folder: its files, its lock, and whether the run in it can be continued."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count

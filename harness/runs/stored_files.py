@@ -4,8 +4,6 @@ An unfinished run has plain files, which it appends to; a finished run's are com
 not need to know which.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import lzma

@@ -1,7 +1,5 @@
 """The provenance of a result: versions, git revision, model hashes, and the receipt as a line."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The figures of `mless plot`. A new kind has a name in `Kind` and an entry in `FIGURES`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 

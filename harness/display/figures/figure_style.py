@@ -1,7 +1,5 @@
 """The style of all figures: looks and labels of conditions, fonts, panels, legend, note, files."""
 
-from __future__ import annotations
-
 import json
 import math
 import textwrap

@@ -1,7 +1,5 @@
 """Rows with intervals: accuracies, and differences from the baseline (the forest plot)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple

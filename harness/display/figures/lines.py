@@ -1,7 +1,5 @@
 """Lines over x with bands or intervals: sweeps, completion lengths, the curves of the probe."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

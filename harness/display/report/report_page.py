@@ -3,8 +3,6 @@
 The card is at the top: the question, the verdicts that answer it, and facts about the runs.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

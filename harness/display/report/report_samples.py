@@ -4,8 +4,6 @@ A block is JSON, deflated, in base64, which no parser of HTML can mistake for ma
 one problem are in the same block, since they resemble each other.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -3,8 +3,6 @@
 They compute token by token, so an answer does not depend on batches, chunks or caches.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every engine answers a few prompts of every arm. It must give the answers of Hug
 same arithmetic: the same tokens until the first near-tie, with the same log-probabilities.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

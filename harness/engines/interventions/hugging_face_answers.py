@@ -7,8 +7,6 @@ It runs in a separate process, which ends before an engine takes the memory:
 FILE has the questions, and then the questions with the answers.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

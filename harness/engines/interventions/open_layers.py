@@ -1,7 +1,5 @@
 """Open layers: those that a config changes or records, what excludes them, and vLLM's options."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The rows of a step that interventions change, and those whose attention is recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -9,8 +9,6 @@ Everything is installed before vLLM compiles or captures anything. Rows are coun
 that was skipped, as by a CUDA graph, ends the run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence
