@@ -17,20 +17,12 @@ from harness.analysis.count_correct import (
     measure_accuracy,
     refuse_unpaired,
 )
-from harness.analysis.paired_tests import choose_verdict, count_flips, fewest_problems, holm
+from harness.analysis.paired_tests import count_flips, fewest_problems
 from harness.analysis.pool_models import estimate_over_draws, to_points
-from harness.constants import ALPHA, BASELINE, MARGIN, PASSED
+from harness.analysis.verdicts import explain_unmeasured, judge
+from harness.constants import ALPHA, BASELINE, MARGIN
 from harness.errors import ComparisonError, list_near
-from harness.experiment.conditions import (
-    POSITIVE_CONTROL,
-    ReferenceConditions,
-    contrast_name,
-    read_contrast,
-)
-
-FEWEST_GRADED = 0.5
-"""If a smaller share of a condition's samples has a graded answer, the absence of an effect means
-nothing."""
+from harness.experiment.conditions import ReferenceConditions, contrast_name, read_contrast
 
 COMPARISON_COLUMNS = {
     "model": "the model's label",
@@ -231,53 +223,6 @@ def measure_effects_by_draw(frame: pandas.DataFrame, contrast: tuple[str, str]) 
             }
 
 
-def judge(rows: Sequence[Row], *, primary: str | None) -> None:
-    """Add tests, p_adjusted, verdict and by_format to the tested rows.
-
-    The chance that a table calls any difference better or worse by mistake is at most alpha.
-    Without a primary contrast all tests share alpha. With a primary contrast, all pairs of a model
-    and a layout have equal shares. In each pair the primary contrast is tested first, with the full
-    share. The others are tested only if it is significant.
-
-    Args:
-        rows: All rows of a table.
-        primary: The entry in the column `condition` of the primary contrast, if there is one.
-
-    Source:
-        Serial gatekeeping: Westfall and Krishen (2001), doi:10.1016/S0378-3758(01)00077-5; shares:
-        Bonferroni.
-    """
-    families: dict[Any, list[Row]] = {}
-    for row in rows:
-        if row["role"] == "tested":
-            family = (row["model"], row["layout"]) if primary else None
-            families.setdefault(family, []).append(row)
-    for tested in families.values():
-        primary_rows = [row for row in tested if row["condition"] == primary]
-        _judge_tests(primary_rows, families=len(families), least_p=0.0)
-        gate = max((row["p_adjusted"] for row in primary_rows), default=0.0)
-        secondary_rows = [row for row in tested if row["condition"] != primary]
-        _judge_tests(secondary_rows, families=len(families), least_p=gate)
-
-
-def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> None:
-    """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
-    # Holm within a family, Bonferroni over the families
-    shared = np.minimum(1, families * holm([row["p"] for row in tested]))
-    for row, p in zip(tested, np.maximum(least_p, shared).tolist(), strict=True):
-        verdict = choose_verdict(p, row["difference"], within_margin=row["within_margin"])
-        if row.get("unmeasured") and verdict not in PASSED:
-            verdict = "unmeasured"
-        row |= {"tests": families * len(tested), "p_adjusted": p, "verdict": verdict}
-        row["by_format"] = verdict in PASSED and _may_be_format(row)
-
-
-def _may_be_format(row: Row) -> bool:
-    """Whether the difference among answered samples may be 0 and is less than half of it."""
-    is_minor = 2 * abs(row["answered_difference"]) < abs(row["difference"])
-    return bool(is_minor and row["answered_low"] <= 0 <= row["answered_high"])
-
-
 def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedCompletions) -> list[Row]:
     """The rows of one setting: all conditions, then contrasts with another baseline."""
     pairs = {condition: (condition, design.baseline) for condition in arms}
@@ -294,7 +239,7 @@ def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedComple
             row |= _compare_replicates(old, new, changed_completions)
         rows.append(row)
     for row in rows:
-        row["unmeasured"] = _explain_unmeasured(row, rows, design.reference_conditions)
+        row["unmeasured"] = explain_unmeasured(row, rows, design.reference_conditions)
     return rows
 
 
@@ -352,28 +297,6 @@ def _compare_replicates(
         changed, samples = zip(*(changed_completions[side] for side in sides), strict=True)
         row |= {"aa_changed": sum(changed), "aa_samples": sum(samples)}
     return row
-
-
-def _explain_unmeasured(
-    row: Row, rows: Sequence[Row], reference_conditions: ReferenceConditions
-) -> str | None:
-    """Why a row of a setting's `rows` could not have shown equivalence; None if it could."""
-    row_by_name = {row["condition"]: row for row in rows}
-    if "difference" not in row or row["baseline"] not in row_by_name:
-        return None
-    sides = [row_by_name[row["baseline"]], row]
-    if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
-        return "fewer than half of the samples of one side have a graded answer"
-    # a score interval ends at 0 or 100 only if no sample, or every sample, is right
-    if all(side["accuracy_low"] <= 0 or side["accuracy_high"] >= 100 for side in sides):
-        return "both accuracies are at the end of the scale"
-    for name, fields in reference_conditions.items():
-        control = row_by_name.get(name)
-        if fields["kind"] != POSITIVE_CONTROL or control is None:
-            continue
-        if control["p"] >= ALPHA or control["difference"] > 0:
-            return "the positive control was not seen"
-    return None
 
 
 def _refuse_unknown(settings: Mapping[Setting, Arms], design: Design) -> None:

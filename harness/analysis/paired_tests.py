@@ -1,4 +1,4 @@
-"""Paired differences with test and interval, adjusted p-values and verdicts.
+"""Paired differences with test and interval, and adjusted p-values.
 
 Every function takes one number for each problem, or p-values. None knows of models, conditions or
 data frames. Problems in one cluster count as one: then the number is the cluster's mean, and
@@ -259,10 +259,3 @@ def holm(p_values: npt.ArrayLike) -> Floats:
     steps = np.arange(len(order), 0, -1) * p[order]
     adjusted[order] = np.minimum(1, np.maximum.accumulate(steps))
     return adjusted
-
-
-def choose_verdict(p_adjusted: float, difference: float, *, within_margin: bool) -> str:
-    """`better` or `worse` if significant, else `equivalent` within the margin or `inconclusive`."""
-    if p_adjusted < ALPHA:
-        return "better" if difference > 0 else "worse"
-    return "equivalent" if within_margin else "inconclusive"

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from harness.analysis import compare, estimate_difference, holm, score_interval
-from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS, judge
-from harness.analysis.paired_tests import choose_verdict
+from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
+from harness.analysis.verdicts import choose_verdict, judge
 from harness.errors import ComparisonError
 from tests.make import CONTROL
 
