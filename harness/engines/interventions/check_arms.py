@@ -106,7 +106,9 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
     return plain
 
 
-def salted_prompt(token_ids: Sequence[int], arm: JsonObject | None, recording: str = "") -> Any:
+def salted_prompt(
+    token_ids: Sequence[int], arm: Mapping[str, Any] | None, recording: str = ""
+) -> Any:
     """A prompt for vLLM, with a salt for its cache if it has an arm or is recorded.
 
     Without the salt the cache would give an arm the states of another. A recorded prompt must be
