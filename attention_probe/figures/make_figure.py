@@ -73,8 +73,10 @@ def make_figure(
 
 def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
     curves = []
+    # all panels of a model share its traces, so each model is loaded once
     for model in dict.fromkeys(str(panel.head.model) for panel in config.panels):
         panels = [panel for panel in config.panels if panel.head.model == model]
+        # configs count layers from 1
         layers = sorted({panel.head.layer - 1 for panel in panels})
         with measure(model, layers, Record()) as traces:
             curves.append(read_curves(panels, config, traces))

@@ -99,6 +99,7 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
     _check_samples(frame, [*keys, "problem_id", "sample_index"])
     # numbers of problems over the entire frame, so all outcomes have the same order
     problems, problem_ids = pandas.factorize(frame["problem_id"])
+    # all samples of a problem have its cluster, so the first sample tells it
     _, first_rows = np.unique(problems, return_index=True)
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
     outcomes = []
@@ -161,6 +162,7 @@ def _check_samples(frame: pandas.DataFrame, identity: list[str]) -> None:
 def group_by_setting(outcomes: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outcomes]]]:
     """The outcomes of each setting by condition, with the replicates in order."""
     settings: dict[Setting, dict[str, list[Outcomes]]] = {}
+    # the sort is stable: within a replicate the conditions keep the order of the frame
     for arm in sorted(outcomes, key=attrgetter("replicate")):
         settings.setdefault(arm.setting, {}).setdefault(arm.condition, []).append(arm)
     return settings
@@ -172,6 +174,7 @@ def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
     Raises:
         ComparisonError: they differ, or samples are missing. The message names the first problems.
     """
+    # first each by itself, as missing samples would look like other numbers of samples below
     for outcomes in (baseline, arm):
         is_incomplete = outcomes.samples < outcomes.k
         if is_incomplete.any():

@@ -32,6 +32,7 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[st
     compared = [row for row in rows if row["role"] != "baseline"]
     if not compared:
         return {}, ["One condition only: nothing is compared."]
+    # what is said about all rows must hold for the one with the fewest draws
     draws = min(row["draws"] for row in compared)
     is_for_new_examples = draws >= FEWEST_DRAWS
     has_examples = any((run.get("settings") or {}).get("fewshot") for run in board.receipt)
@@ -189,6 +190,7 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
             name = label(row["condition"])
             yield f"A/A, {setting}, {name} and its baseline: {describe_repeat(row)}."
         elif row["role"] == "reference":
+            # the control must lower the accuracy: a rise does not show that the run can see effects
             is_visible = row["p"] < ALPHA and row["difference"] < 0
             outcome = "NOT SEEN: this run has not shown that it could see any effect"
             if is_visible:

@@ -76,6 +76,7 @@ def loading(log: Path) -> Iterator[None]:
     """
     stopped = Event()
     start = time.monotonic()
+    # what is there was written before this load
     log_start = log.stat().st_size if log.exists() else 0
 
     def watch_log() -> None:
@@ -215,6 +216,7 @@ class Progress:
         the limit. A sample that is longer already is expected to end halfway to the limit.
         """
         remaining = 0.0
+        # the last bar counts all tasks
         for task in self._bars.tasks[:-1]:
             finished = task if self._count_finished(task) else total
             mean = self._most_tokens / 2

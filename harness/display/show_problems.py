@@ -90,6 +90,7 @@ def describe_changes(
         repeat = f"both sides were run again: {describe_repeat(row)}"
     matching = sum(count for outcome, count in outcomes.items() if criterion.selects(outcome))
     total = sum(outcomes.values())
+    # with several draws of examples, a problem counts once for each
     noun = "problems" if total <= row["problems"] else "problems by draw"
     listed = f"{matching} of {total} {noun}"
     filters = {"subject": criterion.subject, "level": criterion.level}
@@ -160,6 +161,7 @@ def print_problem(
     Raises:
         RunError: the run has no such problem, condition or layout.
     """
+    # with several draws of examples a problem has an id for each; the document has its own id
     candidates = [
         prompt for prompt in run.prompts if problem in (prompt.problem_id, prompt.doc.get("id"))
     ]

@@ -49,6 +49,7 @@ def regrade(path: Path) -> str:
         with clear_messages(path):
             expand(path)
         old_version, old_verdicts = _read_old_scores(path / SCORES)
+        # a regrading that was killed may have had another grader, so it is not continued
         partial.unlink(missing_ok=True)
         samples = list(read_samples(path))
         with (

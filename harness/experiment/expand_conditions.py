@@ -110,6 +110,7 @@ def expand_causes(entries: Sequence[Any]) -> list[Any]:
         for name, condition in named_conditions().items()
     }
     sources |= index_by_name(entries)
+    # names of the named conditions are taken, whether or not the config has these
     names = set(sources)
     cells = set[tuple[str, str, tuple[int, ...]]]()
     expanded: list[Any] = []
@@ -167,6 +168,7 @@ def add_reference_conditions(
     """
     names = {condition.name for condition in conditions}
     conditions = list(conditions)
+    # before the variants, because the control runs under the other instructions too
     if control is not None:
         name = find_free_name(control.name, names)
         conditions.append(control.model_copy(update={"name": name}))

@@ -137,11 +137,13 @@ class RunConfig(Strict):
         if isinstance(entries, (list, tuple)):  # the type of any other value is refused later
             entries = expand_causes(entries)
             swept = expand_sweep(sweep) if sweep is not None else []
+            # a combination that the config has as an entry too is run once
             values["conditions"] = entries + [entry for entry in swept if entry not in entries]
         return values
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
+        # lazily: after the first fault nothing is checked
         for fault in chain(
             self._find_condition_faults(),
             self._find_example_faults(),
@@ -281,6 +283,7 @@ class RunConfig(Strict):
             ConfigError: a prompt has several greedy samples, which would be equal.
             ModelError: `model_default`, and there is no generation_config.
         """
+        # the answer is the first line, so the completion may end there
         until = (*self.until, *(["\n"] if self.answer == "line" else []))
         sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
         if self.repeats_per_draw > 1 and sampling.greedy:

@@ -109,12 +109,14 @@ def draw_instructions(table: pandas.DataFrame) -> Figure:
             name = short_label(row["condition"])
             rows.append(FigureRow(f"{setting}: {name} (n = {row['problems']})"))
             look = looks[row["condition"]]
+            # the run's own instruction comes first; the others have the numbers of the config
             own_effect, *effects = row["effects"]
             rows.append(_make_difference_row("the run's own", look, own_effect))
             for index, effect in enumerate(effects, start=1):
                 rows.append(_make_difference_row(f"w{index:02}", look, effect))
             outer = row["new_low"], row["new_high"]
             mean = _make_difference_row("mean", look, _read_effect(row), outer=outer)
+            # the printed interval is the wider one, which holds for new instructions too
             cells = {**mean.cells, "interval": interval(*outer, sign=True)}
             rows.append(mean._replace(cells=cells))
     note = (
@@ -169,15 +171,18 @@ def _make_setting_rows(
     setting: str, table: pandas.DataFrame, looks: Mapping[str, Look]
 ) -> Iterator[FigureRow]:
     """The rows of one model and layout: its name, repeat runs, then contrasts."""
+    # a setting has exactly one baseline
     (baseline,) = table[table["role"] == "baseline"].to_dict("records")
     yield FigureRow(f"{setting} (n = {baseline['problems']}, k = {baseline['repeats']})")
     for row in table[table["aa_difference"].notna()].to_dict("records"):
         cells = {"points": signed(row["aa_difference"])}
         if not pandas.isna(row["aa_samples"]):
+            # a repeat run has no interval, so its place is free
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
         name = f"{short_label(row['condition'])} (A/A)"
         yield FigureRow(name, cells, looks[row["condition"]], row["aa_difference"], filled=False)
     for row in table[table["role"] != "baseline"].to_dict("records"):
+        # without a verdict the role says why there is none
         verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
         yield _make_difference_row(
             short_label(row["condition"]),
