@@ -120,6 +120,7 @@ def export(
         # its turns, which are the same under other conditions
         condition = prompt.condition if is_chat and prompt.answer_prefix else ""
         calls.setdefault((is_chat, condition), {}).setdefault(prompt.task, []).append(prompt)
+    # files of an earlier export go first: beside the new ones they would be a second evaluation
     date = "20[0-9][0-9]-*"  # lm-eval's dates
     for pattern in (
         f"results_{date}.json",

@@ -190,6 +190,8 @@ def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]
     frame = frame[~frame["condition"].isin(board.reference_conditions)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
+            # rows of a table have the order of the frame; the stable sort keeps that of the
+            # conditions
             ordered = frame.sort_values(column, kind="stable", ignore_index=True)
             margin = float(board.comparison["margin"].iloc[0])
             split = replace(
@@ -208,6 +210,7 @@ def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
     """A figure as an SVG image inside the page, with its note as caption and a text alternative."""
     caption = " ".join(figure.get_supxlabel().split())
+    # the note stands below the image as text, which can be selected and wraps
     figure.supxlabel("")
     image = BytesIO()
     figure.savefig(image, format="svg", bbox_inches="tight", pad_inches=0.05)
