@@ -28,7 +28,7 @@ from harness.analysis.result_tables import make_leaderboard, records
 from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
-from harness.runs.run_folder import JOURNAL, read_identity, read_prompts, read_scores
+from harness.runs.run_files import JOURNAL, read_identity, read_prompts, read_scores
 from harness.runs.stored_files import expand
 
 RUN = ROOT / "tests" / "data" / "greedy_run"

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.report import Figures, row
 from benchmarks.runs import ROOT, run_benchmark, say
 from harness import load_run
-from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES
+from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES
 from harness.runs.stored_files import open_stored
 
 SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each

@@ -34,7 +34,8 @@ from harness.runs import read_runs
 from harness.runs.prompt_sources import AnsweredPrompt, Source
 from harness.runs.read_runs import Run
 from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
-from harness.runs.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
+from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts
+from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import expand, hash_stored
 
 

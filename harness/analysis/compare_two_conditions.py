@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas
 from scipy.special import ndtri
 
 from harness.analysis.pool_models import FEWEST_DRAWS
@@ -16,9 +16,6 @@ from harness.errors import ComparisonError, ConfigError, RunError, list_near
 from harness.runs.find_lm_eval_files import find_log
 from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

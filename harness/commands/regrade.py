@@ -28,7 +28,7 @@ def regrade(
     """Grade and audit a finished run again; or grade the completions of any log or table."""
     from harness.execution.grade_again import regrade as regrade_run
     from harness.execution.grade_again import regrade_logs
-    from harness.runs.run_folder import JOURNAL
+    from harness.runs.run_files import JOURNAL
     from harness.runs.stored_files import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):

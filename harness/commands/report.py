@@ -37,7 +37,7 @@ def report(
     """Write one HTML file about runs: results, figures, tables, all samples, attention curves."""
     from harness.display.report.report_page import write_report
     from harness.runs.find_runs import locate
-    from harness.runs.run_folder import RECORDED
+    from harness.runs.run_files import RECORDED
 
     # by name, because this package must not import the probe
     read_attention = import_module("attention_probe.figures.trace_figures").read_attention

@@ -1,10 +1,10 @@
 """The table of a comparison, by condition or by model: its rows, title and columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
 
 from harness.analysis.result_tables import Leaderboard, records
 from harness.display import comparison_columns
@@ -12,9 +12,6 @@ from harness.display.comparison_columns import word
 from harness.display.comparison_remarks import ROUNDS_TO_ZERO, explain_comparison
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import LEVEL, label, plural
-
-if TYPE_CHECKING:
-    import pandas
 
 _TITLE_NOUNS = {
     "model": "",

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.display.format_values import plural
 from harness.experiment.run_config import RunConfig
-from harness.runs.run_folder import RECEIPT
+from harness.runs.run_files import RECEIPT
 
 SPEED_ARGUMENTS = (
     "pretrained",

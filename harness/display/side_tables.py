@@ -4,12 +4,12 @@
 and one here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
 
 from harness.analysis import (
     intervention_effects,
@@ -34,9 +34,6 @@ from harness.display.format_values import (
     plural,
     signed,
 )
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

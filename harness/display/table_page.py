@@ -1,10 +1,10 @@
 """The page of `mless table`: from the names of one run or several to text, CSV or JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
 
 from harness.analysis.published_numbers import read_reference, reference_table, setup_differences
 from harness.analysis.result_tables import (
@@ -24,9 +24,6 @@ from harness.runs.find_runs import locate
 from harness.runs.join_runs import group_by_table
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

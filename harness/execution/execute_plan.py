@@ -31,14 +31,11 @@ from harness.runs.records import (
     as_json,
     stored_prompts,
 )
-from harness.runs.run_folder import (
+from harness.runs.run_files import (
     JOURNAL,
     PROMPTS,
     RECEIPT,
     SCORES,
-    RunFolder,
-    changes,
-    has_sample,
     read_identity,
     read_prompts,
     read_receipt,
@@ -47,6 +44,7 @@ from harness.runs.run_folder import (
     read_scores,
     read_sessions,
 )
+from harness.runs.run_folder import RunFolder, changes, has_sample
 from harness.runs.samples_frame import read_frame
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 

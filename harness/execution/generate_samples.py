@@ -23,7 +23,8 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, Sample, Score
-from harness.runs.run_folder import RECORDED, RunFolder, read_samples
+from harness.runs.run_files import RECORDED, read_samples
+from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import clear_messages
 
 LOG = "libraries.log"

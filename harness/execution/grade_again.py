@@ -17,17 +17,15 @@ from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.journal import Journal, read_header, read_records
 from harness.runs.read_sample_log import read_log
 from harness.runs.records import Sample, Score, as_json
-from harness.runs.run_folder import (
+from harness.runs.run_files import (
     SCORES,
-    compress_finished,
-    lock,
     read_prompts,
     read_receipt,
     read_samples,
     read_scores,
     scored_now,
-    set_old_scores_aside,
 )
+from harness.runs.run_folder import compress_finished, lock, set_old_scores_aside
 from harness.runs.stored_files import clear_messages, expand
 
 REGRADED_SHOWN = 20

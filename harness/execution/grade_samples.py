@@ -6,7 +6,7 @@ from typing import Any, Self
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
 from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample, Score
-from harness.runs.run_folder import PromptIndex
+from harness.runs.run_files import PromptIndex
 
 
 def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:

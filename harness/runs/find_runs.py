@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.runs.run_folder import JOURNAL, RECEIPT
+from harness.runs.run_files import JOURNAL, RECEIPT
 from harness.runs.stored_files import find_stored, is_stored
 
 RunPath = Path | dict[str, Path]

@@ -29,7 +29,7 @@ from harness.runs.find_runs import has_run_files
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
 from harness.runs.read_lm_eval_logs import read_logs
 from harness.runs.records import Prompt, Sample, Score
-from harness.runs.run_folder import (
+from harness.runs.run_files import (
     JOURNAL,
     SCORES,
     PromptIndex,

@@ -1,6 +1,6 @@
-"""A run folder: its files, its lock, and whether the run in it can be continued."""
+"""An open run folder: its lock, what a run adds to it, and whether the run can be continued."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
@@ -9,50 +9,30 @@ from typing import Any, Self
 import msgspec
 from filelock import FileLock, Timeout
 
-from harness import resources
-from harness.constants import JsonObject
-from harness.errors import JournalError, RunError, list_first
-from harness.experiment.prompt import hash_prompts, hash_text
+from harness.errors import JournalError
+from harness.experiment.prompt import hash_prompts
 from harness.runs.journal import (
     Journal,
     changed_settings,
     differences,
     read_header,
-    read_notes,
     read_records,
     replace_header,
 )
-from harness.runs.records import (
-    SESSION,
-    TIMING,
-    Document,
-    Identity,
-    Keyed,
-    Prompt,
-    Receipt,
-    Sample,
-    Score,
-    ScoredBy,
-    SessionNote,
-    as_json,
-    fit,
+from harness.runs.records import SESSION, TIMING, Identity, Keyed, Prompt, as_json
+from harness.runs.run_files import (
+    JOURNAL,
+    PROMPTS,
+    RECEIPT,
+    SCORES,
+    limit_prompts,
+    read_prompts,
+    read_scored_by,
+    scored_now,
 )
-from harness.runs.stored_files import (
-    clear_messages,
-    compress,
-    expand,
-    is_stored,
-    open_stored,
-    write_whole,
-)
+from harness.runs.stored_files import clear_messages, compress, expand, is_stored, write_whole
 
-JOURNAL = "journal.jsonl"
-SCORES = "scores.jsonl"
-PROMPTS = "prompts.jsonl"
-RECEIPT = "run.json"
 LOCK = ".lock"
-RECORDED = "attention"
-"""The folder of the attention traces that the run's engine recorded."""
 
 
 class RunFolder:
@@ -172,16 +152,9 @@ def changes(path: Path, identity: Identity, prompts: Sequence[Prompt]) -> list[s
     """
     header = read_header(path / JOURNAL)
     # the first prompts are the same, so nothing recorded becomes wrong
-    if hash_prompts(_limit_prompts(prompts, header.get("limit"))) == header.get("prompts_sha256"):
+    if hash_prompts(limit_prompts(prompts, header.get("limit"))) == header.get("prompts_sha256"):
         header |= {"limit": identity.limit, "prompts_sha256": identity.prompts_sha256}
     return differences(header, as_json(identity))
-
-
-def _limit_prompts(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """The prompts of the first `limit` problems; None: all prompts."""
-    problems = list(dict.fromkeys(prompt.doc["id"] for prompt in prompts))
-    limited = set(problems[:limit])
-    return [prompt for prompt in prompts if prompt.doc["id"] in limited]
 
 
 def set_old_scores_aside(path: Path) -> None:
@@ -189,184 +162,3 @@ def set_old_scores_aside(path: Path) -> None:
     if read_scored_by(path) not in (None, scored_now()):
         names = (path / f"old-scores-{number}.jsonl" for number in count(1))
         (path / SCORES).replace(next(name for name in names if not is_stored(name)))
-
-
-def read_receipt(folder: Path) -> JsonObject:
-    """The run's receipt.
-
-    Raises:
-        RunError: there is no finished run, or its receipt is damaged, is another file or lacks a
-            key that is read.
-    """
-    path = folder / RECEIPT
-    if not path.is_file():
-        if is_stored(folder / JOURNAL):
-            remedy = "the command that began it continues it"
-        else:
-            remedy = f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl"
-        raise RunError(f"{folder} holds no finished run: {remedy}.")
-    try:
-        receipt = msgspec.json.decode(path.read_bytes(), type=JsonObject)
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(
-            f"{path} is torn or damaged: {error}. The command that made it makes it again."
-        ) from None
-    fit(Receipt, receipt, path)
-    return receipt
-
-
-def read_identity(path: Path) -> Identity:
-    """The first line of the folder's journal.
-
-    Raises:
-        RunError: there is no such line, or it is damaged or of another format.
-    """
-    journal = path / JOURNAL
-    header = read_header(journal)
-    if not header:
-        raise JournalError(
-            f"{journal} is empty, or its first line is torn. Restore it from a copy."
-        )
-    return fit(Identity, header, journal)
-
-
-def read_sessions(path: Path) -> tuple[list[JsonObject], JsonObject]:
-    """The sessions that wrote the journal, in order, and the timing of the last that generated.
-
-    The timing is empty if no session has ended.
-
-    Raises:
-        RunError: no session has begun yet, or the last session's note lacks a key of its config
-            that is read.
-    """
-    notes = read_notes(path / JOURNAL)
-    sessions = [note for note in notes if note["key"].startswith(SESSION)]
-    if not sessions:
-        raise JournalError(
-            f"{path} holds no sample yet. Continue it with the command that began it."
-        )
-    fit(SessionNote, sessions[-1], path / JOURNAL)
-    timings = [note for note in notes if note["key"].startswith(TIMING)]
-    # a session that only graded has no speed
-    timings = [timing for timing in timings if timing.get("samples")] or timings
-    if not timings:
-        return sessions, {}
-    del timings[-1]["key"]
-    return sessions, timings[-1]
-
-
-def read_samples(path: Path) -> Iterator[Sample]:
-    """Every sample of the folder's journal, in the order in which the samples finished.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
-    return read_records(path / JOURNAL, Sample)
-
-
-def read_scores(path: Path, name: str = SCORES) -> dict[str, Score]:
-    """The score of every sample, by the sample's key.
-
-    Raises:
-        RunError: the file is missing or damaged, or a score has a value that no grader gives.
-    """
-    return {score.key: score for score in read_records(path / name, Score)}
-
-
-def scored_now() -> ScoredBy:
-    """The versions that this installation would score with."""
-    return ScoredBy(task_version=resources.task_version())
-
-
-def read_scored_by(path: Path) -> ScoredBy | None:
-    """The versions that made the folder's scores; None without scores.
-
-    Raises:
-        RunError: the first line of the scores is damaged or of another format.
-    """
-    file = path / SCORES
-    header = read_header(file) if is_stored(file) else {}
-    return fit(ScoredBy, header, file) if header else None
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """Every prompt with its document.
-
-    Raises:
-        JournalError: the file is missing, or its hash is not the hash in the journal's first line.
-    """
-    identity = read_identity(path)
-    reason = "its prompts are not those of the journal"
-    try:
-        with open_stored(path / PROMPTS) as stream:
-            prompts = [msgspec.json.decode(line, type=Prompt) for line in stream]
-        for prompt in prompts:
-            msgspec.convert(prompt.doc, Document)
-        # a kill may have left the prompts of a larger limit
-        prompts = _limit_prompts(prompts, identity.limit)
-        are_intact = all(
-            hash_text(prompt.prompt) == prompt.prompt_sha256 and prompt.task in identity.arms
-            for prompt in prompts
-        )
-        if are_intact and hash_prompts(prompts) == identity.prompts_sha256:
-            return prompts
-    except (OSError, ValueError, RecursionError, JournalError) as error:
-        reason = str(error)
-    raise JournalError(
-        f"{path / PROMPTS} is missing or damaged: {reason}. Restore it from a copy, or from a run "
-        "of the same config into a new --output."
-    )
-
-
-class PromptIndex:
-    """Finds the prompt of a sample among a run's prompts, by task and problem.
-
-    Args:
-        prompts: The run's prompts.
-    """
-
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self._indices = {
-            (prompt.task, prompt.doc["id"]): index for index, prompt in enumerate(prompts)
-        }
-
-    def find(self, sample: Sample) -> int:
-        """The prompt's position among the run's prompts.
-
-        Raises:
-            RunError: the sample has no prompt.
-        """
-        index = self._indices.get((sample.task, sample.problem_id))
-        if index is None:
-            raise RunError(
-                f"{PROMPTS} lacks the prompt of problem {sample.problem_id}, {sample.task}."
-            )
-        return index
-
-
-def refuse_missing(
-    path: Path, prompts: Sequence[Prompt], identity: Identity, counts: Sequence[int]
-) -> None:
-    """Refuse a run in which a prompt has fewer samples than in a finished run.
-
-    Args:
-        path: The run folder, for the message.
-        prompts: The run's prompts.
-        identity: Its journal's first line.
-        counts: Number of recorded samples of each prompt.
-
-    Raises:
-        JournalError: a prompt lacks samples; the message names their problems.
-    """
-    arms = [identity.arms[prompt.task] for prompt in prompts]
-    expected = [arm.replicates * arm.samples for arm in arms]
-    short = [
-        f"{prompt.doc['id']} ({prompt.task})"
-        for prompt, count, expected_count in zip(prompts, counts, expected, strict=True)
-        if count < expected_count
-    ]
-    if short:
-        raise JournalError(
-            f"{path}: samples are missing: expected {sum(expected)}, got {sum(counts)}, too few of "
-            f"problem {list_first(short)}. The command that began the run continues it."
-        )

@@ -20,7 +20,7 @@ from harness.experiment.expand_conditions import read_conditions
 from harness.grading import GRADERS, Verdict
 from harness.runs.journal import read_records
 from harness.runs.records import SAMPLE_COLUMNS, Prompt, Sample, Score
-from harness.runs.run_folder import (
+from harness.runs.run_files import (
     SCORES,
     PromptIndex,
     read_identity,
@@ -130,9 +130,9 @@ def read_frame(
 
     Args:
         folder: A run folder; None for samples of logs, which may be incomplete.
-        receipt: `run_folder.read_receipt` of the folder, or the keys of a receipt that exist so
+        receipt: `run_files.read_receipt` of the folder, or the keys of a receipt that exist so
             far: the config, the model's name.
-        prompts: `run_folder.read_prompts` of the folder.
+        prompts: `run_files.read_prompts` of the folder.
         texts: Whether to have the columns of `load_run`. Without texts the columns are: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict,
             correct, answer, target, completion_tokens, characters, looping, completion_checksum,

@@ -11,7 +11,7 @@ from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset
 from harness.runs.prompt_sources import Problem, build_source
 from harness.runs.read_runs import Run
-from harness.runs.run_folder import read_prompts
+from harness.runs.run_files import read_prompts
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
     GREEDY_RUN,

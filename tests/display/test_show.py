@@ -11,7 +11,7 @@ from harness.analysis.result_tables import records
 from harness.display.format_values import MINUS, define_flips, signed
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
-from harness.runs.run_folder import read_identity
+from harness.runs.run_files import read_identity
 from tests.commands.test_cli import here, refused
 from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of, table_page
 

@@ -22,7 +22,7 @@ from harness.engines.interventions import check_arms, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import make_plan, make_requests
-from harness.runs.run_folder import read_prompts
+from harness.runs.run_files import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import gpu_share, report
 from tests.engines.test_interventions import config

@@ -21,7 +21,7 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.runs.run_folder import read_identity, read_prompts, read_samples
+from harness.runs.run_files import read_identity, read_prompts, read_samples
 from tests.conftest import BUDGET, LIMIT, PATIENCE
 from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
 

@@ -14,7 +14,7 @@ import harness
 from attention_probe.measure.head_decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
 from harness.experiment.tokenizer import hash_token_ids
-from harness.runs.run_folder import RECORDED, read_prompts
+from harness.runs.run_files import RECORDED, read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.commands.test_cli import here, refused
 from tests.conftest import PATIENCE

@@ -27,7 +27,8 @@ from harness.experiment.prompt import (
 from harness.experiment.run_config import load_config
 from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
-from harness.runs.run_folder import changes, read_identity
+from harness.runs.run_files import read_identity
+from harness.runs.run_folder import changes
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import build, layouts, sizes

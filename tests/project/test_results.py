@@ -16,7 +16,7 @@ from harness.experiment.prompt import hash_prompts
 from harness.experiment.run_config import load_config
 from harness.grading import GradeJob, GraderPool
 from harness.runs.records import stored_prompts
-from harness.runs.run_folder import (
+from harness.runs.run_files import (
     read_identity,
     read_prompts,
     read_samples,

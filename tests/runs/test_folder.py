@@ -37,18 +37,16 @@ from harness.grading import GRADED, GRADERS
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.runs import stored_files, versions_and_hashes
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
-from harness.runs.run_folder import (
+from harness.runs.run_files import (
     JOURNAL,
     PROMPTS,
     RECEIPT,
     SCORES,
     PromptIndex,
-    RunFolder,
-    changes,
-    compress_finished,
     read_prompts,
     read_samples,
 )
+from harness.runs.run_folder import RunFolder, changes, compress_finished
 from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
 from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page

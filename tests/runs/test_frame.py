@@ -10,7 +10,7 @@ from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
 from harness.runs.records import Score
-from harness.runs.run_folder import (
+from harness.runs.run_files import (
     JOURNAL,
     PROMPTS,
     RECEIPT,

@@ -10,7 +10,7 @@ from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import group_by_table, join
 from harness.runs.read_runs import Run
-from harness.runs.run_folder import read_prompts
+from harness.runs.run_files import read_prompts
 from tests.commands.test_cli import here, refused
 from tests.make import (
     DATE,
