@@ -244,6 +244,7 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     sentences = [condition for condition in config.conditions if condition.sentence]
     random_ids = [condition for condition in config.conditions if condition.random_ids]
     counts = {}
+    # each kind of text has a mean of its own
     texts = max(len(sentences), len(random_ids))
     if texts >= FEWEST_TEXTS:
         counts["texts"] = texts

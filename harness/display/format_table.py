@@ -64,7 +64,7 @@ class Column:
         heading: The text above the column.
         format: Formats the values of these fields as one text.
         legend: The meaning of the column, for readers. It may name facts in braces:
-            see `comparison_tables`.
+            see `comparison_remarks`.
         numeric: Whether the column contains numbers, which are aligned on the right.
         strong: Whether cells are bold in rows whose test was passed.
         of: In a leaderboard, the condition whose data this column shows.

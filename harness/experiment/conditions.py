@@ -259,6 +259,7 @@ class Condition(Strict):
         if self.sentence is not None:
             return cut_sentence(SENTENCES[self.sentence - 1].split(), self.count or 0, count_tokens)
         if self.random_ids is not None:
+            # by the problem's id, so its tokens do not depend on which other problems are asked
             draw = random.Random(self.seed if key is None else f"{self.seed}/{key}")
             return draw_words(words, self.random_ids, count_tokens or len, draw)
         if self.token_ids is not None:

@@ -107,6 +107,7 @@ def _build_prompts(
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
     tokenizer, switches = (model.tokenizer, model.switches) if model else (None, {})
+    # all prompts have the same filler unless it is fresh, so it is fitted once
     filler_text = "" if condition.fresh else fit_filler(condition, tokenizer)
     prompts = []
     for problem in problems:
