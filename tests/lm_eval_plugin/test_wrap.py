@@ -213,47 +213,20 @@ cli_evaluate()
 @pytest.mark.slow
 @pytest.mark.parametrize("chat", [False, True])
 def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_logs(tmp_path, chat):
-    write_both("gsm8k", tmp_path)
-    arguments = [
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={TOY_MODEL}",
-        "--device",
-        "cpu",
-        "--limit",
-        "3",
-    ]
-    arguments += [
-        "--tasks",
-        "gsm8k_wo,gsm8k_mless",
-        "--include_path",
-        str(tmp_path / "gsm8k"),
-        "--num_fewshot",
-        "1",
-    ]
-    arguments += [
-        "--gen_kwargs",
-        "max_gen_toks=16",
-        "--log_samples",
-        "--output_path",
-        str(tmp_path / "results"),
-    ]
-    command = [
-        sys.executable,
-        "-c",
-        WITHOUT_MLESS,
-        "run",
-        *arguments,
-        *["--apply_chat_template"] * chat,
-    ]
+    filler = write_both("gsm8k", tmp_path)["filler"]
+    arguments = (
+        f"run --model hf --model_args pretrained={TOY_MODEL} --device cpu --limit 3 "
+        f"--tasks gsm8k_wo,gsm8k_mless --include_path {tmp_path / 'gsm8k'} --num_fewshot 1 "
+        f"--gen_kwargs max_gen_toks=16 --log_samples --output_path {tmp_path / 'results'}"
+    )
+    template = ["--apply_chat_template"] * chat
+    command = [sys.executable, "-c", WITHOUT_MLESS, *arguments.split(), *template]
     # of several threads most time is waiting on a busy machine
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=PATIENCE
     )
     assert process.returncode == 0, process.stderr[-2000:]
-    filler = read_task(tmp_path / "gsm8k" / "gsm8k_mless.yaml")["filler"]
     prompts = {}
     for name in ("wo", "mless"):
         (log,) = (tmp_path / "results").rglob(f"samples_gsm8k_{name}_*.jsonl")
@@ -262,4 +235,5 @@ def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_log
         assert re.search(rf"gsm8k_{name} *\|", process.stdout), process.stdout
     assert [text.replace(filler, "", 1) for text in prompts["mless"]] == prompts["wo"]
     page = table_page(tmp_path / "results")
-    assert f"{'chat' if chat else 'raw'}, 3 problems" in page and "w/ Mless" in page
+    layout = "chat" if chat else "raw"
+    assert f"{layout}, 3 problems" in page and "w/ Mless" in page
