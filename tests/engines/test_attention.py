@@ -21,11 +21,10 @@ from harness.engines.engine_processes import INTERVENTIONS
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
-from harness.experiment.plan import make_plan, make_requests
 from harness.runs.run_folder import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import gpu_share, report
-from tests.engines.test_interventions import config
+from tests.engines.test_interventions import config, plan_requests
 from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
 pytestmark = pytest.mark.filterwarnings(
@@ -253,33 +252,33 @@ def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
 
 
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
-    hidden = {"name": "begun", "unit": "/", "placement": "answer"}
-    more = {
-        "repeats": 2,
-        "replicates": 2,
-        "gen_kwargs": {"temperature": 1.0},
-        "layouts": ["raw", "chat"],
-    }
-    reference = {"across": {"instructions": ["Other."]}, "positive_control": True}
-    settings = config(["wo", "mless", hidden], record_attention="1-2", **reference, **more)
-    plan = make_plan(settings, limit=2)
-    requests = [*make_requests(plan, settings.resolve_sampling(None))]
+    settings = config(
+        ["wo", "mless", {"name": "late", "unit": "/", "placement": "answer"}],
+        record_attention="1-2",
+        across={"instructions": ["Other."]},
+        positive_control=True,
+        repeats=2,
+        replicates=2,
+        gen_kwargs={"temperature": 1.0},
+        layouts=["raw", "chat"],
+    )
+    plan, requests = plan_requests(settings, 2)
     with closing(RunRecorder(plan, tmp_path / "attention", "float32")) as recorder:
-        recorded = [request for request in map(recorder.add_query_sets, requests) if request.record]
-        assert Counter(plan.arms[request.task].condition.name for request in recorded) == {
-            "wo": 2,
-            "mless": 2,
-        }
+
+        def select_recorded():
+            with_sets = map(recorder.add_query_sets, requests)
+            return [request for request in with_sets if request.record]
+
+        recorded = select_recorded()
         assert len({(request.task, request.problem_id) for request in recorded}) == 4
-        assert {
-            (request.sample_index, request.replicate, plan.arms[request.task].layout)
-            for request in recorded
-        } == {(0, 0, "raw")}
-        recorder.store_sums(
-            recorded[0], np.ones((2, 3, 4, len(recorded[0].prompt_token_ids)), np.float32)
-        )
-        again = [request for request in map(recorder.add_query_sets, requests) if request.record]
-        assert again == recorded[1:], "what is there is not recorded again"
+        conditions = Counter(plan.arms[request.task].condition.name for request in recorded)
+        assert conditions == {"wo": 2, "mless": 2}
+        for request in recorded:
+            assert request.sample_index == request.replicate == 0
+            assert plan.arms[request.task].layout == "raw"
+        sums = np.ones((2, 3, 4, len(recorded[0].prompt_token_ids)), np.float32)
+        recorder.store_sums(recorded[0], sums)
+        assert select_recorded() == recorded[1:], "a stored prompt is not recorded again"
     with AttentionTraces.open(tmp_path / "attention") as traces:
         assert len(traces) == 1 and traces.header.conditions == ("wo", "mless")
 
@@ -291,7 +290,9 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
         ("0-2", "counted from 1; got '0-2'"),
     ],
 )
-def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm2, layers, message):
+def test_layers_that_the_model_does_not_have_are_refused_before_it_is_loaded(
+    smollm2, layers, message
+):
     with pytest.raises(ConfigError, match=message):
         harness.attention("smollm2", [[1, 2]], layers)
 
