@@ -417,9 +417,8 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(
 def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeypatch):
     import ray
 
-    monkeypatch.setenv(
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1"
-    )  # as launchers of clusters set it
+    # as launchers of clusters set it
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
     ray.init(address="local", num_cpus=1, num_gpus=3, include_dashboard=False, log_to_driver=False)
     try:
 
@@ -433,10 +432,7 @@ def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeyp
         (first_gpu, _), (two_gpus, two_hip_gpus) = ray.get(
             [engine.see.remote() for engine in engines]
         )
-        assert sorted([first_gpu, *two_gpus.split(",")]) == [
-            "0",
-            "1",
-            "2",
-        ] and two_gpus == two_hip_gpus == ",".join(sorted(two_gpus.split(",")))
+        assert two_gpus == two_hip_gpus == ",".join(sorted(two_gpus.split(",")))
+        assert sorted([first_gpu, *two_gpus.split(",")]) == ["0", "1", "2"]
     finally:
         ray.shutdown()
