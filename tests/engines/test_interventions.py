@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -139,14 +140,11 @@ def test_positions_behind_an_absent_filler_are_moved():
     assert add_gap(torch.arange(5), torch.tensor([9, 0, 3, 3, 9]), 5).tolist() == [0, 6, 2, 8, 4]
 
 
+ARGUMENTS = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True}
+
+
 def config(conditions, **changes):
-    arguments = {
-        "pretrained": TOY_MODEL,
-        "dtype": "float32",
-        "max_model_len": 512,
-        "enforce_eager": True,
-        **changes.pop("arguments", {}),
-    }
+    arguments = {"pretrained": TOY_MODEL, **ARGUMENTS, **changes.pop("arguments", {})}
     model = {"model_args": arguments, **changes.pop("model", {})}
     values = {"name": "arms", "dataset": TOY_DATA, "layouts": ["raw"], "max_gen_toks": 8}
     return RunConfig.model_validate({**values, **changes, "model": model, "conditions": conditions})
@@ -293,47 +291,36 @@ ARMS = ["wo", FIRST, {"causes": "first", "layer": 1}, {"causes": "first", "layer
 ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "inward"}})
 
 
-def real():
-    """SmolLM2 on products, under 14 conditions."""
-    arguments = {"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}
-    return config(ARMS, arguments=arguments, **PRODUCTS)
-
-
 @pytest.fixture(scope="module")
 def engine_options(smollm2, tmp_path_factory):
-    """The reference of eight prompts of each arm, and the engine arguments that name it."""
-    settings = real()
-    plan = make_plan(settings, limit=8)
-    folder, requests = (
-        tmp_path_factory.mktemp("arms"),
-        [*make_requests(plan, settings.resolve_sampling(None))],
-    )
+    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 14 arms."""
+    arguments = {"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}
+    settings = config(ARMS, arguments=arguments, **PRODUCTS)
+    plan, requests = plan_requests(settings, 8)
+    folder = tmp_path_factory.mktemp("arms")
     reference = ask_reference(plan, requests, folder)
     written_at = (folder / check_arms.REFERENCE).stat().st_mtime_ns
     assert ask_reference(plan, requests, folder) == reference
     assert (folder / check_arms.REFERENCE).stat().st_mtime_ns == written_at, "asked once"
-    return settings.model_arguments() | {
-        "interventions": {"layers": opened_layers(settings), "reference": reference}
-    }
+    interventions = {"layers": opened_layers(settings), "reference": reference}
+    return settings.model_arguments() | {"interventions": interventions}
 
 
 @pytest.mark.gpu
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more",
+    "changes",
     [{"enforce_eager": False}, {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}],
     ids=["graphs", "chunks"],
 )
-def test_compiled_and_in_chunks_every_arm_is_hugging_faces(engine_options, more):
-    engine = VLLMEngine({**gpu_share(), **engine_options, **more}, sampled=False)
-    try:
+def test_compiled_and_in_chunks_every_arm_is_hugging_faces(engine_options, changes):
+    arguments = {**gpu_share(), **engine_options, **changes}
+    with closing(VLLMEngine(arguments, sampled=False)) as engine:
         facts = engine.facts()
         agreement = facts["interventions"]
         report(f"{describe_agreement(agreement)} (CUDA graphs {facts['cudagraph_mode']})")
         assert set(agreement["agreements"].values()) == {8} and agreement["largest"] < 1e-3
-    finally:
-        engine.close()
 
 
 @pytest.mark.engine
@@ -349,13 +336,11 @@ def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(engine_optio
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
 def test_a_hook_that_is_skipped_ends_the_run(engine_options, monkeypatch):
-    monkeypatch.setenv(
-        "VLLM_ENABLE_V1_MULTIPROCESSING", "0"
-    )  # so that the worker's hook can be taken out here
+    # so that the worker is in this process, where its hook can be replaced
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     vllm_worker.install_at_load()
     monkeypatch.setenv(INTERVENTIONS, json.dumps(engine_options["interventions"]["layers"]))
     monkeypatch.setattr(vllm_worker.Arms, "change_rows", lambda *_: None)
-    with pytest.raises(
-        (EngineError, RuntimeError), match=r"interventions and recording reached \d+ of \d+ rows"
-    ):
+    message = r"interventions and recording reached \d+ of \d+ rows"
+    with pytest.raises((EngineError, RuntimeError), match=message):
         VLLMEngine(engine_options, sampled=False)
