@@ -19,7 +19,7 @@ from harness.engines.start_errors import (
     read_causes,
 )
 from harness.errors import ModelError, StartEndedError
-from tests.conftest import PATIENCE, needs_vllm
+from tests.conftest import installed, needs_vllm
 from tests.make import TOY_CONFIG, TOY_MODEL, read_data
 
 SEE_ABOVE = RuntimeError(
@@ -227,11 +227,8 @@ def engine_error(tmp_path):
     def start(guard='if __name__ == "__main__":', **arguments):
         script = tmp_path / "script.py"
         script.write_text(SCRIPT.format(guard=guard, model=TOY_MODEL))
-        environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-        command = [sys.executable, str(script), json.dumps(arguments)]
-        process = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, env=environment
-        )
+        python = Path(sys.executable).name
+        process = installed(python, str(script), json.dumps(arguments), VLLM_LOGGING_LEVEL="ERROR")
         return process.stderr.splitlines()[-1]
 
     return start
@@ -242,15 +239,8 @@ def engine_error(tmp_path):
 def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tmp_path):
     ignored = shutil.ignore_patterns("*.safetensors")
     weightless = shutil.copytree(TOY_MODEL, tmp_path / "model", ignore=ignored)
-    flags = (
-        "--set",
-        f"model.model_args.pretrained={weightless}",
-        "--limit",
-        "1",
-        "--output",
-        str(tmp_path / "run"),
-    )
-    process = mless("run", TOY_CONFIG, "--quiet", *flags)
+    options = f"--set model.model_args.pretrained={weightless} --limit 1 --output {tmp_path}/run"
+    process = mless("run", TOY_CONFIG, "--quiet", *options.split())
     assert process.returncode == 2
     message = (
         "mless: vLLM did not start. Its last error: RuntimeError: Cannot find any model weights "
@@ -258,9 +248,7 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
     )
     assert process.stderr.splitlines()[-1] == message
     log = (tmp_path / "run" / "libraries.log").read_text()
-    assert "Traceback (most recent call last)" in log, (
-        "what the engine's processes printed is passed on"
-    )
+    assert "Traceback (most recent call last)" in log, "the processes' output is passed on"
 
 
 @pytest.mark.slow

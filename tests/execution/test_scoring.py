@@ -1,5 +1,5 @@
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -10,7 +10,7 @@ from harness.execution.grade_samples import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample
-from tests.conftest import PATIENCE
+from tests.conftest import installed
 from tests.engines.test_backends import request
 from tests.make import TOY_CONFIG, read_data
 
@@ -79,8 +79,8 @@ print(run.about["model"], len(run.samples))
 def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path, backend):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, script, TOY_CONFIG, tmp_path / "run", backend]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    arguments = map(str, (script, TOY_CONFIG, tmp_path / "run", backend))
+    process = installed(Path(sys.executable).name, *arguments)
     assert process.stdout == "mless-demo 8\n" and "8/8 samples" in process.stderr, process.stderr
 
 

@@ -1,7 +1,5 @@
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from harness.experiment.conditions import named_conditions
 from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.commands.test_cli import here, refused
-from tests.conftest import PATIENCE
+from tests.conftest import installed
 from tests.lm_eval_plugin.wrapped_tasks import (
     DOCUMENTS,
     Silent,
@@ -214,17 +212,15 @@ cli_evaluate()
 @pytest.mark.parametrize("chat", [False, True])
 def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_logs(tmp_path, chat):
     filler = write_both("gsm8k", tmp_path)["filler"]
-    arguments = (
-        f"run --model hf --model_args pretrained={TOY_MODEL} --device cpu --limit 3 "
-        f"--tasks gsm8k_wo,gsm8k_mless --include_path {tmp_path / 'gsm8k'} --num_fewshot 1 "
-        f"--gen_kwargs max_gen_toks=16 --log_samples --output_path {tmp_path / 'results'}"
+    options = (
+        "--model hf --device cpu --limit 3 --tasks gsm8k_wo,gsm8k_mless --num_fewshot 1 "
+        f"--include_path {tmp_path / 'gsm8k'} --output_path {tmp_path / 'results'} "
+        "--log_samples --gen_kwargs max_gen_toks=16"
     )
-    template = ["--apply_chat_template"] * chat
-    command = [sys.executable, "-c", WITHOUT_MLESS, *arguments.split(), *template]
-    # of several threads most time is waiting on a busy machine
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=PATIENCE
+    process = installed(
+        *(Path(sys.executable).name, "-c", WITHOUT_MLESS, "run", *options.split()),
+        *("--model_args", f"pretrained={TOY_MODEL}", *["--apply_chat_template"] * chat),
+        OMP_NUM_THREADS="1",  # several threads mostly wait for each other on a busy machine
     )
     assert process.returncode == 0, process.stderr[-2000:]
     prompts = {}
