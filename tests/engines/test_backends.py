@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from harness.execution import execute_plan
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
-from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, write_run
+from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, read_data, right, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
 
@@ -50,7 +52,7 @@ def test_requests_go_in_batches_with_turns_and_seeds():
     turns = ({"role": "system", "content": "a"}, {"role": "user", "content": "b"})
     first, second = request("seeded", seed=7), request("turns", turns=turns)
     requests = [first, second, *[request("more")] * LM_EVAL_BATCH]
-    answers = [answer for batch in LmEvalBackend(model).stream(requests) for answer in batch]
+    answers = [*chain.from_iterable(LmEvalBackend(model).stream(requests))]
     assert [answered for answered, _ in answers] == requests
     texts = [completion.text for _, completion in answers]
     assert texts == ["seeded", "a/b", *["more"] * LM_EVAL_BATCH]
@@ -86,34 +88,10 @@ def test_the_facts_of_a_backend_have_its_device_where_it_is_known():
     assert LmEvalBackend(model).facts() == {"device": "cpu", "device_names": None}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ('model.model_args={"model":"m"}', r"model\.model_args\.base_url is missing"),
-        (
-            "model.model_args.num_concurent=9",
-            "no argument 'num_concurent', near it: num_concurrent, ",
-        ),
-        (
-            "model.model_args.tokenizer=null",
-            r"layout `chat` .* model\.model_args\.tokenizer, which is missing",
-        ),
-        ("gen_kwargs=model_default", "`gen_kwargs: model_default`"),
-        (
-            "model.backend=local-chat-completions layouts=[raw]",
-            r"expected `layouts: \[chat\]`, .* got \[raw\]",
-        ),
-        ("model.backend=vlm", r"no model\.backend 'vlm': expected one of vllm, vllm-vlm, "),
-        ("model.backend=vllm", "name no model: expected `pretrained`"),
-        (
-            'model.backend=vllm model.model_args={"pretrained":"m","add_bos_token":true}',
-            "'add_bos_token' changes pro",
-        ),
-    ],
-)
-def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        check_backend(load_config(SERVED, overrides.split()))
+@pytest.mark.parametrize("case", read_data("refused_configs")["backends"], ids=str)
+def test_a_config_whose_backend_could_not_be_asked_is_refused(case):
+    with pytest.raises(ConfigError, match=case["message"]):
+        check_backend(load_config(SERVED, case["overrides"]))
 
 
 def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
@@ -143,7 +121,8 @@ def test_few_cores_are_all_used_unless_the_user_says_otherwise(
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(devices.os, "environ", environment)
     description = devices.describe_processor({"dtype": "float32"})
-    assert f"vLLM keeps {reserved or 'one'} of {cores} cores back" in description
+    count = "one" if reserved is None else reserved
+    assert f"vLLM keeps {count} of {cores} cores back" in description
     assert environment.get(devices.RESERVED) in (None, "1"), "to describe changes nothing"
     devices.use_all_cores()
     assert environment.get(devices.RESERVED) == reserved

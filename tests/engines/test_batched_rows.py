@@ -192,7 +192,7 @@ def next_step(requests):
     return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(remaining)}
 
 
-def test_requests_of_one_step_are_computed_as_each_of_them_alone():
+def test_requests_of_one_step_have_the_results_that_each_has_alone():
     requests = {}
     for number, (arm, before, count) in enumerate(REQUESTS):
         requests[number] = ({PLUGIN: arm} if arm else None, before, count)

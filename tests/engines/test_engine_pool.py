@@ -3,6 +3,7 @@ import sys
 from dataclasses import dataclass, field
 from itertools import chain
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -27,9 +28,24 @@ def make_requests(count, *, size=3):
 
 @dataclass(eq=False)
 class FakeEngine:
+    """An engine, which also stands for its call in flight.
+
+    Attributes:
+        number: Its position among all engines that were started.
+        holds: The numbers of its unfinished requests.
+        answers: The answer of the call in flight; empty between two calls.
+        killed: Whether the pool has ended it.
+    """
+
     number: int
     holds: list = field(default_factory=list)
+    answers: list = field(default_factory=list)
     killed: bool = False
+
+    def call(self, answer):
+        assert not self.answers, "one call in flight for each engine"
+        self.answers.append(answer)
+        return self
 
 
 @dataclass
@@ -51,7 +67,6 @@ class FakeCarrier:
     fail: dict = field(default_factory=dict)
     poison: int | None = None
     engines: list = field(default_factory=list)
-    calls: dict = field(default_factory=dict)
     exchanges: list = field(default_factory=list)
     closed: bool = False
     slow: bool = False
@@ -60,43 +75,38 @@ class FakeCarrier:
         engine = FakeEngine(len(self.engines))
         self.engines.append(engine)
         facts = {"max_num_seqs": self.sequences, "max_model_len": 100, "device_names": ["fake"]}
-        return engine, self._call(engine, self.load.get(engine.number, facts))
+        return engine, engine.call(self.load.get(engine.number, facts))
 
     def exchange(self, engine, new):
         assert not engine.killed
         numbers = [number for number, _ in new]
         engine.holds += numbers
+        ordinal = len(self.exchanges)
         self.exchanges.append((engine.number, numbers))
         if self.poison in engine.holds:
-            return self._call(engine, EngineError("poisoned"))
-        ordinal = len(self.exchanges) - 1
+            return engine.call(EngineError("poisoned"))
         if ordinal in self.fail:
-            return self._call(engine, self.fail[ordinal])
+            return engine.call(self.fail[ordinal])
         finished, engine.holds = engine.holds[: self.at_once], engine.holds[self.at_once :]
         completions = [(number, Completion(text=str(number))) for number in finished]
         token_counts = [(number, 7) for number in engine.holds]
-        return self._call(engine, completions + token_counts)
+        return engine.call(completions + token_counts)
 
-    def _call(self, engine, answer):
-        busy = [busy_engine for busy_engine, _ in self.calls.values()]
-        assert engine not in busy, "one call in flight for each engine"
-        call = object()
-        self.calls[call] = (engine, answer)
-        return call
+    def begun(self, exchanges=slice(None)):
+        """The requests that engines got in some of the exchanges, in order."""
+        return [*chain.from_iterable(new for _, new in self.exchanges[exchanges])]
 
-    def wait(self, calls, seconds):
-        return [call for call in calls if self.calls[call][1] is not None and not self.slow]
+    def wait(self, engines, seconds):
+        return [engine for engine in engines if engine.answers != [None] and not self.slow]
 
-    def answer(self, call):
-        _, answer = self.calls.pop(call)
+    def answer(self, engine):
+        answer = engine.answers.pop()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def kill(self, engine):
         engine.killed = True
-        calls = self.calls.items()
-        self.calls = {call: entry for call, entry in calls if entry[0] is not engine}
 
     def close(self):
         self.closed = True
@@ -136,11 +146,11 @@ REPLACED = "mless: an engine is lost; another is started in its place. "
 def test_two_engines_make_every_sample_once_and_begin_them_in_order():
     carrier = FakeCarrier(at_once=3)
     generate(carrier, 100)
-    assert [number for _, new in carrier.exchanges for number in new] == list(range(100))
+    assert carrier.begun() == list(range(100))
     assert {engine for engine, _ in carrier.exchanges} == {0, 1}
 
 
-def test_an_engine_holds_twice_what_it_runs_at_once():
+def test_an_engine_gets_twice_as_many_requests_as_it_runs_at_once():
     carrier = FakeCarrier(sequences=20, at_once=5)
     generate(carrier, 200)
     assert len(carrier.exchanges[0][1]) == 40
@@ -177,10 +187,10 @@ def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
     lost, _ = carrier.exchanges[3]
     unfinished = carrier.engines[lost].holds
     assert carrier.engines[lost].killed and len(carrier.engines) == 3
-    begun = [number for engine, new in carrier.exchanges[:4] for number in new if engine == lost]
-    later = [number for _, new in carrier.exchanges[4:] for number in new]
+    later = carrier.begun(slice(4, None))
     assert later[: len(unfinished)] == unfinished, "they are at the head again"
-    assert not set(begun).difference(unfinished) & set(later), "no finished request is made again"
+    begun_before = carrier.begun(slice(4))
+    assert set(later) & set(begun_before) == set(unfinished), "no finished request is made again"
     assert f"{REPLACED}killed" in capsys.readouterr().err
 
 
@@ -207,7 +217,7 @@ def test_one_pool_serves_one_stream_after_the_other():
     carrier = FakeCarrier(at_once=3)
     pool, requests = open_pool(carrier), make_requests(30)
     for _ in range(2):
-        finished = [request for pairs in pool.stream(requests) for request, _ in pairs]
+        finished = [request for request, _ in chain.from_iterable(pool.stream(requests))]
         assert sorted(finished, key=requests.index) == requests
     assert len(carrier.engines) == 2
 
@@ -352,10 +362,9 @@ def test_gpus_of_one_machine_or_cores_bound_the_engines(
 
 @pytest.fixture
 def fake_ray(monkeypatch):
-    """What `RayCarrier` needs of Ray until it connects; its connection fails as Ray's does."""
-    ray = SimpleNamespace(
-        shutdown=lambda: None, is_initialized=lambda: False, environment_at_start={}
-    )
+    """A Ray whose connection fails as that of the real one does."""
+    ray = MagicMock(environment_at_start={})
+    ray.is_initialized.return_value = False
 
     def init(**options):
         ray.environment_at_start = {**os.environ}
@@ -391,21 +400,24 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(
     threads, fake_ray, monkeypatch
 ):
     thread_counts, environment = [], ray_carrier.os.environ
-    engine = SimpleNamespace(
-        facts=lambda: thread_counts.append(environment.get("OMP_NUM_THREADS")) or {}
-    )
+
+    def note_threads():
+        thread_counts.append(environment.get("OMP_NUM_THREADS"))
+        return {}
+
+    engine = SimpleNamespace(facts=note_threads)
     monkeypatch.setattr(ray_carrier, "VLLMEngine", lambda *_, **__: engine)
     monkeypatch.setattr(ray_carrier.os, "dup2", lambda *_: None)
-    load = SimpleNamespace(remote=lambda *arguments: ray_carrier.EngineActor().load(*arguments))
-    actor = SimpleNamespace(remote=lambda: SimpleNamespace(load=load))
     fake_ray.init = lambda **_: None
-    fake_ray.get_runtime_context = lambda: SimpleNamespace(get_accelerator_ids=lambda: {"GPU": []})
-    fake_ray.nodes = lambda: [
+    fake_ray.get_runtime_context().get_accelerator_ids.return_value = {"GPU": []}
+    fake_ray.nodes.return_value = [
         {"Alive": True, "Resources": {"CPU": 500.0}},
         {"Alive": False, "Resources": {"GPU": 1.0}},
     ]
-    fake_ray.remote = lambda _: SimpleNamespace(options=lambda **_: actor)
-    environment.update({"OMP_NUM_THREADS": threads} if threads else {})
+    actor = fake_ray.remote().options().remote()
+    actor.load.remote = lambda *arguments: ray_carrier.EngineActor().load(*arguments)
+    if threads:
+        environment["OMP_NUM_THREADS"] = threads
     carrier = ray_carrier.RayCarrier({}, sampled=False)
     environment["OMP_NUM_THREADS"] = "1"  # Ray's, in the actor
     carrier.start()

@@ -3,6 +3,7 @@ import threading
 import time
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 
 import pytest
 
@@ -87,9 +88,8 @@ def opened(server, backend="local-completions", **arguments):
 
 def stream(model, *requests):
     """The completions, as they come."""
-    for finished in model.stream(requests):
-        for _, completed in finished:
-            yield completed
+    for _, completed in chain.from_iterable(model.stream(requests)):
+        yield completed
 
 
 def number_requests(count):

@@ -175,7 +175,7 @@ def test_vllm_says_that_a_worker_died():
 
 
 @needs_vllm
-def test_every_pattern_has_a_text_here():
+def test_every_pattern_matches_a_text_of_these_tests():
     texts = TEXTS + [read_message(*source) for source in VLLM_MESSAGES]
     lines = [" ".join(text.split()) for text in texts]
     for cause in read_causes():

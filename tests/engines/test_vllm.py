@@ -113,14 +113,14 @@ def check_decoding(tokenizer, token_ids):
         assert decode_completion(tokenizer, prompt_ids, prefix) == expected, prefix
 
 
-def test_texts_in_many_scripts_cut_after_each_token(any_tokenizer):
+def test_texts_in_many_scripts_are_decoded_as_in_vllm(any_tokenizer):
     rng = random.Random(7)
     for _ in range(400):
         text = "".join(rng.choices(PIECES, k=12))
         check_decoding(any_tokenizer, any_tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def test_any_ids_and_special_ones_next_to_each_other(any_tokenizer):
+def test_any_ids_are_decoded_as_in_vllm_also_special_ones_in_a_row(any_tokenizer):
     rng = random.Random(8)
     # a model's ids may go beyond its vocabulary
     all_ids, added = range(len(any_tokenizer) + 3), list(any_tokenizer.added_tokens_decoder)

@@ -24,7 +24,7 @@ from tests.lm_eval_plugin.wrapped_tasks import (
     read_task,
     write_both,
 )
-from tests.make import ROOT, TOY_MODEL, table_page
+from tests.make import ROOT, TOY_MODEL, read_data, table_page
 
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
 """Their prompts come from a template with drawn examples, from a function that words examples in
@@ -119,26 +119,10 @@ def test_a_task_that_runs_code_is_written_and_not_tried(folder):
     assert read_task(folder / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
 
 
-@pytest.mark.parametrize(
-    ("task", "conditions", "message"),
-    [
-        ("gsm9k", "wo", r"gsm9k: expected .* such as .*gsm8k"),
-        ("mmlu_pro", "wo", r"mmlu_pro: expected .* such as mmlu_pro_"),  # a group
-        ("hellaswag", "wo", "hellaswag: expected one task"),  # compares log-likelihoods
-        ("squadv2", "wo", "squadv2: expected one task"),  # written in Python
-        ("gsm8k", "wo,mless,wo", "each once, .* got 'wo,mless,wo'"),
-        ("gsm8k", "", "--conditions: expected a list"),
-        ("gsm8k", "{name: dots", "got '{name: dots'"),
-        ("gsm8k", "{name: twice, repeat_problem: 2}", "'twice' .* repeat_problem"),
-        ("gsm8k", "{name: now, answer_prefix: 'It is '}", "'now' .* answer_prefix"),
-        ("gsm8k", "{name: late, unit: '.', placement: answer}", "'late' .* placement answer"),
-        ("gsm8k", "{name: cued, cue: 'Answer:'}", "'cued' .* cue"),
-        ("gsm8k", "{name: ids, token_ids: [5]}", "`token_ids` needs the model's tokenizer"),
-    ],
-)
-def test_what_cannot_be_wrapped_is_refused_in_one_line(task, conditions, message, folder):
-    with pytest.raises(ConfigError, match=message) as caught:
-        write_wrapped(folder, task, conditions)
+@pytest.mark.parametrize("case", read_data("refused_configs")["wrapped tasks"], ids=str)
+def test_what_cannot_be_wrapped_is_refused_in_one_line(case, folder):
+    with pytest.raises(ConfigError, match=case["message"]) as caught:
+        write_wrapped(folder, case["task"], case["conditions"])
     assert "\n" not in str(caught.value) and not folder.exists()
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -153,7 +154,7 @@ def evaluate(
     """What lm-eval returns for these tasks, stock and wrapped."""
     results = lm_eval.simple_evaluate(
         model=model,
-        tasks=[variant for name in names for variant in list_variants(name)],
+        tasks=[*chain.from_iterable(map(list_variants, names))],
         task_manager=manager,
         log_samples=True,
         bootstrap_iters=0,
