@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -25,12 +26,13 @@ import torch
 from harness.engines.start_errors import load_step
 from harness.engines.vllm_engine import READY_SECONDS
 from harness.runs.journal import is_stored, open_stored
+from harness.runs.run_folder import read_receipt
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
 from tests.engines.test_engine import find_port
 from tests.engines.test_lifetime import alive
 from tests.make import TOY_CONFIG
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 MLESS = str(Path(sys.executable).with_name("mless"))
 
@@ -110,6 +112,10 @@ def end(run, code=0):
 def finish(folder, our_run):
     """The same command finishes the run, with the results of a run that was never stopped."""
     end(start(folder))
+    check_verdicts(folder, our_run)
+
+
+def check_verdicts(folder, our_run):
     assert read_verdicts(folder) == read_verdicts(our_run[0])
 
 
@@ -143,11 +149,10 @@ def find_cores(processes):
 FORKED = (sys.executable, "-c", FORKING)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "program", [pytest.param((MLESS,), marks=pytest.mark.gpu), FORKED], ids=["spawned", "forked"]
 )
-def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(
+def test_a_run_that_is_killed_and_finished_has_the_same_verdicts_and_leaves_no_process(
     our_run, folder, program
 ):
     total = count_samples(our_run[0])
@@ -162,7 +167,7 @@ def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(
     assert 0 < first < total
     assert have_ended(family), "neither an engine nor a grader outlives the run"
     finish(folder, our_run)
-    receipt = json.loads((folder / "run.json").read_text())
+    receipt = read_receipt(folder)
     assert len(receipt["sessions"]) == 2 and receipt["timing"]["samples"] == total - first
 
 
@@ -179,7 +184,6 @@ ENDS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "number", "message"), ENDS)
 def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
     our_run, folder, victim, number, message
@@ -231,7 +235,7 @@ def engine_processes(run):
 
 def worker_processes(run):
     """The processes that the engine processes of a run have started."""
-    workers = [worker for engine in engine_processes(run) for worker in engine.children()]
+    workers = chain.from_iterable(engine.children() for engine in engine_processes(run))
     return [worker for worker in workers if "resource_tracker" not in " ".join(worker.cmdline())]
 
 
@@ -268,7 +272,6 @@ def interrupt(run, send, message=INTERRUPTED):
     assert have_ended(family)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("engines", [1, 2])
@@ -287,7 +290,6 @@ def test_a_start_that_a_signal_ends_names_the_signal_and_the_step(folder, engine
     assert line.endswith("is in the journal: run the same command again to continue."), line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("step", STEPS[2:])
 def test_a_start_whose_worker_process_a_signal_ends_names_the_worker(folder, step, number):
@@ -297,7 +299,6 @@ def test_a_start_whose_worker_process_a_signal_ends_names_the_worker(folder, ste
     assert line.startswith("mless: vLLM did not start. The worker process of the engine "), line
 
 
-@pytest.mark.slow
 def test_a_run_does_not_wait_for_an_engine_that_notes_sigterm_and_ends_after_loading(folder):
     # a forked engine skips our plugin, and FORKING imports vLLM, which reads this limit, before
     # mless sets it
@@ -312,15 +313,13 @@ def test_a_run_does_not_wait_for_an_engine_that_notes_sigterm_and_ends_after_loa
     assert have_ended(family)
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_an_engine_starts_is_an_interruption(folder):
     run = start(folder)
     wait_for_step(run, folder, "loading weights")
     interrupt(run, lambda: os.killpg(run.pid, signal.SIGINT), f"{INTERRUPTED}0 of ")
 
 
-@pytest.mark.slow
-def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, folder):
+def test_a_run_that_is_killed_twenty_times_has_the_same_verdicts(our_run, folder):
     rng = random.Random(7)
     total, kill_count = count_samples(our_run[0]), 0
     while kill_count < 20:
@@ -361,7 +360,6 @@ def wait_until(is_true, process, pause):
 LOST = "mless: an engine is lost; another is started in its place. "
 
 
-@pytest.mark.slow
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
 def test_if_one_of_two_engines_is_killed_the_run_continues_with_the_same_verdicts(our_run, folder):
@@ -381,14 +379,13 @@ def test_if_one_of_two_engines_is_killed_the_run_continues_with_the_same_verdict
     family = descendants(run)
     assert f"{LOST}The process of an engine is gone" in end(run)
     assert count_samples(folder) == count_samples(our_run[0])
-    assert read_verdicts(folder) == read_verdicts(our_run[0])
-    (session,) = json.loads((folder / "run.json").read_text())["sessions"]
+    check_verdicts(folder, our_run)
+    (session,) = read_receipt(folder)["sessions"]
     assert session["engine"]["engines"] == 2
     assert have_ended(family), "neither Ray nor an engine outlives the run"
     assert ray_files() == before
 
 
-@pytest.mark.slow
 def test_if_the_engine_processes_of_both_are_killed_the_run_continues_with_new_ones(
     our_run, folder
 ):
@@ -397,17 +394,15 @@ def test_if_the_engine_processes_of_both_are_killed_the_run_continues_with_new_o
     for process in find_cores(descendants(run)):
         process.kill()
     assert f"{LOST}The engine process died" in end(run)
-    assert read_verdicts(folder) == read_verdicts(our_run[0])
+    check_verdicts(folder, our_run)
 
 
-@pytest.mark.slow
 def test_ctrl_c_stops_two_engines_cleanly(folder):
     run = start(folder, options=TWO_ENGINES)
     wait_for(run, folder, 20)
     interrupt(run, lambda: os.killpg(run.pid, signal.SIGINT))
 
 
-@pytest.mark.slow
 def test_sigterm_while_ray_starts_is_an_interruption_too(folder):
     before = ray_files()
     run = start(folder, options=TWO_ENGINES)
@@ -417,8 +412,7 @@ def test_sigterm_while_ray_starts_is_an_interruption_too(folder):
     assert ray_files() == before
 
 
-@pytest.mark.slow
-def test_the_engines_of_a_cluster_are_used_and_it_stays(our_run, folder):
+def test_a_run_uses_the_engines_of_a_cluster_and_does_not_stop_it(our_run, folder):
     port = find_port()
     temporary = tempfile.mkdtemp(dir="/tmp")  # short: sockets lie in it
     options = (
@@ -441,7 +435,7 @@ def test_the_engines_of_a_cluster_are_used_and_it_stays(our_run, folder):
             cluster.wait(60)
             shutil.rmtree(temporary, ignore_errors=True)
     assert have_ended(family)
-    assert read_verdicts(folder) == read_verdicts(our_run[0])
+    check_verdicts(folder, our_run)
 
 
 FULL_DISK = """
@@ -454,7 +448,6 @@ cp -r "{folder}/run" "{copy}"
 """
 
 
-@pytest.mark.slow
 def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tmp_path):
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
         pytest.skip("a small file system cannot be mounted here")
@@ -476,5 +469,5 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
     assert message.startswith("mless: ")
     assert "cannot grow: No space left on device. Everything before is safe: free" in message
     assert process.returncode == 0, process.stderr
-    assert read_verdicts(copy) == read_verdicts(our_run[0])
-    assert len(json.loads((copy / "run.json").read_text())["sessions"]) == 2
+    check_verdicts(copy, our_run)
+    assert len(read_receipt(copy)["sessions"]) == 2

@@ -14,7 +14,7 @@ import harness
 from attention_probe.measure.head_decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
 from harness.experiment.tokenizer import hash_token_ids
-from harness.runs.run_folder import RECORDED, read_prompts
+from harness.runs.run_folder import RECORDED, read_prompts, read_receipt
 from tests.commands.test_cli import here, refused
 from tests.conftest import PATIENCE
 from tests.engines.test_attention import eager_means
@@ -86,7 +86,10 @@ def test_a_short_run_has_the_answers_of_the_committed_example(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("counted", ["run", "the committed example"])
 def test_correct_answers_are_those_of_plain_hugging_face(counted, request, smollm2, whole_model):
-    """Greedy decoding of one prompt at a time, on the run's own token ids: of 100 at most 2 may differ."""
+    """Greedy decoding of one prompt at a time, on the token ids of the run.
+
+    Of 100 samples at most 2 may differ.
+    """
     import torch
     from transformers import AutoTokenizer
 
@@ -115,7 +118,7 @@ def test_correct_answers_are_those_of_plain_hugging_face(counted, request, smoll
 
 
 @pytest.mark.slow
-def test_killed_it_continues_and_every_command_reads_it(run, mless, tmp_path):
+def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path):
     folder, conditions = tmp_path / "run", ",".join(CONDITIONS)
     options = f"--conditions {conditions} --quiet --limit 12 --record-attention 1 -o {folder}"
     command = ("run", CONFIG, *options.split())
@@ -143,10 +146,10 @@ def test_killed_it_continues_and_every_command_reads_it(run, mless, tmp_path):
     assert "SmolLM2-135M-Instruct" in page.read_text()
 
 
-def test_its_arms_answer_as_hugging_face_does_and_are_taken_apart(
+def test_its_arms_answer_as_hugging_face_does_and_the_probe_refuses_them(
     run, capsys, monkeypatch, tmp_path
 ):
-    facts = json.loads((run / "run.json").read_text())["sessions"][0]["engine"]["interventions"]
+    facts = read_receipt(run)["sessions"][0]["engine"]["interventions"]
     assert set(facts["agreements"].values()) == {1} and facts["largest"] < 1e-3
     assert "Parts of a filler" in table_page(run)
     command = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
@@ -173,10 +176,9 @@ def test_its_recorded_attention_is_eager_attention_and_under_an_arm_what_the_arm
             # hidden in Layer 1 alone
             assert (filler["mless-first-masked"] > 0.01).tolist() == [False, True]
             assert filler["mless-first-no-bias"][0] == 0 == filler["mless-first-gap"][1]
-            total = {
-                name: sum(values[f"mass_{region}"] for region in REGIONS[:-1])[0]
-                for name, values in measures.items()
-            }
+            total = {}
+            for name, values in measures.items():
+                total[name] = sum(values[f"mass_{region}"][0] for region in REGIONS[:-1])
             scale = measures["mless-first"]["lambda"][0]
             np.testing.assert_allclose(total["mless-first-scale"], scale, atol=1e-5)
             np.testing.assert_allclose(total["mless-first-bias"], 1, atol=1e-5)

@@ -1,17 +1,18 @@
 """Claims about whole runs on a GPU. A CPU can run them too, with fewer problems, as a rehearsal."""
 
-import json
 import os
 import random
 import subprocess
 import sys
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from harness import load_run, resources
 from harness.engines.vllm_engine import VLLMEngine
+from harness.runs.run_folder import read_receipt
 from tests.conftest import PATIENCE, gpu_share, gpu_share_options, report
 from tests.engines.test_engine import read_lm_eval_samples
 from tests.engines.test_interventions import ARGUMENTS, config, plan_requests
@@ -56,7 +57,7 @@ def test_products_have_the_verdicts_of_the_committed_run(kernels, smollm2, tmp_p
     index = ["condition", "prompt_token_sha256"]
     ours, theirs = load_samples(tmp_path, index), load_samples(EXAMPLE, index)
     counts = count_differences(ours, theirs, ["verdict", "completion"])
-    (session,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
+    (session,) = read_receipt(tmp_path)["sessions"]
     facts = session["engine"]
     report(
         f"of {len(ours)} samples {counts['completion']} completions and {counts['verdict']} "
@@ -127,8 +128,7 @@ def answer(engine, requests):
     assert engine._engine.reset_prefix_cache()
     return {
         (request.task, request.problem_id): tuple(completion.token_ids)
-        for finished in engine.stream(requests)
-        for request, completion in finished
+        for request, completion in chain.from_iterable(engine.stream(requests))
     }
 
 
