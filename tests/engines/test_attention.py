@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -24,15 +25,14 @@ from harness.experiment.generation_settings import Sampling
 from harness.runs.run_folder import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import gpu_share, report
-from tests.engines.test_interventions import ARGUMENTS, config, plan_requests
+from tests.engines.test_interventions import ARGUMENTS, config, plan_requests, slow_engine
 from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.parametrize(
     ("budget", "ranks", "kernels"),
     [
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
         (None, 3, "eager"),
     ],
 )
-def test_all_layers_of_forty_prompts_are_those_of_eager_attention(
+def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
     smollm2, budget, ranks, kernels, tmp_path
 ):
     prompts = example_prompts(40)
@@ -66,10 +66,9 @@ def test_all_layers_of_forty_prompts_are_those_of_eager_attention(
     assert largest < bound
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.parametrize("kind", ["qwen3", "mixtral", "phi3", "olmo2"])
-def test_other_architectures_are_those_of_eager_attention(kind, tmp_path):
+def test_attention_recorded_in_other_architectures_is_eager_attention(kind, tmp_path):
     config = AutoConfig.for_model(
         kind,
         hidden_size=128,
@@ -117,10 +116,11 @@ def record_in_script(folder, model, prompts, **changes):
     return [arrays[str(index)] for index in range(len(arrays))]
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
-def test_without_a_salt_of_its_own_a_prompt_that_is_cached_ends_it(smollm2, monkeypatch):
+def test_a_recorded_prompt_without_a_salt_of_its_own_ends_the_run_if_it_is_cached(
+    smollm2, monkeypatch
+):
     monkeypatch.setattr(check_arms, "hash_json", lambda value: "one for all")
     (request,) = random_requests((150,))
     message = "the attention of 128 tokens was not recorded, they came out of a cache"
@@ -167,16 +167,12 @@ def record_sums(folder, requests, **changes):
         patch.setattr(vllm_worker.Arms, "_find_recording", note_preemption)
         vllm_worker.install_at_load()
         with closing(open_recorder(arguments, [1, 30])) as engine:
-            attention = {
-                request.problem_id: completion.attention
-                for finished in engine.stream(requests)
-                for request, completion in finished
-            }
+            finished = chain.from_iterable(engine.stream(requests))
+            attention = {request.problem_id: answer.attention for request, answer in finished}
     return [attention[request.problem_id] for request in requests], preemptions
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
 @pytest.mark.parametrize(
     ("lengths", "is_cut"),
@@ -278,8 +274,7 @@ def test_layers_that_the_model_does_not_have_are_refused_before_it_is_loaded(
         harness.attention("smollm2", [[1, 2]], layers)
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 def test_recorded_attention_over_the_memory_is_refused_before_the_run_begins(
     smollm2, mless, tmp_path
 ):

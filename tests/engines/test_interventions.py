@@ -39,6 +39,12 @@ from tests.make import TOY_DATA, TOY_MODEL, read_data
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
+
+def slow_engine(test):
+    """Mark a test that starts the real engine and takes minutes."""
+    return pytest.mark.engine(pytest.mark.slow(test))
+
+
 ON = {"kind": "filler", "layers": [0], "start": 3, "size": 5, "scale": True, "bias": True}
 FACTOR = 0.3
 
@@ -93,7 +99,7 @@ def test_scale_and_bias_are_the_two_terms_that_a_filler_adds_to_attention(states
     assert_near(ratio.amin(-1), ratio.amax(-1), atol=1e-4)
 
 
-def test_a_phantom_is_the_filler_for_all_later_tokens_in_one_batch_with_others(states):
+def test_later_tokens_attend_to_a_phantom_as_to_the_filler_also_in_a_batch(states):
     query, *absent = remove_filler(states)
     phantoms = [torch.cat([a, b[:, 3:8]], 1) for a, b in zip(absent, states[1:], strict=True)]
     phantom = {**ON, "phantom": [7] * 5}
@@ -108,7 +114,7 @@ def test_a_phantom_is_the_filler_for_all_later_tokens_in_one_batch_with_others(s
     assert_near(mixed[1:], attend_plainly(query, *absent))
 
 
-def test_redistribution_moves_the_smallest_outward_and_its_shams_as_many_as_far():
+def test_redistribution_moves_small_activations_outward_and_shams_move_others_as_far():
     activations = torch.nn.functional.silu(torch.randn(5, 200))
     positions = torch.arange(40, 45)
     move = partial(redistribute, share=0.1, seed=0)
@@ -263,7 +269,7 @@ def test_compiled_graphs_are_also_split_at_our_operation_and_have_another_hash(m
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
-def test_a_phantom_is_the_filler_that_no_other_layer_sees():
+def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     from harness.engines.interventions.hugging_face_answers import Reference
 
     reference = Reference(TOY_MODEL, "float32", [0])
@@ -307,14 +313,13 @@ def engine_options(smollm2, tmp_path_factory):
 
 
 @pytest.mark.gpu
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.parametrize(
     "changes",
     [{"enforce_eager": False}, {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}],
     ids=["graphs", "chunks"],
 )
-def test_compiled_and_in_chunks_every_arm_is_hugging_faces(engine_options, changes):
+def test_every_arm_has_hugging_faces_answers_compiled_and_in_chunks(engine_options, changes):
     arguments = {**gpu_share(), **engine_options, **changes}
     with closing(VLLMEngine(arguments, sampled=False)) as engine:
         facts = engine.facts()
@@ -323,17 +328,17 @@ def test_compiled_and_in_chunks_every_arm_is_hugging_faces(engine_options, chang
         assert set(agreement["agreements"].values()) == {8} and agreement["largest"] < 1e-3
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.filterwarnings("ignore")  # of sockets of earlier engines, which are collected here
-def test_without_a_salt_of_its_own_an_arm_gets_the_states_of_others(engine_options, monkeypatch):
+def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
+    engine_options, monkeypatch
+):
     monkeypatch.setattr(check_arms, "hash_json", lambda arm: "one for all")
     with pytest.raises(EngineError, match="does not answer as Hugging Face under interventions"):
         VLLMEngine(engine_options, sampled=False)
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
 def test_a_hook_that_is_skipped_ends_the_run(engine_options, monkeypatch):
     # so that the worker is in this process, where its hook can be replaced

@@ -18,7 +18,7 @@ from harness.experiment.prompt import PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from tests.conftest import gpu_share, report
-from tests.engines.test_interventions import ARGUMENTS
+from tests.engines.test_interventions import ARGUMENTS, slow_engine
 from tests.make import TOY_MODEL, TOY_PROBLEMS
 
 TOP = 20
@@ -62,8 +62,7 @@ def measure_differences(prompts):
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.engine
+@slow_engine
 @pytest.mark.filterwarnings("ignore")  # those of vLLM and torch are not ours
 def test_first_token_log_probabilities_agree_with_hugging_face(toy_tokenizer):
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
