@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -21,39 +22,34 @@ from harness.engines.engine_processes import INTERVENTIONS
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
-from harness.experiment.plan import make_plan, make_requests
 from harness.runs.run_files import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import gpu_share, report
-from tests.engines.test_interventions import config
+from tests.engines.test_interventions import ARGUMENTS, config, plan_requests, slow_engine
 from tests.make import EXAMPLE, ROOT, TOY_MODEL
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # torch's, as vllm is imported
+# of torch, as vllm is imported
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.parametrize(
     ("budget", "ranks", "kernels"),
     [
-        pytest.param(
-            64, 1, "graphs", marks=pytest.mark.gpu
-        ),  # no step is larger than the largest graph
+        # no step is larger than the largest graph
+        pytest.param(64, 1, "graphs", marks=pytest.mark.gpu),
         *(pytest.param(budget, 1, "eager", marks=pytest.mark.gpu) for budget in (None, 64, 128)),
         (None, 3, "eager"),
     ],
 )
-def test_all_layers_of_forty_prompts_are_those_of_eager_attention(
+def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
     smollm2, budget, ranks, kernels, tmp_path
 ):
-    prompts = [row["ids"] for row in read_some(40)]
-    chunks = (
-        {} if budget is None else {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
-    )
-    chunks["enforce_eager"] = kernels == "eager"
-    recorded = in_a_script(tmp_path, "smollm2", prompts, tensor_parallel_size=ranks, **chunks)
+    prompts = example_prompts(40)
+    arguments = {"enforce_eager": kernels == "eager", "tensor_parallel_size": ranks}
+    if budget is not None:
+        arguments |= {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
+    recorded = record_in_script(tmp_path, "smollm2", prompts, **arguments)
     model = AutoModelForCausalLM.from_pretrained(
         smollm2, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -62,7 +58,7 @@ def test_all_layers_of_forty_prompts_are_those_of_eager_attention(
     model.to(device)
     largest = 0.0
     for token_ids, ours in zip(prompts, recorded, strict=True):
-        theirs = column_means(eager(model, np.array(token_ids))[0], np.arange(len(token_ids)))
+        theirs = eager_means(model, np.array(token_ids))
         assert ours.shape == (30, 9, len(token_ids)) == theirs.shape
         assert (np.isnan(ours) == np.isnan(theirs)).all()
         largest = max(largest, float(np.nanmax(np.abs(ours - theirs))))
@@ -70,109 +66,90 @@ def test_all_layers_of_forty_prompts_are_those_of_eager_attention(
     assert largest < bound
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.parametrize("kind", ["qwen3", "mixtral", "phi3", "olmo2"])
-def test_other_architectures_are_those_of_eager_attention(kind, tmp_path):
-    shape = {
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 3,
-        "vocab_size": 512,
-    }
-    heads = {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "num_local_experts": 4,
-    }
+def test_attention_recorded_in_other_architectures_is_eager_attention(kind, tmp_path):
     config = AutoConfig.for_model(
-        kind, **shape, **heads, max_position_embeddings=512, pad_token_id=0
+        kind,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        vocab_size=512,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_local_experts=4,
+        max_position_embeddings=512,
+        pad_token_id=0,
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for weights in model.parameters():
-        weights.data *= (
-            4 if weights.ndim == 2 else 1
-        )  # else all weights of attention are about the same
+        if weights.ndim == 2:
+            weights.data *= 4  # else all weights of attention are about the same
     model.save_pretrained(tmp_path / kind)
     AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path / kind)
     token_ids = np.random.default_rng(0).integers(3, 500, 70)
-    (ours,) = in_a_script(tmp_path, str(tmp_path / kind), [token_ids.tolist()])
-    theirs = np.stack([layer[0] for layer in attentions(model, token_ids)])
-    theirs = column_means(theirs, np.arange(len(token_ids)))
+    (ours,) = record_in_script(tmp_path, str(tmp_path / kind), [token_ids.tolist()])
+    theirs = eager_means(model, token_ids)
     assert np.nanmax(theirs) > 3 * np.nanmedian(theirs)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def attentions(model, token_ids):
-    with torch.inference_mode():
-        return [
-            weights.numpy()
-            for weights in model(torch.tensor(token_ids[None]), output_attentions=True).attentions
-        ]
+def eager_means(model, token_ids, layers=slice(None)):
+    """The mean of each column of the attention matrices of Hugging Face."""
+    weights, _ = eager(model, token_ids)
+    return column_means(weights[layers], np.arange(len(token_ids)))
 
 
-def in_a_script(folder, model, prompts, tensor_parallel_size=1, **more):
-    """What `mless.attention` returns in a process of its own, as a script has it; three ranks share two cores."""
-    prompts_path = folder / "prompts.json"
-    arguments = {
-        "dtype": "float32",
-        "max_model_len": 512,
-        "enforce_eager": True,
-        **gpu_share(),
-        **more,
-    }
-    arguments["tensor_parallel_size"] = tensor_parallel_size
-    prompts_path.write_text(json.dumps(prompts))
-    bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1|1"} if tensor_parallel_size > 1 else {}
-    command = [sys.executable, "-c", SCRIPT, model, str(prompts_path), json.dumps(arguments)]
-    subprocess.run(command, check=True, env=os.environ | bound)
-    return [
-        array
-        for _, array in sorted(
-            np.load(prompts_path.with_suffix(".npz")).items(), key=lambda item: int(item[0])
-        )
-    ]
+def record_in_script(folder, model, prompts, **changes):
+    """What `mless.attention` returns in a process of its own, as in a script of a user."""
+    path = folder / "prompts.json"
+    arguments = {**ARGUMENTS, "tensor_parallel_size": 1, **gpu_share(), **changes}
+    path.write_text(json.dumps(prompts))
+    environment = {**os.environ}
+    if arguments["tensor_parallel_size"] > 1:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1|1"  # three ranks share two cores
+    command = [sys.executable, "-c", SCRIPT, model, str(path), json.dumps(arguments)]
+    subprocess.run(command, check=True, env=environment)
+    arrays = np.load(path.with_suffix(".npz"))
+    return [arrays[str(index)] for index in range(len(arrays))]
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
-def test_without_a_salt_of_its_own_a_prompt_that_is_cached_ends_it(smollm2, monkeypatch):
+def test_a_recorded_prompt_without_a_salt_of_its_own_ends_the_run_if_it_is_cached(
+    smollm2, monkeypatch
+):
     monkeypatch.setattr(check_arms, "hash_json", lambda value: "one for all")
-    (request,) = asked_of((150,))
-    with pytest.raises(
-        EngineError, match="the attention of 128 tokens was not recorded, they came out of a cache"
-    ):
-        sums_of(smollm2, [request, replace(request)], max_num_seqs=1)
+    (request,) = random_requests((150,))
+    message = "the attention of 128 tokens was not recorded, they came out of a cache"
+    with pytest.raises(EngineError, match=message):
+        record_sums(smollm2, [request, replace(request)], max_num_seqs=1)
 
 
-def asked_of(lengths):
-    """Prompts of random tokens with all three sets of queries, and answers of some length."""
+def random_requests(lengths):
+    """Prompts of random tokens with all three sets of queries, and with answers of some length."""
     generator = np.random.default_rng(0)
     requests = []
     for size in lengths:
         sets = [[1] * size, *(generator.integers(0, 2, size).tolist() for _ in range(2))]
-        request = recorded_prompt(
-            generator.integers(100, 40_000, size).tolist(), sets, name=str(len(requests))
-        )
+        token_ids = generator.integers(100, 40_000, size).tolist()
+        request = recorded_prompt(token_ids, sets, name=str(len(requests)))
         requests.append(replace(request, sampling=Sampling(max_tokens=60, stop=("no such text",))))
     return requests
 
 
-def sums_of(folder, requests, **more):
-    """What an engine in this process records, and the indices at which preempted prompts came again."""
-    arguments = {
-        "pretrained": str(folder),
-        "dtype": "float32",
-        "max_model_len": 512,
-        "enforce_eager": True,
-        **more,
-    }
+def record_sums(folder, requests, **changes):
+    """The sums that an engine in this process records, and facts about each preemption.
+
+    These facts are the index at which a prompt comes again, the number of its queries that had been
+    added up, and its length.
+    """
+    arguments = {"pretrained": str(folder), **ARGUMENTS, **changes}
     preemptions, find_recording = [], vllm_worker.Arms._find_recording
 
-    def watched(arms, options, index, count):
+    def note_preemption(arms, options, index, count):
         if options:
             size, queries = len(options["sets"][0]), 0
             if options["name"] in arms._taken_names:
@@ -185,41 +162,40 @@ def sums_of(folder, requests, **more):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv(
-            INTERVENTIONS, json.dumps({"attention": [], "activations": [], "recorded": [0, 29]})
-        )
-        patch.setattr(vllm_worker.Arms, "_find_recording", watched)
+        layers = {"attention": [], "activations": [], "recorded": [0, 29]}
+        patch.setenv(INTERVENTIONS, json.dumps(layers))
+        patch.setattr(vllm_worker.Arms, "_find_recording", note_preemption)
         vllm_worker.install_at_load()
         with closing(open_recorder(arguments, [1, 30])) as engine:
-            attention = {
-                request.problem_id: completion.attention
-                for finished in engine.stream(requests)
-                for request, completion in finished
-            }
+            finished = chain.from_iterable(engine.stream(requests))
+            attention = {request.problem_id: answer.attention for request, answer in finished}
     return [attention[request.problem_id] for request in requests], preemptions
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
 @pytest.mark.parametrize(
-    ("lengths", "cut"), [((62, 62, 62, 62, 300, 120), True), ((150, 90, 200, 120, 60, 170), False)]
+    ("lengths", "is_cut"),
+    [((62, 62, 62, 62, 300, 120), True), ((150, 90, 200, 120, 60, 170), False)],
 )
-def test_a_preempted_prompt_is_added_up_once(lengths, cut, smollm2):
-    """Preempted in the middle of the prompt, and after it: it comes again in other chunks, partly from the cache."""
-    requests = asked_of(lengths)
-    alone, again = sums_of(smollm2, requests)
-    assert not again
-    short = {
-        "enable_chunked_prefill": True,
-        "max_num_batched_tokens": 64,
-        "num_gpu_blocks_override": 20,
-    }
-    preempted, again = sums_of(smollm2, requests, **short)
-    assert any((queries < size) == cut for _, queries, size in again) and any(
-        index for index, _, _ in again
-    ), again
-    for ours, theirs in zip(preempted, alone, strict=True):
+def test_a_preempted_prompt_is_added_up_once(lengths, is_cut, smollm2):
+    """Preempted within the prompt, and after it.
+
+    The prompt comes again in other chunks, and partly from the cache.
+    """
+    requests = random_requests(lengths)
+    expected, preemptions = record_sums(smollm2, requests)
+    assert not preemptions
+    sums, preemptions = record_sums(
+        smollm2,
+        requests,
+        enable_chunked_prefill=True,
+        max_num_batched_tokens=64,
+        num_gpu_blocks_override=20,
+    )
+    assert any((queries < size) == is_cut for _, queries, size in preemptions), preemptions
+    assert any(index for index, _, _ in preemptions), preemptions
+    for ours, theirs in zip(sums, expected, strict=True):
         assert ours.shape == theirs.shape == (2, 3, 9, theirs.shape[3])
         np.testing.assert_allclose(ours, theirs, atol=1e-4)  # sums over up to 200 queries
 
@@ -229,20 +205,20 @@ import json, sys
 import numpy as np
 import mless
 if __name__ == "__main__":
-    found = mless.attention(sys.argv[1], json.load(open(sys.argv[2])), **json.loads(sys.argv[3]))
-    np.savez(sys.argv[2].replace(".json", ".npz"), **{str(place): one for place, one in enumerate(found)})
+    path = sys.argv[2]
+    layers = mless.attention(sys.argv[1], json.load(open(path)), **json.loads(sys.argv[3]))
+    arrays = {str(index): array for index, array in enumerate(layers)}
+    np.savez(path.replace(".json", ".npz"), **arrays)
 """
 
 
-def read_some(count):
-    """Prompts of the example with their tokens, of all lengths that it has."""
+def example_prompts(count):
+    """Token ids of prompts of the example, of all lengths that it has."""
     from harness.smollm2_model import fetch_smollm2
 
     tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
     rows = read_prompts(EXAMPLE)
-    return [
-        {"ids": tokenizer(row.prompt)["input_ids"]} for row in rows[:: len(rows) // count][:count]
-    ]
+    return [tokenizer(row.prompt)["input_ids"] for row in rows[:: len(rows) // count][:count]]
 
 
 def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
@@ -253,33 +229,33 @@ def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
 
 
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
-    hidden = {"name": "begun", "unit": "/", "placement": "answer"}
-    more = {
-        "repeats": 2,
-        "replicates": 2,
-        "gen_kwargs": {"temperature": 1.0},
-        "layouts": ["raw", "chat"],
-    }
-    reference = {"across": {"instructions": ["Other."]}, "positive_control": True}
-    settings = config(["wo", "mless", hidden], record_attention="1-2", **reference, **more)
-    plan = make_plan(settings, limit=2)
-    requests = [*make_requests(plan, settings.resolve_sampling(None))]
+    settings = config(
+        ["wo", "mless", {"name": "late", "unit": "/", "placement": "answer"}],
+        record_attention="1-2",
+        across={"instructions": ["Other."]},
+        positive_control=True,
+        repeats=2,
+        replicates=2,
+        gen_kwargs={"temperature": 1.0},
+        layouts=["raw", "chat"],
+    )
+    plan, requests = plan_requests(settings, 2)
     with closing(RunRecorder(plan, tmp_path / "attention", "float32")) as recorder:
-        recorded = [request for request in map(recorder.add_query_sets, requests) if request.record]
-        assert Counter(plan.arms[request.task].condition.name for request in recorded) == {
-            "wo": 2,
-            "mless": 2,
-        }
+
+        def select_recorded():
+            with_sets = map(recorder.add_query_sets, requests)
+            return [request for request in with_sets if request.record]
+
+        recorded = select_recorded()
         assert len({(request.task, request.problem_id) for request in recorded}) == 4
-        assert {
-            (request.sample_index, request.replicate, plan.arms[request.task].layout)
-            for request in recorded
-        } == {(0, 0, "raw")}
-        recorder.store_sums(
-            recorded[0], np.ones((2, 3, 4, len(recorded[0].prompt_token_ids)), np.float32)
-        )
-        again = [request for request in map(recorder.add_query_sets, requests) if request.record]
-        assert again == recorded[1:], "what is there is not recorded again"
+        conditions = Counter(plan.arms[request.task].condition.name for request in recorded)
+        assert conditions == {"wo": 2, "mless": 2}
+        for request in recorded:
+            assert request.sample_index == request.replicate == 0
+            assert plan.arms[request.task].layout == "raw"
+        sums = np.ones((2, 3, 4, len(recorded[0].prompt_token_ids)), np.float32)
+        recorder.store_sums(recorded[0], sums)
+        assert select_recorded() == recorded[1:], "a stored prompt is not recorded again"
     with AttentionTraces.open(tmp_path / "attention") as traces:
         assert len(traces) == 1 and traces.header.conditions == ("wo", "mless")
 
@@ -291,27 +267,23 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
         ("0-2", "counted from 1; got '0-2'"),
     ],
 )
-def test_layers_that_are_not_there_are_refused_before_the_model_is_loaded(smollm2, layers, message):
+def test_layers_that_the_model_does_not_have_are_refused_before_it_is_loaded(
+    smollm2, layers, message
+):
     with pytest.raises(ConfigError, match=message):
         harness.attention("smollm2", [[1, 2]], layers)
 
 
-@pytest.mark.engine
-@pytest.mark.slow
-def test_what_does_not_fit_is_refused_before_the_run_begins(smollm2, mless, tmp_path):
-    small = ("--set", "model.model_args.kv_cache_memory_bytes=60000000", "--conditions", "wo")
-    arguments = (
-        "run",
-        str(ROOT / "configs/runs/products.yaml"),
-        *small,
-        "--limit",
-        "1",
-        "--record-attention",
-        "all",
+@slow_engine
+def test_recorded_attention_over_the_memory_is_refused_before_the_run_begins(
+    smollm2, mless, tmp_path
+):
+    config = ROOT / "configs/runs/products.yaml"
+    options = (
+        "--set model.model_args.kv_cache_memory_bytes=60000000 --conditions wo --limit 1 "
+        f"--record-attention all --quiet -o {tmp_path / 'run'}"
     )
-    process = mless(*arguments, "--quiet", "-o", str(tmp_path / "run"))
+    process = mless("run", str(config), *options.split())
     assert process.returncode == 2
-    assert (
-        "attention recorded in 30 layers takes up to 0.1" in process.stderr
-        and "of 0.06 GiB for the cache" in process.stderr
-    )
+    assert "attention recorded in 30 layers takes up to 0.1" in process.stderr
+    assert "of 0.06 GiB for the cache" in process.stderr

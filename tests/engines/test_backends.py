@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -14,13 +16,13 @@ from harness.execution import execute_plan
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
-from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, write_run
+from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, read_data, right, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
 
 
 class Model:
-    """A model of lm-eval's that answers each prompt with itself, and keeps what it was asked."""
+    """A model of lm-eval's that answers each prompt with itself, and records its batches."""
 
     def __init__(self):
         self.batches = []
@@ -48,35 +50,29 @@ def request(name, **facts):
 def test_requests_go_in_batches_with_turns_and_seeds():
     model = Model()
     turns = ({"role": "system", "content": "a"}, {"role": "user", "content": "b"})
-    requests = [
-        request("one", seed=7),
-        request("two", turns=turns),
-        *(request("more") for _ in range(LM_EVAL_BATCH)),
-    ]
-    answers = [answer for batch in LmEvalBackend(model).stream(requests) for answer in batch]
+    first, second = request("seeded", seed=7), request("turns", turns=turns)
+    requests = [first, second, *[request("more")] * LM_EVAL_BATCH]
+    answers = [*chain.from_iterable(LmEvalBackend(model).stream(requests))]
     assert [answered for answered, _ in answers] == requests
-    assert [completion.text for _, completion in answers] == [
-        "one",
-        "a/b",
-        *["more"] * LM_EVAL_BATCH,
-    ]
+    texts = [completion.text for _, completion in answers]
+    assert texts == ["seeded", "a/b", *["more"] * LM_EVAL_BATCH]
     assert [len(batch) for batch in model.batches] == [LM_EVAL_BATCH, 2]
     assert model.batches[0][0][1]["seed"] == 7 and "seed" not in model.batches[0][1][1]
 
 
 def test_sampled_batches_of_a_local_model_are_drawn_from_seeds_of_their_own():
-    random_numbers = []
     model = Model()
-    model.generate_until = lambda instances: (
-        random_numbers.append(float(torch.rand(1))) or [""] * len(instances)
-    )
+    model.generate_until = lambda instances: [float(torch.rand(1))]
     sampled = Sampling(source="explicit", temperature=1.0)
+    numbers = []
     for index in (0, 1, 0):
-        list(LmEvalBackend(model).stream([request("x", sampling=sampled, sample_index=index)]))
-    assert random_numbers[0] == random_numbers[2] != random_numbers[1]
+        requests = [request("x", sampling=sampled, sample_index=index)]
+        (((_, completion),),) = LmEvalBackend(model).stream(requests)
+        numbers.append(completion.text)
+    assert numbers[0] == numbers[2] != numbers[1]
 
 
-def test_a_backend_that_fails_is_one_line_that_says_how_to_continue():
+def test_a_backend_that_fails_ends_in_one_line_that_says_how_to_continue():
     message = (
         r"^The backend stopped: ConnectionError: refused twice\. "
         "Everything finished is in the journal: run the same"
@@ -85,64 +81,31 @@ def test_a_backend_that_fails_is_one_line_that_says_how_to_continue():
         list(LmEvalBackend(Model()).stream([request("break")]))
 
 
-def test_the_device_of_a_backend_is_told_where_it_is_known():
+def test_the_facts_of_a_backend_have_its_device_where_it_is_known():
     model = Model()
     assert LmEvalBackend(model).facts() == {"device": None, "device_names": None}
     model.device = torch.device("cpu")
     assert LmEvalBackend(model).facts() == {"device": "cpu", "device_names": None}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.model_args={model: m}"], r"model\.model_args\.base_url is missing"),
-        (
-            ["model.model_args.num_concurent=9"],
-            "no argument 'num_concurent', near it: num_concurrent, ",
-        ),
-        (
-            ["model.model_args.tokenizer=null"],
-            r"layout `chat` .* model\.model_args\.tokenizer, which is missing",
-        ),
-        (["gen_kwargs=model_default"], "`gen_kwargs: model_default`"),
-        (
-            ["model.backend=local-chat-completions", "layouts=[raw]"],
-            r"expected `layouts: \[chat\]`, .* got \[raw\]",
-        ),
-        (["model.backend=vlm"], r"no model\.backend 'vlm': expected one of vllm, vllm-vlm, "),
-        (["model.backend=vllm"], "name no model: expected `pretrained`"),
-        (
-            ["model.backend=vllm", "model.model_args={pretrained: m, add_bos_token: true}"],
-            "'add_bos_token' changes pro",
-        ),
-    ],
-)
-def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        check_backend(load_config(SERVED, overrides))
+@pytest.mark.parametrize("case", read_data("refused_configs")["backends"], ids=str)
+def test_a_config_whose_backend_could_not_be_asked_is_refused(case):
+    with pytest.raises(ConfigError, match=case["message"]):
+        check_backend(load_config(SERVED, case["overrides"]))
 
 
-def test_arguments_have_vllms_names_and_lm_evals_own_are_left_out():
-    arguments = {
-        "pretrained": "m",
-        "max_length": 9,
-        "batch_size": 3,
-        "dtype": None,
-        "data_parallel_size": 4,
-        "seed": 5,
-    }
-    assert engine_arguments(arguments) == {"model": "m", "max_model_len": 9, "seed": 5}
+def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
+    renamed = {"pretrained": "m", "max_length": 9, "seed": 5}
+    dropped = {"batch_size": 3, "dtype": None, "data_parallel_size": 4}
+    expected = {"model": "m", "max_model_len": 9, "seed": 5}
+    assert engine_arguments(renamed | dropped) == expected
 
 
-def test_a_processor_says_whether_it_computes_in_bf16(tmp_path):
+def test_the_flags_of_a_processor_say_whether_it_computes_in_bf16(tmp_path):
     file = tmp_path / "cpuinfo"
-    assert devices.computes_bf16(file), "nothing is changed where nothing is known"
-    for flags in (
-        "flags : avx512f avx512_bf16",
-        "flags : avx512f amx_bf16 amx_tile",
-        "Features : asimd bf16 i8mm",
-    ):
-        file.write_text(f"model name : x\n{flags}\n")
+    assert devices.computes_bf16(file), "without a description no type is changed"
+    for flags in ("avx512f avx512_bf16", "avx512f amx_bf16 amx_tile", "asimd bf16 i8mm"):
+        file.write_text(f"model name : x\nflags : {flags}\n")
         assert devices.computes_bf16(file)
     file.write_text("model name : EPYC\nflags : fpu avx2 avx512f avx512_vnni f16c\n")
     assert not devices.computes_bf16(file)
@@ -157,32 +120,29 @@ def test_few_cores_are_all_used_unless_the_user_says_otherwise(
 ):
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(devices.os, "environ", environment)
-    assert f"vLLM keeps {reserved or 'one'} of {cores} cores back" in devices.describe_processor(
-        {"dtype": "float32"}
-    )
+    description = devices.describe_processor({"dtype": "float32"})
+    count = "one" if reserved is None else reserved
+    assert f"vLLM keeps {count} of {cores} cores back" in description
     assert environment.get(devices.RESERVED) in (None, "1"), "to describe changes nothing"
     devices.use_all_cores()
     assert environment.get(devices.RESERVED) == reserved
 
 
-def test_a_new_run_is_in_float32_without_bf16_instructions_and_a_begun_one_keeps_its_own(
+def test_a_new_run_is_in_float32_without_bf16_instructions_and_an_old_one_keeps_its_type(
     tmp_path, monkeypatch
 ):
-    def settled(dtype, *, folder=tmp_path / "new", bf16=False, device="cpu"):
+    def fill(dtype, *, folder=tmp_path / "new", bf16=False, device="cpu"):
         monkeypatch.setattr(execute_plan, "computes_bf16", lambda: bf16)
         monkeypatch.setattr(execute_plan, "device_type", lambda: device)
-        changes = [f"model.model_args.dtype={dtype}", "layouts=[]"]
-        return execute_plan.fill_open_settings(load_config(TOY_CONFIG, changes), folder)
+        overrides = [f"model.model_args.dtype={dtype}", "layouts=[]"]
+        return execute_plan.fill_open_settings(load_config(TOY_CONFIG, overrides), folder)
 
-    for named, chosen in (("null", "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
-        assert settled(named).identity()["model"]["model_args"]["dtype"] == chosen
-        assert settled(named, device="cuda") == settled(named, bf16=True)
+    for dtype, expected in (("null", "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
+        assert fill(dtype).identity()["model"]["model_args"]["dtype"] == expected
+        assert fill(dtype, device="cuda") == fill(dtype, bf16=True)
     model = {"label": "made", "model_args": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
-    folder_with_samples = write_run(tmp_path / "begun", right, limit=1, model=model)
-    assert settled("null", folder=folder_with_samples).model.model_args["dtype"] is None, (
-        "it was begun in the model's own type"
-    )
-    continued = settled("null", folder=GREEDY_RUN, bf16=True)
-    assert (continued.model.model_args["dtype"], continued.layouts) == ("float32", ("raw",)), (
-        "on any machine"
-    )
+    folder = write_run(tmp_path / "old", right, limit=1, model=model)
+    assert fill("null", folder=folder).model.model_args["dtype"] is None, "the model's own type"
+    continued = fill("null", folder=GREEDY_RUN, bf16=True)
+    assert continued.model.model_args["dtype"] == "float32", "on any machine"
+    assert continued.layouts == ("raw",)

@@ -1,4 +1,4 @@
-"""Requests that are computed together give what each of them gives in steps of its own."""
+"""Requests that are computed in one step have the results that each has in steps of its own."""
 
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ class Projection(nn.Linear):
 class Implementation:
     scale = 0.3
 
-    def forward(self, layer, query, key, value, cache, metadata, output):
+    def forward(self, *_, output):
         return output
 
 
@@ -73,24 +73,21 @@ class Model(nn.Module):
     @staticmethod
     def _block():
         block = nn.Module()
-        block.input_layernorm, block.self_attn, block.mlp = nn.Identity(), nn.Module(), nn.Module()
-        attention = block.self_attn
+        attention = block.self_attn = nn.Module()
+        block.input_layernorm, block.mlp = nn.Identity(), nn.Module()
         attention.q_size, attention.kv_size = HEADS * UNITS, KEY_HEADS * UNITS
         attention.qkv_proj = Projection(WIDTH, attention.q_size + 2 * attention.kv_size)
-        attention.rotary_emb = lambda positions, query, key: (
-            query,
-            key * (1 + positions[:, None] / 10),
-        )
+        attention.rotary_emb = lambda at, query, key: (query, key * (1 + at[:, None] / 10))
         attention.attn = SimpleNamespace(impl=Implementation())
         block.mlp.act_fn = nn.Identity()
         return block
 
 
 def make_arms(requests):
-    """`vllm_worker.Arms` in a worker whose cache holds what was computed of these requests before.
+    """`vllm_worker.Arms` in a worker whose cache holds the tokens that were computed before.
 
     Args:
-        requests: By number, which decides on the blocks of its keys and values: the request's
+        requests: By number, which determines the blocks of its keys and values: the request's
             `extra_args`, the number of tokens that were computed before, and that of this step.
     """
     runner = SimpleNamespace(
@@ -119,21 +116,17 @@ def make_arms(requests):
 
 def schedule(runner, requests):
     """Make these requests the batch of the next step."""
-    table = torch.tensor(
-        [[number * BLOCKS + block for block in range(BLOCKS)] for number in requests]
-    )
+    table = torch.arange(BLOCKS) + BLOCKS * torch.tensor([*requests])[:, None]
     indices = [torch.arange(before, before + count) for _, before, count in requests.values()]
     slots = [
         blocks[index // BLOCK] * BLOCK + index % BLOCK
         for blocks, index in zip(table, indices, strict=True)
     ]
-    parameters = {
-        number: SimpleNamespace(extra_args=extra) for number, (extra, *_) in requests.items()
-    }
     runner.positions = torch.cat(indices)
     runner.metadata = SimpleNamespace(block_table=table.int(), slot_mapping=torch.cat(slots))
     runner.requests = {
-        number: SimpleNamespace(sampling_params=parameters[number]) for number in requests
+        number: SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra_args))
+        for number, (extra_args, *_) in requests.items()
     }
     runner.input_batch = SimpleNamespace(
         req_ids=[*requests],
@@ -148,35 +141,31 @@ def fill_cache(arms, requests):
         pair = torch.zeros(2, arms._runner.kv_cache_config.num_blocks * BLOCK, KEY_HEADS, UNITS)
         for number, (_, before, _) in requests.items():
             generator = torch.Generator().manual_seed(100 * number + layer)
+            states = torch.randn(2, before, KEY_HEADS, UNITS, generator=generator)
             first = number * BLOCKS * BLOCK
-            pair[:, first : first + before] = torch.randn(
-                2, before, KEY_HEADS, UNITS, generator=generator
-            )
+            pair[:, first : first + before] = states
         arms._stored_states[layer] = pair[0], pair[1]
 
 
-def compute_step(arms, tensors):
+def compute_step(arms, counts, tensors):
     """The positions [row] of a step, its attention and activations [row, layer, ...]."""
     runner = arms._runner
-    arms.prepare(None, tensors["counts"])
+    arms.prepare(None, np.array(counts))
+    states = [tensors[name] for name in ("query", "key", "value")]
     attention, activations = [], []
     for layer in range(LAYERS):
-        attention.append(tensors["output"].clone())
-        arms._decoder.layers[layer].self_attn.attn.impl.forward(
-            None,
-            *(tensors[name] for name in ("query", "key", "value")),
-            None,
-            runner.metadata,
-            output=attention[layer],
-        )
-        activations.append(tensors["out"].clone())
-        arms.change_rows(tensors["gate_up"], activations[layer], layer)
+        output, out = tensors["output"].clone(), tensors["out"].clone()
+        implementation = arms._decoder.layers[layer].self_attn.attn.impl
+        implementation.forward(None, *states, None, runner.metadata, output=output)
+        arms.change_rows(tensors["gate_up"], out, layer)
+        attention.append(output)
+        activations.append(out)
     arms.check()  # each row was reached as often as its arm says
     return runner.positions, torch.stack(attention, 1), torch.stack(activations, 1)
 
 
-def draw_tensors(counts, seed=0, dtype=torch.float32):
-    generator, rows = torch.Generator().manual_seed(seed), int(sum(counts))
+def draw_tensors(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
     shapes = {
         "query": (HEADS, UNITS),
         "key": (KEY_HEADS, UNITS),
@@ -185,51 +174,43 @@ def draw_tensors(counts, seed=0, dtype=torch.float32):
         "gate_up": (2 * MLP_UNITS,),
         "out": (MLP_UNITS,),
     }
-    tensors = {
-        name: torch.randn(rows, *shape, generator=generator).to(dtype)
-        for name, shape in shapes.items()
+    return {name: torch.randn(rows, *shape, generator=generator) for name, shape in shapes.items()}
+
+
+def decode(requests):
+    """All requests compute one token more."""
+    return {
+        number: (extra_args, before + count, 1)
+        for number, (extra_args, before, count) in requests.items()
     }
-    return {**tensors, "counts": np.array(counts)}
 
 
 def next_step(requests):
-    """All requests decode, but those that have ended; one has come, as the second of the batch."""
-    decoding = {
-        number: (extra, before + count, 1)
-        for number, (extra, before, count) in requests.items()
-        if number % 5
-    }
+    """Every fifth request has ended, and a new one is the second of the batch."""
+    decoding = {number: request for number, request in decode(requests).items() if number % 5}
     (number, first), *remaining = decoding.items()
     return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(remaining)}
 
 
-def test_requests_of_one_step_are_computed_as_each_of_them_alone():
-    requests = {
-        number: ({PLUGIN: arm} if arm else None, before, count)
-        for number, (arm, before, count) in enumerate(REQUESTS)
-    }
-    steps = [requests, next_step(requests)]
-    steps.append(
-        {number: (extra, before + count, 1) for number, (extra, before, count) in steps[1].items()}
-    )
-    everything = steps[1] | requests
-    together = make_arms(everything)
-    alone = {number: make_arms({number: request}) for number, request in everything.items()}
-    for index, step in enumerate(steps):
+def test_requests_of_one_step_have_the_results_that_each_has_alone():
+    requests = {}
+    for number, (arm, before, count) in enumerate(REQUESTS):
+        requests[number] = ({PLUGIN: arm} if arm else None, before, count)
+    second = next_step(requests)
+    all_requests = second | requests
+    together = make_arms(all_requests)
+    alone = {number: make_arms({number: request}) for number, request in all_requests.items()}
+    for index, step in enumerate((requests, second, decode(second))):
         counts = [count for *_, count in step.values()]
-        tensors = draw_tensors(counts, seed=index)
+        tensors = draw_tensors(sum(counts), seed=index)
         schedule(together._runner, step)
-        computed = compute_step(together, tensors)
+        computed = compute_step(together, counts, tensors)
         stops = np.cumsum(counts)
-        for (number, request), stop in zip(step.items(), stops, strict=True):
-            rows = slice(stop - request[2], stop)
+        for (number, request), count, stop in zip(step.items(), counts, stops, strict=True):
+            rows = slice(stop - count, stop)
             schedule(alone[number]._runner, {number: request})
-            tensors_of_request = {
-                name: tensor[rows] for name, tensor in tensors.items() if name != "counts"
-            }
-            expected = compute_step(
-                alone[number], {**tensors_of_request, "counts": np.array([request[2]])}
-            )
+            tensors_of_request = {name: tensor[rows] for name, tensor in tensors.items()}
+            expected = compute_step(alone[number], [count], tensors_of_request)
             for ours, theirs in zip(computed, expected, strict=True):
                 torch.testing.assert_close(
                     ours[rows], theirs, atol=1e-6, rtol=0, msg=f"step {index}, {number}"

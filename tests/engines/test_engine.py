@@ -1,6 +1,6 @@
-"""The real engine on the bundled model: our run against the stock command, sample for sample.
+"""The real engine on the bundled model: the samples of our run are those of the stock command.
 
-One engine start in `make test`, more in `make test-long`.
+One engine is started in `make test`, more are in `make test-long`.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pandas
@@ -21,36 +22,35 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.runs.run_files import read_identity, read_prompts, read_samples
+from harness.runs.run_files import read_identity, read_prompts, read_receipt, read_samples
 from tests.conftest import BUDGET, LIMIT, PATIENCE
 from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
 
 pytestmark = pytest.mark.engine
 
 ENGINE = (
-    f"pretrained={TOY_MODEL},dtype=float32,max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824,"
-    "enable_chunked_prefill=False,max_num_batched_tokens=8192"
+    f"pretrained={TOY_MODEL},dtype=float32,max_model_len=4096,enforce_eager=True,"
+    "kv_cache_memory_bytes=1073741824,enable_chunked_prefill=False,max_num_batched_tokens=8192"
 )
 CONDITIONS = ["wo", "mless", "mful", "random"]
+LAYOUTS = (Layout.RAW, Layout.CHAT)
+MAX_GEN_TOKS = f"max_gen_toks={BUDGET}"
 COMPARED = 15
 """Problems of the run that other commands generate too."""
 
 
-def stock(lm_eval, folder, *arguments):
-    done = lm_eval(
-        *(
-            "run",
-            *arguments,
-            "--tasks",
-            "math500_conditions",
-            "--include_path",
-            str(resources.folder("tasks")),
-        ),
-        *("--limit", str(COMPARED), "--gen_kwargs", f"max_gen_toks={BUDGET}", "--log_samples"),
-        *("--output_path", str(folder)),
+def run_stock(lm_eval, folder, *arguments):
+    """The samples of lm-eval's own command."""
+    limits = f"--limit {COMPARED} --gen_kwargs max_gen_toks={BUDGET}"
+    process = lm_eval(
+        *("run", *arguments, "--tasks", "math500_conditions", *limits.split(), "--log_samples"),
+        *("--include_path", str(resources.folder("tasks")), "--output_path", str(folder)),
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]
     return read_lm_eval_samples(folder)
+
+
+COLUMNS = ["condition", "problem_id", "prompt_sha256", "completion", "verdict"]
 
 
 def read_lm_eval_samples(folder):
@@ -59,215 +59,188 @@ def read_lm_eval_samples(folder):
     for log in sorted(Path(folder).rglob("samples_*.jsonl")):
         condition = log.name.removeprefix("samples_math500_").partition("_2")[0]
         for sample in map(json.loads, log.read_text().rstrip("\n").split("\n")):
+            document, completion = sample["doc"]["id"], sample["resps"][0][0]
             verdict = json.loads(sample["filtered_resps"][0][0])["verdict"]
-            rows.append(
-                (
-                    condition,
-                    sample["doc"]["id"],
-                    sample["prompt_hash"],
-                    sample["resps"][0][0],
-                    verdict,
-                )
-            )
-    frame = pandas.DataFrame(
-        rows, columns=["condition", "problem_id", "prompt_sha256", "completion", "verdict"]
-    )
+            rows.append((condition, document, sample["prompt_hash"], completion, verdict))
+    return sort_samples(pandas.DataFrame(rows, columns=COLUMNS))
+
+
+def sort_samples(frame):
     return frame.sort_values(["condition", "problem_id"], ignore_index=True)
 
 
-def generated(mless, folder, limit, *settings):
+def generate(mless, folder, limit, *settings):
     """The folder of another run of the bundled problems, once it is finished."""
-    flags = [part for one in settings for part in ("--set", one)]
-    done = mless(
-        "run", TOY_CONFIG, "--limit", str(limit), "--output", str(folder), "--quiet", *flags
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    options = [f"--set={setting}" for setting in settings]
+    options += ["--limit", str(limit), "--output", str(folder), "--quiet"]
+    process = mless("run", TOY_CONFIG, *options)
+    assert process.returncode == 0, process.stderr[-3000:]
     return folder
 
 
-def ours(folder, layout):
+def read_compared(folder, layout):
+    """The samples of a run whose problems other commands generate too."""
     frame = load_run(folder)
-    asked = [problem.id for problem in TOY_PROBLEMS[:COMPARED]]
-    frame = frame[(frame["layout"] == layout) & frame["problem_id"].isin(asked)]
-    return frame.astype({"condition": str}).sort_values(
-        ["condition", "problem_id"], ignore_index=True
-    )
+    problem_ids = [problem.id for problem in TOY_PROBLEMS[:COMPARED]]
+    frame = frame[(frame["layout"] == layout) & frame["problem_id"].isin(problem_ids)]
+    return sort_samples(frame.astype({"condition": str}))
 
 
-def assert_equal(theirs, mine, *columns):
+def assert_equal(theirs, ours, *columns):
     for column in columns:
-        assert list(theirs[column]) == list(mine[column])
+        assert list(theirs[column]) == list(ours[column])
 
 
 def test_the_table_has_every_condition_and_layout(our_run, mless):
     folder, printed = our_run
     assert mless("table", str(folder)).stdout.strip() in printed
     rows = json.loads(mless("table", str(folder), "--format", "json").stdout)["rows"]
-    assert [(r["layout"], r["condition"], r["problems"]) for r in rows] == [
-        (layout, condition, LIMIT) for layout in ("raw", "chat") for condition in CONDITIONS
-    ]
+    table = [(row["layout"], row["condition"], row["problems"]) for row in rows]
+    assert table == [*product(LAYOUTS, CONDITIONS, [LIMIT])]
 
 
 def test_the_run_folder_is_complete(our_run):
     folder, _ = our_run
-    receipt = json.loads((folder / "run.json").read_text())
-    assert (
-        receipt["problems"] == LIMIT
-        and receipt["arms"]["demo_wo"]["sampling"]["max_tokens"] == BUDGET
-    )
+    receipt = read_receipt(folder)
+    assert receipt["problems"] == LIMIT
+    assert receipt["arms"]["demo_wo"]["sampling"]["max_tokens"] == BUDGET
     assert receipt["timing"]["tokens"] == load_run(folder)["completion_tokens"].sum()
     assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
-    assert all(
-        (folder / task["samples"]).is_file() and (folder / task["results"]).is_file()
-        for task in receipt["tasks"]
-    )
+    for task in receipt["tasks"]:
+        assert (folder / task["samples"]).is_file() and (folder / task["results"]).is_file()
     assert (folder / "accuracy.png").stat().st_size > 10_000
 
 
 def test_the_engine_takes_requests_in_the_plans_order(our_run):
-    """A request begins when one before it has ended, so none ends before its turn."""
+    """A request begins when an earlier one has ended, so none ends before its turn."""
     folder, _ = our_run
-    (session,) = json.loads((folder / "run.json").read_text())["sessions"]
+    (session,) = read_receipt(folder)["sessions"]
     at_once = session["engine"]["max_num_seqs"]
     turns = {(row.task, row.doc["id"]): turn for turn, row in enumerate(read_prompts(folder))}
     ended = [turns[sample.task, sample.problem_id] for sample in read_samples(folder)]
     assert at_once < len(ended)
-    assert [(before, turn) for before, turn in enumerate(ended) if turn >= at_once + before] == []
+    assert all(turn < at_once + before for before, turn in enumerate(ended)), ended
 
 
-def test_truncated_is_told_from_no_box(our_run):
+def test_truncated_is_distinguished_from_no_box(our_run):
     frame = load_run(our_run[0])
-    assert (frame["verdict"] == "truncated").any()
-    cut = frame[frame["verdict"] == "truncated"]
-    assert (cut["finish_reason"] == "length").all() and (cut["completion_tokens"] == BUDGET).all()
+    truncated = frame[frame["verdict"] == "truncated"]
+    assert len(truncated) and (truncated["finish_reason"] == "length").all()
+    assert (truncated["completion_tokens"] == BUDGET).all()
 
 
 def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
-    problems = [problem.id for problem in TOY_PROBLEMS[:LIMIT]]
+    problems = TOY_PROBLEMS[:LIMIT]
+    problem_ids = [problem.id for problem in problems]
     frame = load_run(our_run[0])
-    for layout in (Layout.RAW, Layout.CHAT):
+    for layout in LAYOUTS:
+        settings = PromptSettings(layout=layout)
         for name in CONDITIONS:
-            (built,) = build_checked_prompts(
-                TOY_PROBLEMS[:LIMIT], [as_condition(name)], PromptSettings(layout=layout), model
-            )
-            rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)].set_index(
-                "problem_id"
-            )
-            expected = [(one.prompt_token_sha256, len(one.token_ids)) for one in built.prompts]
-            columns = rows.loc[problems][["prompt_token_sha256", "prompt_tokens"]]
+            (built,) = build_checked_prompts(problems, [as_condition(name)], settings, model)
+            expected = [
+                (prompt.prompt_token_sha256, len(prompt.token_ids)) for prompt in built.prompts
+            ]
+            rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)]
+            rows = rows.set_index("problem_id").loc[problem_ids]
+            columns = rows[["prompt_token_sha256", "prompt_tokens"]]
             assert list(columns.itertuples(index=False, name=None)) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "flags"), [("raw", []), ("chat", ["--apply_chat_template"])])
 def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
-    theirs = stock(
-        lm_eval, tmp_path, "--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags
-    )
-    mine = ours(our_run[0], layout)
-    mine["verdict"] = mine["verdict"].replace(
-        "truncated", "no_box"
-    )  # stock does not say why a completion ended
-    assert_equal(theirs, mine, "problem_id", "prompt_sha256", "completion", "verdict")
+    arguments = ("--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
+    theirs = run_stock(lm_eval, tmp_path, *arguments)
+    ours = read_compared(our_run[0], layout)
+    # stock lm-eval does not record why a completion ended
+    ours["verdict"] = ours["verdict"].replace("truncated", "no_box")
+    assert_equal(theirs, ours, "problem_id", "prompt_sha256", "completion", "verdict")
 
 
 @pytest.mark.slow
-def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
-    """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM: the engine sees to it that none is."""
-    flags = ["gen_kwargs={temperature: 1.2, top_p: 0.95}", "repeats=5", f"max_gen_toks={BUDGET}"]
-    flags += ["conditions=[wo, mless, {name: twin, unit: /}, random]"]
-    frame = load_run(generated(mless, tmp_path / "run", 25, *flags))
+def test_500_completions_are_sampled_with_the_seeds_of_their_problems(mless, tmp_path):
+    """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM.
+
+    So the engine prefills no prompt in chunks.
+    """
+    settings = ["gen_kwargs={temperature: 1.2, top_p: 0.95}", "repeats=5", MAX_GEN_TOKS]
+    settings += ["conditions=[wo, mless, {name: twin, unit: /}, random]"]
+    frame = load_run(generate(mless, tmp_path / "run", 25, *settings))
     assert len(frame) == 500 and frame["finish_reason"].isin(["stop", "length"]).all()
     seeds = frame.groupby(["problem_id", "sample_index"], observed=True)["seed"]
     assert (seeds.nunique() == 1).all(), "one seed for a problem's sample, whatever the condition"
     assert frame["seed"].nunique() == 125
-    several = frame.groupby(["condition", "problem_id"], observed=True)["completion"].nunique()
-    assert (several > 1).mean() > 0.1, (
-        "samples of one problem differ, for a model that is so sure of itself"
-    )
-    places = frame.set_index(["condition", "problem_id", "sample_index"])["completion"].sort_index()
-    assert places["twin"].equals(places["mless"]), "the same prompt under the same seed"
+    counts = frame.groupby(["condition", "problem_id"], observed=True)["completion"].nunique()
+    # a small share, because the model's probabilities are near 1
+    assert (counts > 1).mean() > 0.1, "samples of one problem differ"
+    index = ["condition", "problem_id", "sample_index"]
+    completions = frame.set_index(index)["completion"].sort_index()
+    assert completions["twin"].equals(completions["mless"]), "the same prompt under the same seed"
     sampling = read_identity(tmp_path / "run").arms["demo_wo"].sampling
     assert (sampling.source, sampling.temperature, sampling.top_p) == ("explicit", 1.2, 0.95)
-    logged = next((tmp_path / "run").glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
-    assert len(logged) == 25 and len(json.loads(logged[0])["resps"][0]) == 5
-    table = json.loads(mless("table", str(tmp_path / "run"), "--format", "json").stdout)
-    assert [(row["problems"], row["repeats"]) for row in table["rows"]] == [(25, 5)] * 4
 
 
 @pytest.mark.slow
-def test_a_completion_ends_with_its_first_line_by_every_backend(mless, tmp_path):
-    asked = (
+def test_every_backend_ends_a_completion_after_its_first_line(mless, tmp_path):
+    settings = (
         "dataset={make: products, seed: 3}",
         "answer=line",
         "max_gen_toks=24",
         "conditions=[wo, mless]",
     )
-    on_hf = f"model={{backend: hf, model_args: {{pretrained: {TOY_MODEL}, dtype: float32, device: cpu}}}}"
-    ours = load_run(generated(mless, tmp_path / "vllm", 12, *asked))
-    theirs = load_run(generated(mless, tmp_path / "hf", 12, *asked, on_hf))
-    assert list(ours["completion"]) == list(theirs["completion"]) and len(ours) == 24
-    assert (
-        not ours["completion"].str.contains("\n").any() and (ours["finish_reason"] == "stop").any()
-    )
+    arguments = f"{{pretrained: {TOY_MODEL}, dtype: float32, device: cpu}}"
+    hf = f"model={{backend: hf, model_args: {arguments}}}"
+    ours = load_run(generate(mless, tmp_path / "vllm", 12, *settings))
+    theirs = load_run(generate(mless, tmp_path / "hf", 12, *settings, hf))
+    assert_equal(theirs, ours, "completion")
+    assert len(ours) == 24 and (ours["finish_reason"] == "stop").any()
+    assert not ours["completion"].str.contains("\n").any()
 
 
 @pytest.mark.slow
 def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
-    arguments = (
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={TOY_MODEL},dtype=float32",
-        "--device",
-        "cpu",
-    )
-    theirs = stock(lm_eval, tmp_path, *arguments, "--batch_size", "12")
-    mine = ours(our_run[0], "raw")
-    assert_equal(theirs, mine, "prompt_sha256")
-    same = theirs["completion"].to_numpy() == mine["completion"].to_numpy()
-    assert same.mean() > 0.9  # other kernels, the same arithmetic
+    options = "--model hf --device cpu --batch_size 12".split()
+    model = ("--model_args", f"pretrained={TOY_MODEL},dtype=float32")
+    theirs = run_stock(lm_eval, tmp_path, *options, *model)
+    ours = read_compared(our_run[0], "raw")
+    assert_equal(theirs, ours, "prompt_sha256")
+    is_equal = theirs["completion"].to_numpy() == ours["completion"].to_numpy()
+    assert is_equal.mean() > 0.9  # other kernels, the same arithmetic
+
+
+def find_port():
+    """A free port of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 @contextmanager
 def serve(model, log):
     """The address of a server of vLLM's, which calls the model `demo`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [
-        str(Path(sys.executable).with_name("vllm")),
-        "serve",
-        str(model),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        port,
-    ]
-    command += [
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        "4096",
-        "--enforce-eager",
-        "--served-model-name",
-        "demo",
-    ]
+    port = find_port()
+    address = f"http://127.0.0.1:{port}"
+    options = (
+        f"--host 127.0.0.1 --port {port} --dtype float32 "
+        "--max-model-len 4096 --enforce-eager --served-model-name demo"
+    )
+    program = str(Path(sys.executable).with_name("vllm"))
+    command = [program, "serve", str(model), *options.split()]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("w") as stream:
         server = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
         try:
             for _ in range(PATIENCE):
                 try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                    urllib.request.urlopen(f"{address}/health", timeout=2)
                     break
                 except OSError:
                     assert server.poll() is None, log.read_text()[-3000:]
                     time.sleep(1)
             else:
                 pytest.fail("vllm serve never became healthy: " + log.read_text()[-3000:])
-            yield f"http://127.0.0.1:{port}/v1"
+            yield f"{address}/v1"
         finally:
             server.terminate()
             server.wait(30)
@@ -280,21 +253,21 @@ def served(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layout", "backend", "arguments"),
-    [
-        ("raw", "local-completions", "completions,tokenizer_backend=huggingface,max_length=4096"),
-        ("chat", "local-chat-completions", "chat/completions"),
-    ],
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_server_asked_by_lm_eval_gives_the_same_samples(
-    our_run, served, lm_eval, tmp_path, layout, backend, arguments
+    our_run, served, lm_eval, tmp_path, layout
 ):
-    given = f"model=demo,tokenizer={TOY_MODEL},num_concurrent=8,base_url={served}/{arguments}"
-    template = ["--apply_chat_template"] if layout == "chat" else []
-    theirs = stock(lm_eval, tmp_path, "--model", backend, "--model_args", given, *template)
-    hashed = ["prompt_sha256"] if layout == "raw" else []  # of a chat lm-eval hashes the turns
-    assert_equal(theirs, ours(our_run[0], layout), "completion", *hashed)
+    model = f"model=demo,tokenizer={TOY_MODEL},num_concurrent=8,base_url={served}"
+    columns = ["completion"]
+    if layout == "raw":
+        options = ["--model", "local-completions"]
+        model += "/completions,tokenizer_backend=huggingface,max_length=4096"
+        columns.append("prompt_sha256")  # of a chat lm-eval hashes the turns
+    else:
+        options = ["--model", "local-chat-completions", "--apply_chat_template"]
+        model += "/chat/completions"
+    theirs = run_stock(lm_eval, tmp_path, *options, "--model_args", model)
+    assert_equal(theirs, read_compared(our_run[0], layout), *columns)
 
 
 @pytest.mark.slow
@@ -302,27 +275,24 @@ def test_mless_run_gives_the_same_samples_through_a_completions_server(
     our_run, served, mless, tmp_path
 ):
     server = f"{{model: demo, base_url: {served}, tokenizer: {TOY_MODEL}, max_length: 4096}}"
-    flags = [
-        "model.backend=local-completions",
-        f"model.model_args={server}",
-        f"max_gen_toks={BUDGET}",
-    ]
-    run = generated(mless, tmp_path / "run", COMPARED, *flags)
-    assert_equal(
-        ours(run, "raw"), ours(our_run[0], "raw"), "problem_id", "prompt_sha256", "completion"
-    )
+    settings = ["model.backend=local-completions", f"model.model_args={server}", MAX_GEN_TOKS]
+    run = generate(mless, tmp_path / "run", COMPARED, *settings)
+    theirs, ours = (read_compared(folder, "raw") for folder in (run, our_run[0]))
+    assert_equal(theirs, ours, "problem_id", "prompt_sha256", "completion")
 
 
 @pytest.mark.slow
 def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(
     our_run, served, mless, tmp_path
 ):
-    server = f"{{model: demo, base_url: {served}/chat/completions, tokenizer: {TOY_MODEL}, num_concurrent: 8}}"
-    flags = ["model.backend=local-chat-completions", f"model.model_args={server}", "layouts=[chat]"]
-    flags += [f"max_gen_toks={BUDGET}"]
+    address = f"{served}/chat/completions"
+    server = f"{{model: demo, base_url: {address}, tokenizer: {TOY_MODEL}, num_concurrent: 8}}"
+    settings = ["model.backend=local-chat-completions", f"model.model_args={server}"]
+    settings += ["layouts=[chat]", MAX_GEN_TOKS]
     sampled = ["gen_kwargs={temperature: 1.2}", "repeats=3", "conditions=[wo]"]
-    greedy = generated(mless, tmp_path / "greedy", COMPARED, *flags)
-    assert_equal(ours(greedy, "chat"), ours(our_run[0], "chat"), "problem_id", "completion")
-    frame = load_run(generated(mless, tmp_path / "sampled", COMPARED, *flags, *sampled))
+    greedy = generate(mless, tmp_path / "greedy", COMPARED, *settings)
+    theirs, ours = (read_compared(folder, "chat") for folder in (greedy, our_run[0]))
+    assert_equal(theirs, ours, "problem_id", "completion")
+    frame = load_run(generate(mless, tmp_path / "sampled", COMPARED, *settings, *sampled))
     assert frame["seed"].nunique() == 3 * COMPARED
     assert (frame.groupby("problem_id", observed=True)["completion"].nunique() > 1).any()

@@ -1,4 +1,4 @@
-"""Processes that watch their owner end with it and with nothing else; with the real engine: test_faults.py."""
+"""Processes that watch their owner end with it only. Tests with the real engine: test_faults.py."""
 
 import multiprocessing
 import os
@@ -33,7 +33,7 @@ OWNERS = {
     "forked by a forked process": (2, "os.fork() or (os.fork(), time.sleep(60))"),
     "child of a child": (2, f"start({NESTED!r})"),
 }
-"""How many engine processes there are, and how they are started."""
+"""The number of engine processes, and the code that starts them."""
 
 OWNER = """
 import os, subprocess, sys, threading, time
@@ -43,13 +43,15 @@ def start(code={watching!r}):
 os.environ[engine_processes.OWNER_VARIABLE] = engine_processes.process_identity(os.getpid())
 {start}
 del os.environ[engine_processes.OWNER_VARIABLE]
-print(os.fork() or time.sleep(60), flush=True)  # a bystander: it is not the engine's, so the hook leaves it alone
+# a bystander: it is not the engine's, so the hook does not end it
+print(os.fork() or time.sleep(60), flush=True)
 time.sleep(60)
 """
 
 
 def alive(processes):
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    running = [process for process in processes if process.is_running()]
+    return [process for process in running if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("kind", OWNERS)
@@ -63,10 +65,10 @@ def test_an_engine_process_ends_with_its_owner_and_no_other_does(kind):
         while len(family) < count + 1:
             family = psutil.Process(owner.pid).children(recursive=True)
         time.sleep(1)
-        assert len(alive(family)) == count + 1, "nothing ends while its owner lives"
+        assert len(alive(family)) == count + 1, "no process ends while its owner lives"
         owner.kill()
         owner.wait()
-        psutil.wait_procs([p for p in family if p != bystander], timeout=20)
+        psutil.wait_procs([process for process in family if process != bystander], timeout=20)
         assert alive(family) == [bystander]
     finally:
         owner.kill()
@@ -78,13 +80,11 @@ def test_an_engine_process_ends_with_its_owner_and_no_other_does(kind):
 
 def watch(owner):
     """The exit code of a process that watches `owner`; it stops by itself after three seconds."""
-    code = WATCHING.replace("60", "3")
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, OWNER_VARIABLE: owner}
-    ).returncode
+    command = [sys.executable, "-c", WATCHING.replace("60", "3")]
+    return subprocess.run(command, env={**os.environ, OWNER_VARIABLE: owner}).returncode
 
 
-def test_an_owner_that_is_gone_already_ends_the_process_at_once():
+def test_a_process_whose_owner_has_ended_already_ends_at_once():
     owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     identity = process_identity(owner.pid)
     owner.kill()
@@ -125,10 +125,15 @@ def test_sigterm_ends_an_engine_at_once_until_it_has_started(seconds, line, code
         assert engine.wait(timeout=60) == code
 
 
+def start_child():
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    child.start()
+    return child
+
+
 def test_processes_that_have_ended_keep_their_exit_codes():
     with started_processes() as processes:
-        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-        child.start()
+        child = start_child()
         while not processes:
             time.sleep(0.01)
         child.kill()
@@ -138,20 +143,18 @@ def test_processes_that_have_ended_keep_their_exit_codes():
 
 
 def test_a_start_whose_process_has_died_does_not_wait_for_an_answer():
-    never = threading.Event()
-    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    child.start()
+    is_over, child = threading.Event(), start_child()
     calls = WatchedCalls([child], 300, EngineError)
     child.kill()
-    started = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(RuntimeError, match="its process ended just after it had loaded the model"):
-        calls.start(never.wait)
-    never.set()
-    assert time.monotonic() - started < 10
+        calls.start(is_over.wait)
+    is_over.set()
+    assert time.monotonic() - start < 10
 
 
-def test_another_process_with_the_owners_id_is_not_taken_for_it():
-    mine = process_identity(os.getpid())
-    assert watch(mine) == 0
-    number, _, started = mine.partition(":")
-    assert watch(f"{number}:{int(started) + 1}") == -9
+def test_another_process_with_the_owners_id_is_not_taken_for_the_owner():
+    identity = process_identity(os.getpid())
+    assert watch(identity) == 0
+    number, _, start_time = identity.partition(":")
+    assert watch(f"{number}:{int(start_time) + 1}") == -9

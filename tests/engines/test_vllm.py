@@ -1,10 +1,11 @@
-"""What the engine does around vLLM: weights fetched, completions decoded; with the real one: test_engine.py."""
+"""The engine's own work around vLLM. Tests with the real vLLM are in test_engine.py."""
 
 import os
 import random
 import time
 from itertools import product
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -15,10 +16,8 @@ from harness.experiment.decode_tokens import decode_completion
 
 
 def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypatch):
-    def prepare():
-        os.environ["VLLM_LOGGING_LEVEL"] = os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = (
-            "1"  # as vLLM itself sets some
-        )
+    def prepare():  # vLLM itself sets some variables too
+        os.environ.update({"VLLM_LOGGING_LEVEL": "1", "VLLM_USE_BREAKABLE_CUDAGRAPH": "1"})
         raise ModelError("it does not start")
 
     monkeypatch.setattr(vllm_engine, "_prepare_environment", prepare)
@@ -29,28 +28,28 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
     assert dict(os.environ) == before
 
 
-def test_two_engines_that_compute_otherwise_are_not_alive_at_once(monkeypatch):
+def test_an_engine_with_other_kernels_is_refused_while_one_is_open(monkeypatch):
     monkeypatch.setattr(vllm_engine, "_open_engines", [SimpleNamespace(_is_batch_invariant=False)])
     with pytest.raises(ConfigError, match="close that one first"):
         VLLMEngine({"pretrained": "x", "batch_invariant": True})
 
 
-def an_output(request_id, token_ids, finish_reason=None):
-    """As vLLM's RequestOutput, with what is new since the request's last one."""
-    completion = SimpleNamespace(token_ids=token_ids, text="", finish_reason=finish_reason)
+def output(request_id, *token_ids, finish_reason=None):
+    """Like vLLM's RequestOutput: the tokens that are new since the last one of the request."""
+    completion = SimpleNamespace(token_ids=[*token_ids], text="", finish_reason=finish_reason)
     return SimpleNamespace(
         request_id=request_id, outputs=[completion], finished=finish_reason is not None
     )
 
 
-def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkeypatch):
+def test_steps_are_taken_until_a_request_finishes_or_the_time_is_over(monkeypatch):
     engine = VLLMEngine.__new__(VLLMEngine)
     engine._unfinished = {}
     steps = iter([
-        [an_output("0", [1]), an_output("1", [2])],
+        [output("0", 1), output("1", 2)],
         [],
-        [an_output("0", [3, 4]), an_output("1", [5], "length")],
-        [an_output("0", [6], "stop")],
+        [output("0", 3, 4), output("1", 5, finish_reason="length")],
+        [output("0", 6, finish_reason="stop")],
     ])  # fmt: skip
     engine._engine = SimpleNamespace(step=steps.__next__)
     (finished,) = engine._take_steps()
@@ -67,43 +66,27 @@ def test_steps_are_taken_until_one_finishes_a_request_or_the_time_is_over(monkey
 @pytest.mark.parametrize(
     ("options", "is_fetched"),
     [
-        ({"model": "org/name", "revision": "abc"}, True),
+        ({"revision": "abc"}, True),
         ({"model": "/"}, False),
-        ({"model": "org/name", "load_format": "dummy"}, False),
-        ({"model": "org/name", "download_dir": "/data"}, False),
+        ({"load_format": "dummy"}, False),
+        ({"download_dir": "/data"}, False),
     ],
 )
 def test_weights_are_fetched_before_the_engine_starts(options, is_fetched, monkeypatch):
-    calls = []
+    download = Mock(return_value="")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download",
-        lambda name, **options: calls.append((name, options)) or "",
-    )
-    engine_options.fetch_weights(options)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    engine_options.fetch_weights({"model": "org/name", **options})
     unneeded = ["*.pth", "*.gguf", "original/*"]
-    assert calls == [("org/name", {"revision": "abc", "ignore_patterns": unneeded})] * is_fetched
+    expected = call("org/name", revision="abc", ignore_patterns=unneeded)
+    assert download.mock_calls == [expected] * is_fetched
 
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # torch's, as vllm is imported
+# of torch, as vllm is imported
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-PIECES = [
-    *"aeiou 0123=+\n",
-    " the",
-    " naïve",
-    "é",
-    "ß",
-    "中文",
-    "日本語",
-    "한국어",
-    "🙂",
-    "👩‍👩‍👧",
-    "\\frac{1}{2}",
-    "عربي",
-    "�",
-]
+WORDS = r" the, naïve,é,ß,中文,日本語,한국어,🙂,👩‍👩‍👧,\frac{1}{2},عربي,�".split(",")
+PIECES = [*"aeiou 0123=+\n", *WORDS]
 PROMPT = "What is 1 + 1?\nAnswer:"
 
 
@@ -122,30 +105,25 @@ def as_vllm(tokenizer, prompt_ids, token_ids):
         yield decoder.output_text
 
 
-def texts():
+def check_decoding(tokenizer, token_ids):
+    """Check that text, cut after each token, is decoded as in vLLM."""
+    prompt_ids = tokenizer(PROMPT)["input_ids"]
+    for count, expected in enumerate(as_vllm(tokenizer, prompt_ids, token_ids), start=1):
+        prefix = token_ids[:count]
+        assert decode_completion(tokenizer, prompt_ids, prefix) == expected, prefix
+
+
+def test_texts_in_many_scripts_are_decoded_as_in_vllm(any_tokenizer):
     rng = random.Random(7)
-    return ["".join(rng.choices(PIECES, k=12)) for _ in range(400)]
+    for _ in range(400):
+        text = "".join(rng.choices(PIECES, k=12))
+        check_decoding(any_tokenizer, any_tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def test_texts_in_many_scripts_cut_after_each_token(any_tokenizer):
-    prompt_ids = any_tokenizer(PROMPT)["input_ids"]
-    for text in texts():
-        ids = any_tokenizer(text, add_special_tokens=False)["input_ids"]
-        for count, expected in enumerate(as_vllm(any_tokenizer, prompt_ids, ids), start=1):
-            assert decode_completion(any_tokenizer, prompt_ids, ids[:count]) == expected, (
-                text,
-                count,
-            )
-
-
-def test_any_ids_special_ones_beside_each_other_too(any_tokenizer):
-    rng, prompt_ids = random.Random(8), any_tokenizer(PROMPT)["input_ids"]
+def test_any_ids_are_decoded_as_in_vllm_also_special_ones_in_a_row(any_tokenizer):
+    rng = random.Random(8)
     # a model's ids may go beyond its vocabulary
-    every, added = range(len(any_tokenizer) + 3), list(any_tokenizer.added_tokens_decoder)
-    for _, kinds in product(range(40), ([every], [every, added], [added])):
-        ids = [rng.choice(rng.choice(kinds) or every) for _ in range(20)]
-        for count, expected in enumerate(as_vllm(any_tokenizer, prompt_ids, ids), start=1):
-            assert decode_completion(any_tokenizer, prompt_ids, ids[:count]) == expected, ids[
-                :count
-            ]
-    assert decode_completion(any_tokenizer, prompt_ids, []) == ""
+    all_ids, added = range(len(any_tokenizer) + 3), list(any_tokenizer.added_tokens_decoder)
+    for _, kinds in product(range(40), ([all_ids], [all_ids, added], [added])):
+        check_decoding(any_tokenizer, [rng.choice(rng.choice(kinds) or all_ids) for _ in range(20)])
+    assert decode_completion(any_tokenizer, any_tokenizer(PROMPT)["input_ids"], []) == ""

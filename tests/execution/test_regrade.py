@@ -1,5 +1,4 @@
-import json
-
+import pandas
 import pytest
 
 from tests.analysis.test_pair import log
@@ -7,31 +6,36 @@ from tests.commands.test_cli import here, refused
 from tests.make import GREEDY_RUN
 
 
-def graded(capsys, monkeypatch, *arguments):
-    result = here(capsys, monkeypatch, "regrade", *map(str, arguments))
-    assert result.returncode == 0, result.stderr
-    return " ".join(result.stdout.split())
+@pytest.fixture
+def regrade(capsys, monkeypatch):
+    """Regrade a file; return the output in one line. With a message, the file must be refused."""
+
+    def run(path, *options, message=None):
+        result = here(capsys, monkeypatch, "regrade", str(path), *options)
+        if message:
+            refused(result, message)
+        else:
+            assert result.returncode == 0, result.stderr
+        return " ".join(result.stdout.split())
+
+    return run
 
 
-def test_a_log_of_our_own_task_is_graded_as_it_was(tmp_path, capsys, monkeypatch):
-    path = next(GREEDY_RUN.glob("samples_demo_mless_2*"))
-    output = graded(capsys, monkeypatch, path)
+def test_a_log_of_our_own_task_has_the_verdicts_that_it_had(regrade):
+    output = regrade(next(GREEDY_RUN.glob("samples_demo_mless_2*")))
     assert output.startswith("500 samples: right by mless 8") and "; they differ on 0." in output
 
 
-def test_a_log_of_another_task_is_graded_beside_its_metric(tmp_path, capsys, monkeypatch):
+def test_a_log_of_another_task_is_graded_and_compared_with_its_metric(tmp_path, regrade):
     path = log(
         tmp_path / "samples_gsm8k.jsonl",
         [1, 0],
-        resps=[[r"so \\boxed{3}"]],
+        resps=[[r"so \boxed{3}"]],
         filtered_resps=["3"],
         target="a\n#### 3.0",
     )
-    output = graded(capsys, monkeypatch, path)
-    assert (
-        "2 samples: right by mless 100.0%, by the log's metric 50.0%; they differ on 1. Verdicts: correct 2."
-        in output
-    )
+    accuracies = "right by mless 100.0%, by the log's metric 50.0%; they differ on 1"
+    assert f"2 samples: {accuracies}. Verdicts: correct 2." in regrade(path)
     unboxed = log(
         tmp_path / "samples_last.jsonl",
         [1, 0],
@@ -39,42 +43,37 @@ def test_a_log_of_another_task_is_graded_beside_its_metric(tmp_path, capsys, mon
         filtered_resps=["7"],
         target="7",
     )
-    assert "right by mless 100.0%" in graded(
-        capsys, monkeypatch, unboxed, "--metric", "exact_match,loose"
-    )
+    output = regrade(unboxed, "--metric", "exact_match,loose")
+    assert "right by mless 100.0%" in output
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_table_of_completions_is_graded(suffix, tmp_path, capsys, monkeypatch):
+def test_a_table_of_completions_is_graded(suffix, tmp_path, regrade):
     path = tmp_path / f"mine.{suffix}"
     rows = [("a", r"\boxed{\frac12}", "0.5"), ("b", "I think\n13", "14"), ("c", r"\boxed{2}", "2")]
+    table = pandas.DataFrame(rows, columns=["id", "text", "answer"])
     if suffix == "csv":
-        path.write_text(
-            "id,said,answer\n" + "".join(f'{name},"{said}",{gold}\n' for name, said, gold in rows)
-        )
+        table.to_csv(path, index=False)
     else:
-        lines = [
-            {"id": name, "said": completion, "answer": gold} for name, completion, gold in rows
-        ]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    output = graded(capsys, monkeypatch, path, "--completion", "said", "--gold", "answer")
-    assert (
-        output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
-        and "b 14 13 incorrect" in output
-    )
-    refused(
-        here(capsys, monkeypatch, "regrade", str(path)),
-        "has no column 'completion': expected one of id, said, answer",
-    )
-    (tmp_path / "none.csv").write_text("completion,gold\n")
-    refused(
-        here(capsys, monkeypatch, "regrade", str(tmp_path / "none.csv")),
-        "none.csv holds no completion.",
-    )
+        table.to_json(path, orient="records", lines=True)
+    output = regrade(path, "--completion", "text", "--gold", "answer")
+    assert output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
+    assert "b 14 13 incorrect" in output
+    regrade(path, message="has no column 'completion': expected one of id, text, answer")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("none.csv", "completion,gold\n", "none.csv holds no completion."),
+        ("odd.jsonl", "not json", "is no CSV or JSONL of completions"),
+    ],
+)
+def test_a_file_without_completions_is_refused(name, text, message, tmp_path, regrade):
+    (tmp_path / name).write_text(text)
+    regrade(tmp_path / name, message=message)
+
+
+def test_an_empty_completion_has_no_box(tmp_path, regrade):
     (tmp_path / "silent.csv").write_text("completion,gold\n,14\n")
-    assert "Verdicts: no_box 1." in graded(capsys, monkeypatch, tmp_path / "silent.csv")
-    (tmp_path / "odd.jsonl").write_text("not json")
-    refused(
-        here(capsys, monkeypatch, "regrade", str(tmp_path / "odd.jsonl")),
-        "is no CSV or JSONL of completions",
-    )
+    assert "Verdicts: no_box 1." in regrade(tmp_path / "silent.csv")

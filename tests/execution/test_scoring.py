@@ -1,5 +1,5 @@
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -10,7 +10,7 @@ from harness.execution.grade_samples import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample
-from tests.conftest import PATIENCE
+from tests.conftest import installed
 from tests.engines.test_backends import request
 from tests.make import TOY_CONFIG, read_data
 
@@ -33,36 +33,31 @@ def sample(completion, reason="stop"):
     return structs.replace(Sample.of(request("p"), "k", completion, reason=reason), task="made")
 
 
-PREFIX, LINE = {"answer_prefix": r"It is \boxed{"}, {"read": "line"}
-
-
 @pytest.mark.parametrize(
     ("prompt_fields", "completion", "reason", "verdict"), read_data("completions")["continued"]
 )
 def test_grading_knows_what_the_prompt_began(prompt_fields, completion, reason, verdict):
     job = grade_job(prompt(**prompt_fields), sample(completion, reason))
-    assert (
-        grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line).verdict
-        == verdict
-    )
+    result = grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line)
+    assert result.verdict == verdict
+
+
+def score_of(completion, graded_prompt, folder):
+    with Journal(folder / "scores.jsonl", {}) as scores, Scorer(scores, [graded_prompt]) as scorer:
+        scorer.submit(sample(completion))
+        (score,) = scorer.finish()
+    return score
 
 
 def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
-    row = prompt(r"What is 2 + 2? It is \boxed{", **PREFIX)
-    with Journal(tmp_path / "scores.jsonl", {}) as scores, Scorer(scores, [row]) as scorer:
-        scorer.submit(sample("4}."))
-        (score,) = scorer.finish()
+    prefix = r"It is \boxed{"
+    score = score_of("4}.", prompt(f"What is 2 + 2? {prefix}", answer_prefix=prefix), tmp_path)
     assert score.verdict == "correct" and score.exact_match_boxed and score.math_verify
     assert score.authors_rule and score.authors_rule_strict and score.boxes_after_first == 0
 
 
-def test_of_a_line_graders_that_look_for_a_box_are_not_asked(tmp_path):
-    with (
-        Journal(tmp_path / "scores.jsonl", {}) as scores,
-        Scorer(scores, [prompt(**LINE)]) as scorer,
-    ):
-        scorer.submit(sample(" 4"))
-        (score,) = scorer.finish()
+def test_graders_that_look_for_a_box_are_not_asked_about_a_line(tmp_path):
+    score = score_of(" 4", prompt(read="line"), tmp_path)
     assert (score.verdict, score.answer, score.math_verify) == ("correct", "4", True)
     assert score.exact_match_boxed is score.authors_rule is score.authors_rule_strict is None
 
@@ -82,20 +77,14 @@ print(run.about["model"], len(run.samples))
     "backend", ["dummy", pytest.param("vllm", marks=(pytest.mark.slow, pytest.mark.engine))]
 )
 def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path, backend):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [
-        sys.executable,
-        str(tmp_path / "script.py"),
-        str(TOY_CONFIG),
-        str(tmp_path / "run"),
-        backend,
-    ]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    arguments = map(str, (script, TOY_CONFIG, tmp_path / "run", backend))
+    process = installed(Path(sys.executable).name, *arguments)
     assert process.stdout == "mless-demo 8\n" and "8/8 samples" in process.stderr, process.stderr
 
 
-def test_what_the_command_refuses_is_raised_with_its_words(tmp_path, capfd):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "precious").write_text("x")
+def test_a_refusal_of_the_command_is_raised_with_its_message(tmp_path):
+    (tmp_path / "precious").write_text("x")
     with pytest.raises(RunError, match="already holds files"):
-        harness.run(TOY_CONFIG, limit=1, output=tmp_path / "full")
+        harness.run(TOY_CONFIG, limit=1, output=tmp_path)

@@ -1,21 +1,21 @@
 """Claims about whole runs on a GPU. A CPU can run them too, with fewer problems, as a rehearsal."""
 
-import json
 import os
 import random
 import subprocess
 import sys
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from harness import load_run, resources
 from harness.engines.vllm_engine import VLLMEngine
-from harness.experiment.plan import make_plan, make_requests
-from harness.experiment.run_config import RunConfig
+from harness.runs.run_files import read_receipt
 from tests.conftest import PATIENCE, gpu_share, gpu_share_options, report
 from tests.engines.test_engine import read_lm_eval_samples
+from tests.engines.test_interventions import ARGUMENTS, config, plan_requests
 from tests.make import EXAMPLE, ROOT, TOY_CONFIG, TOY_MODEL
 
 pytestmark = [
@@ -42,25 +42,22 @@ def load_samples(folder, index):
 def count_differences(samples, reference, columns):
     """The number of values of each column that differ between samples and their reference."""
     assert samples.index.is_unique and samples.index.isin(reference.index).all(), "the same prompts"
-    reference = reference.loc[samples.index]
-    counts = {}
-    for column in columns:
-        counts[column] = int((samples[column].to_numpy() != reference[column].to_numpy()).sum())
-    return counts
+    is_different = samples[columns].to_numpy() != reference.loc[samples.index, columns].to_numpy()
+    return dict(zip(columns, is_different.sum(axis=0).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("kernels", ["eager", "graphs"])
 def test_products_have_the_verdicts_of_the_committed_run(kernels, smollm2, tmp_path):
     """In float32 on a GPU, compared with a run on a CPU, sample by sample."""
     limit = () if gpu_share() else ("--limit", 4)
-    settings = ("--set", f"model.model_args.enforce_eager={str(kernels == 'eager').lower()}")
-    config = ROOT / "configs/runs/products.yaml"
-    options = (*settings, *gpu_share_options(), *limit, "--quiet", "-o", tmp_path)
-    subprocess.run(command("mless", "run", config, *options), check=True, timeout=PATIENCE)
+    is_eager = str(kernels == "eager").lower()
+    options = ("--set", f"model.model_args.enforce_eager={is_eager}", *gpu_share_options(), *limit)
+    run = command("mless", "run", ROOT / "configs/runs/products.yaml", "--quiet", "-o", tmp_path)
+    subprocess.run([*run, *map(str, options)], check=True, timeout=PATIENCE)
     index = ["condition", "prompt_token_sha256"]
     ours, theirs = load_samples(tmp_path, index), load_samples(EXAMPLE, index)
     counts = count_differences(ours, theirs, ["verdict", "completion"])
-    (session,) = json.loads((tmp_path / "run.json").read_text())["sessions"]
+    (session,) = read_receipt(tmp_path)["sessions"]
     facts = session["engine"]
     report(
         f"of {len(ours)} samples {counts['completion']} completions and {counts['verdict']} "
@@ -84,22 +81,15 @@ def test_stock_lm_eval_gives_the_prompts_and_verdicts_of_mless_run(tmp_path):
     options = ("--set", "conditions=[wo, mless]", "--set", f"max_gen_toks={tokens}")
     options = (*options, *gpu_share_options(), "--limit", limit, "--quiet")
     ours = command("mless", "run", TOY_CONFIG, *options, "-o", tmp_path / "run")
-    arguments = {
-        "pretrained": TOY_MODEL,
-        "dtype": "float32",
-        "max_model_len": 4096,
-        "enforce_eager": True,
-        **gpu_share(),
-    }
+    arguments = {"pretrained": TOY_MODEL, **ARGUMENTS, "max_model_len": 4096, **gpu_share()}
     if not gpu_share():
         arguments["kv_cache_memory_bytes"] = 2**30
     model = ",".join(f"{name}={value}" for name, value in arguments.items())
+    constants = "run --model vllm --batch_size auto --tasks math500_wo,math500_mless --log_samples"
     theirs = (
-        *(sys.executable, "-c", STOCK_LM_EVAL),
-        *("run", "--model", "vllm", "--model_args", model, "--batch_size", "auto"),
-        *("--tasks", "math500_wo,math500_mless", "--include_path", resources.folder("tasks")),
-        *("--limit", limit, "--gen_kwargs", f"max_gen_toks={tokens}", "--log_samples"),
-        *("--output_path", tmp_path / "stock"),
+        *(sys.executable, "-c", STOCK_LM_EVAL, *constants.split(), "--model_args", model),
+        *("--limit", limit, "--gen_kwargs", f"max_gen_toks={tokens}"),
+        *("--include_path", resources.folder("tasks"), "--output_path", tmp_path / "stock"),
     )
     # `mless run` asks for float32 in vLLM's attention; with stock lm-eval a user must do it
     environment = {**os.environ, "TRITON_F32_DEFAULT": "ieee"}
@@ -122,17 +112,15 @@ def test_stock_lm_eval_gives_the_prompts_and_verdicts_of_mless_run(tmp_path):
 
 def sum_requests(count):
     """Greedy requests for up to 64 tokens of text about sums, three conditions."""
-    config = RunConfig.model_validate(
-        {
-            "name": "sums",
-            "model": {"model_args": {"pretrained": "smollm2", "dtype": "bfloat16"}},
-            "dataset": {"make": "sums", "operands": [10, 99], "count": count},
-            "conditions": ["wo", "mless", "random"],
-            "layouts": ["chat"],
-            "max_gen_toks": 64,
-        }
+    settings = config(
+        ["wo", "mless", "random"],
+        arguments={"pretrained": "smollm2", "dtype": "bfloat16"},
+        dataset={"make": "sums", "operands": [10, 99], "count": count},
+        layouts=["chat"],
+        max_gen_toks=64,
     )
-    return [*make_requests(make_plan(config), config.resolve_sampling(None))]
+    _, requests = plan_requests(settings, None)
+    return requests
 
 
 def answer(engine, requests):
@@ -140,8 +128,7 @@ def answer(engine, requests):
     assert engine._engine.reset_prefix_cache()
     return {
         (request.task, request.problem_id): tuple(completion.token_ids)
-        for finished in engine.stream(requests)
-        for request, completion in finished
+        for request, completion in chain.from_iterable(engine.stream(requests))
     }
 
 

@@ -3,8 +3,6 @@ import logging
 
 import pytest
 from lm_eval import simple_evaluate
-from lm_eval.api.model import LM
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
 from harness import resources
@@ -12,7 +10,7 @@ from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, Grade, as_text
-from tests.lm_eval_plugin.wrapped_tasks import Silent
+from tests.lm_eval_plugin.wrapped_tasks import Silent, open_manager
 from tests.make import TOY_MODEL
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
@@ -24,116 +22,107 @@ def _quiet():
 
 
 def load(name, **metadata):
-    manager = TaskManager(
-        include_path=str(resources.folder("tasks")), include_defaults=False, metadata=metadata
-    )
-    return manager.load([name])["tasks"]
+    manager = open_manager(resources.folder("tasks"), **metadata)
+    return manager.load([f"math500_{name}"])["tasks"][f"math500_{name}"]
 
 
-def prompts(task, limit=3, chat_template=None):
+def first_prompt(task, chat_template=None, limit=1):
+    """The prompt of a task's first document; as many documents as the limit says have requests."""
     task.build_all_requests(
         limit=limit, apply_chat_template=chat_template is not None, chat_template=chat_template
     )
-    return [instance.args[0] for instance in task.instances]
+    return task.instances[0].args[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_task_loads_builds_and_renders(name):
-    (task,) = load(f"math500_{name}").values()
+def test_every_task_loads_and_builds_its_prompts(name):
+    task = load(name)
     assert len(task.eval_docs) == 500
-    first = task.eval_docs[0]
-    text = prompts(task)[0]
-    assert text == "".join(segment["text"] for segment in first["segments"])
+    document = task.eval_docs[0]
+    text = first_prompt(task)
+    assert text == "".join(segment["text"] for segment in document["segments"])
     assert text.startswith(AS_PUBLISHED_INSTRUCTION if "published" in name else INSTRUCTION)
-    assert text.endswith(first["problem"])
-    gaps = 0 if "published" in name else 1 if name == "wo" else 2
-    assert text.count(SEPARATOR) == gaps
+    assert text.endswith(document["problem"])
+    separators = {"wo": 1, "wo_as_published": 0, "mless_as_published": 0}
+    assert text.count(SEPARATOR) == separators.get(name, 2)
     arguments = task.instances[0].args[1]
     assert arguments == {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": 2048}
-    assert task.config.num_fewshot == 0 and task.instances[0].request_type == "generate_until"
+    assert task.config.num_fewshot == 0
+    assert task.instances[0].request_type == "generate_until"
 
 
-def test_lm_eval_passes_over_a_number_of_examples_for_our_own_tasks():
-    manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False)
-    results = simple_evaluate(
-        Silent(), tasks=["math500_mless"], task_manager=manager, num_fewshot=2, limit=1
-    )
-    (sample,) = results["samples"]["math500_mless"]
+def evaluate(model, **options):
+    """What lm-eval returns for our task of the condition `mless`."""
+    manager = open_manager(resources.folder("tasks"))
+    return simple_evaluate(model, tasks=["math500_mless"], task_manager=manager, **options)
+
+
+def test_lm_eval_ignores_a_number_of_examples_for_our_own_tasks():
+    (sample,) = evaluate(Silent(), num_fewshot=2, limit=1)["samples"]["math500_mless"]
     assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
 
 
-def test_with_a_chat_template_the_filler_opens_the_user_turn(toy_tokenizer):
-    (task,) = load("math500_mless", pretrained=TOY_MODEL).values()
-
-    def template(messages, add_generation_prompt=True):
-        return toy_tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-
-    text = prompts(task, 1, template)[0]
-    assert (
-        f"<|im_start|>user\n{' '.join('/' * 55)}{SEPARATOR}{task.eval_docs[0]['problem']}<|im_end|>"
-        in text
-    )
+def test_with_a_chat_template_the_filler_begins_the_user_turn():
+    task = load("mless", pretrained=TOY_MODEL)
+    text = first_prompt(task, Silent().apply_chat_template)
+    filler = " ".join("/" * 55)
+    user_turn = f"<|im_start|>user\n{filler}{SEPARATOR}{task.eval_docs[0]['problem']}<|im_end|>"
+    assert user_turn in text
     assert text.startswith(f"<|im_start|>system\n{INSTRUCTION}")
 
 
-def test_filler_takes_its_condition_from_metadata():
-    (task,) = load(
-        "math500_filler", unit="he", count=9, placement="end", pretrained=TOY_MODEL
-    ).values()
-    assert prompts(task, 1)[0].endswith(SEPARATOR + " ".join(["he"] * 9))
-    (task,) = load(
-        "math500_filler", count_to=4, label="Filler:", placement="end", cue="Answer:"
-    ).values()
-    assert prompts(task, 1)[0].endswith(SEPARATOR.join(["", "Filler:", "1 2 3 4", "Answer:"]))
+@pytest.mark.parametrize(
+    ("metadata", "ending"),
+    [
+        ({"unit": "he", "count": 9, "pretrained": TOY_MODEL}, [" ".join(["he"] * 9)]),
+        (
+            {"count_to": 4, "label": "Filler:", "cue": "Answer:"},
+            ["Filler:", "1 2 3 4", "Answer:"],
+        ),
+    ],
+)
+def test_filler_takes_its_condition_from_metadata(metadata, ending):
+    task = load("filler", placement="end", **metadata)
+    assert first_prompt(task).endswith(SEPARATOR.join(["", *ending]))
 
 
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
         ({"count": 0}, ConfigError, "count: .* got 0"),
-        (
-            {"unit": "qxzvkj", "pretrained": TOY_MODEL},
-            PromptMismatchError,
-            "splits the unit 'qxzvkj'",
-        ),
+        ({"unit": "qxzvkj"}, PromptMismatchError, "splits the unit 'qxzvkj'"),
         ({"placement": "middle"}, ConfigError, "placement"),
-        (
-            {"pretrained": TOY_MODEL, "max_model_len": 1024},
-            PromptMismatchError,
-            "over the context of 1024",
-        ),
+        ({"max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
     ],
 )
-def test_bad_metadata_ends_in_one_clear_line(metadata, error, message):
+def test_bad_metadata_is_refused_in_one_clear_line(metadata, error, message):
     with pytest.raises(error, match=message):
-        load("math500_filler", **metadata)
+        load("filler", pretrained=TOY_MODEL, **metadata)
 
 
 def test_grading_through_the_filter_and_process_results():
-    (task,) = load("math500_wo").values()
-    prompts(task, 2)
-    target = task.eval_docs[0]["answer"]
-    task.instances[0].resps = [f"\\boxed{{{target}}}"]
-    task.instances[1].resps = ["no box"]
+    task = load("wo")
+    first_prompt(task, limit=2)
+    right, wrong = task.instances
+    right.resps = [f"\\boxed{{{task.eval_docs[0]['answer']}}}"]
+    wrong.resps = ["no box"]
     task.apply_filters()
     graded = [instance.filtered_resps["graded"] for instance in task.instances]
     assert json.loads(graded[0][0])["verdict"] == "correct"
-    first = task.process_results(task.eval_docs[0], [graded[0]])
-    second = task.process_results(task.eval_docs[1], [graded[1]])
-    assert first == {"accuracy": 1.0, "graded": 1.0, "truncated": 0.0}
-    assert second == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
-    assert set(first) == {metric["metric"] for metric in task.config.metric_list}
-    # the prompt's own empty box is what the authors' rule calls right
-    assert (
-        json.loads(graded[1][0])["authors_rule"]
-        and not json.loads(graded[1][0])["authors_rule_strict"]
-    )
+    metrics = [
+        task.process_results(document, [texts])
+        for document, texts in zip(task.eval_docs, graded, strict=False)
+    ]
+    assert metrics[0] == {"accuracy": 1.0, "graded": 1.0, "truncated": 0.0}
+    assert metrics[1] == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
+    assert set(metrics[0]) == {metric["metric"] for metric in task.config.metric_list}
+    # the authors' rule takes the empty box of the prompt for a correct answer
+    grade = json.loads(graded[1][0])
+    assert grade["authors_rule"] and not grade["authors_rule_strict"]
 
 
 class Replayed(str):
-    """A completion out of a journal: graded before."""
+    """A completion that was read from a journal, with its grade."""
 
     graded = json.dumps(
         {"verdict": "timeout", "answer": "3", "reason": "over 3 s", "math_verify": None}
@@ -150,47 +139,39 @@ def test_completions_that_are_graded_start_no_grader(monkeypatch):
     assert hooks.metrics({}, graded) == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
 
 
-class Recorded(LM):
-    def __init__(self, texts):
+class Recorded(Silent):
+    """A model whose completions have grades, one for each document."""
+
+    def __init__(self, grades):
         super().__init__()
-        self.texts = texts
+        self.grades = grades
 
     def generate_until(self, requests, disable_tqdm=False):
-        completions = []
-        for request in requests:
-            completion = Replayed("a")
-            completion.graded = self.texts[request.doc_id]
-            completions.append(completion)
+        completions = [Replayed("a") for _ in requests]
+        for completion, request in zip(completions, requests, strict=True):
+            completion.graded = self.grades[request.doc_id]
         return completions
 
-    loglikelihood = loglikelihood_rolling = None
 
-
-def test_lm_evals_table_has_three_metrics_and_its_logs_the_other_graders():
+def test_lm_evals_table_has_three_metrics_and_its_logs_have_the_other_graders():
     verdicts = ("correct", "incorrect", "truncated", "correct")
-    texts = [
-        as_text(Grade(verdict=verdict, answer=None), Audit(math_verify=True))
-        for verdict in verdicts
-    ]
-    manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False)
-    results = simple_evaluate(
-        Recorded(texts), tasks=["math500_mless"], task_manager=manager, limit=len(texts)
-    )
+    audit = Audit(math_verify=True)
+    grades = [as_text(Grade(verdict=verdict, answer=None), audit) for verdict in verdicts]
+    results = evaluate(Recorded(grades), limit=len(grades))
     result = results["results"]["math500_mless"]
     means = {name: result[f"{name},graded"] for name in ("accuracy", "graded", "truncated")}
-    assert (
-        means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25} and result["sample_len"] == 4
-    )
+    assert means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25}
+    assert result["sample_len"] == 4
     table = make_table(results)
     assert "accuracy" in table and "0.75" in table and "math_verify" not in table
     ((text,),) = results["samples"]["math500_mless"][0]["filtered_resps"]
     assert json.loads(text)["math_verify"]
 
 
-def test_only_what_is_not_graded_is_graded():
+def test_only_completions_without_a_grade_are_graded():
     from harness.lm_eval_plugin.hooks import grade_responses
 
-    doc = {"system": "", "user": "", "answer": "3", "solution": ""}
-    ((first, second),) = grade_responses([[Replayed("a"), "thinking"]], [doc])
+    document = {"system": "", "user": "", "answer": "3", "solution": ""}
+    ((first, second),) = grade_responses([[Replayed("a"), "thinking"]], [document])
     assert first == Replayed.graded
     assert json.loads(second)["verdict"] == "no_box"

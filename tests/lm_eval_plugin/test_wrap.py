@@ -1,14 +1,10 @@
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from lm_eval.loggers import EvaluationTracker
-from lm_eval.tasks import TaskManager
 
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError, RunError
@@ -16,23 +12,23 @@ from harness.experiment.conditions import named_conditions
 from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.commands.test_cli import here, refused
-from tests.conftest import PATIENCE
+from tests.conftest import installed
 from tests.lm_eval_plugin.wrapped_tasks import (
     DOCUMENTS,
     Silent,
     as_table,
     compare,
     evaluate,
+    list_variants,
+    open_manager,
+    read_task,
     write_both,
 )
-from tests.make import TOY_MODEL, table_page
+from tests.make import ROOT, TOY_MODEL, read_data, table_page
 
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
-"""Asked by a template with drawn examples, by a function with examples asked otherwise, and by a field's name."""
-
-
-def settings(path):
-    return yaml.safe_load(path.read_text().replace("!function ", ""))
+"""Their prompts come from a template with drawn examples, from a function that words examples in
+another way, and from the name of a field."""
 
 
 @pytest.mark.parametrize(
@@ -40,58 +36,53 @@ def settings(path):
 )
 def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
     rows = compare(names)
-    assert [row["task"] for row in rows] == names and len({row["folder"] for row in rows}) == len(
-        names
-    )
+    assert [row["task"] for row in rows] == names
+    assert len({row["folder"] for row in rows}) == len(names)
     for row in rows:
         assert row["documents"] >= 2 and row["equal"] == row["documents"], row
         assert row["filler tokens"] == "55"
-    page = (Path(__file__).parents[2] / "docs/lm_eval_tasks.md").read_text()
-    assert all(line in page.splitlines() for line in as_table(rows).splitlines())
+    page = (ROOT / "docs/lm_eval_tasks.md").read_text()
+    assert set(as_table(rows).splitlines()) <= set(page.splitlines())
 
 
-def test_the_files_hold_the_filler_and_need_nothing_of_ours(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of wrapped tasks, which a test writes."""
+    return tmp_path / "tasks"
+
+
+def test_the_files_hold_the_filler_and_need_nothing_of_ours(folder):
     messages = write_wrapped(
-        tmp_path / "new", "gsm8k", 'wo, {name: dots, unit: ".", count: 3, label: "Filler:"}'
+        folder, "gsm8k", 'wo, {name: dots, unit: ".", count: 3, label: "Filler:"}'
     )
-    files = sorted((tmp_path / "new").iterdir())
-    assert messages[: len(files)] == [str(path) for path in files]
-    first, second, third = messages[-1].split(" \\\n    ")  # as a shell reads it, in 80 columns
-    assert (first, third) == (
+    assert messages[-1].split(" \\\n    ") == [  # as a shell reads it, in 80 columns
         "lm_eval --model vllm --model_args pretrained=MODEL",
+        f"--include_path {folder} --log_samples --output_path results",
         "--tasks gsm8k_wo,gsm8k_dots",
-    )
-    assert second == f"--include_path {tmp_path / 'new'} --log_samples --output_path results"
-    assert settings(tmp_path / "new" / "gsm8k_wo.yaml")["filler"] == ""
-    assert (
-        settings(tmp_path / "new" / "gsm8k_dots.yaml")["filler"]
-        == f"Filler:{SEPARATOR}. . .{SEPARATOR}"
-    )
-    for path in files:
-        code = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
-        assert (
-            not re.search(r"harness|attention_probe|import mless", code)
-            and str(Path.home()) not in code
-        )
-    manager = TaskManager(include_path=str(tmp_path / "new"), include_defaults=False)
-    assert manager.all_tasks == ["gsm8k_dots", "gsm8k_wo"]
+    ]
+    assert read_task(folder / "gsm8k_wo.yaml")["filler"] == ""
+    filler = f"Filler:{SEPARATOR}. . .{SEPARATOR}"
+    assert read_task(folder / "gsm8k_dots.yaml")["filler"] == filler
+    for path in folder.iterdir():
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        ours = rf"harness|attention_probe|import mless|{re.escape(str(Path.home()))}"
+        assert not re.search(ours, "\n".join(lines))
+    assert open_manager(folder).all_tasks == ["gsm8k_dots", "gsm8k_wo"]
 
 
-def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(tmp_path, toy_tokenizer):
+def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(folder, toy_tokenizer):
     messages = write_wrapped(
-        tmp_path / "tasks", "gsm8k", 'random, {name: said, text: "Count: 1 2 3"}', TOY_MODEL
+        folder, "gsm8k", 'random, {name: counted, text: "Count: 1 2 3"}', TOY_MODEL
     )
     sentence = fit_filler(named_conditions()["random"], toy_tokenizer)
-    assert settings(tmp_path / "tasks" / "gsm8k_random.yaml")["filler"] == sentence + SEPARATOR
+    assert read_task(folder / "gsm8k_random.yaml")["filler"] == sentence + SEPARATOR
     assert f"gsm8k_random: 55 filler tokens in the tokenizer of {TOY_MODEL}" in messages
     token_count = len(toy_tokenizer("Count: 1 2 3", add_special_tokens=False)["input_ids"])
-    assert f"said, {token_count} filler tokens in the tokenizer of {TOY_MODEL}." in (
-        tmp_path / "tasks" / "gsm8k_said.yaml"
-    ).read_text().replace("\n# ", " ")
+    text = (folder / "gsm8k_counted.yaml").read_text().replace("\n# ", " ")
+    assert f"counted, {token_count} filler tokens in the tokenizer of {TOY_MODEL}." in text
+    condition = "{name: long, unit: antidisestablishment}"
     with pytest.raises(PromptMismatchError, match="splits the unit"):
-        write_wrapped(
-            tmp_path / "more", "gsm8k", "{name: long, unit: antidisestablishment}", TOY_MODEL
-        )
+        write_wrapped(folder / "more", "gsm8k", condition, TOY_MODEL)
 
 
 @pytest.mark.slow
@@ -109,63 +100,36 @@ def test_the_count_holds_at_the_start_and_after_a_line_break(before, any_tokeniz
     assert inside == (54 if before.endswith(" ") else 55)
 
 
-def test_keys_that_a_user_adds_replace_lm_evals(tmp_path):
+def test_keys_that_a_user_adds_replace_those_of_lm_eval(tmp_path):
     write_both("gsm8k", tmp_path)
     path = tmp_path / "gsm8k" / "gsm8k_mless.yaml"
     path.write_text(path.read_text() + "num_fewshot: 1\ndescription: Count.\n")
-    manager = TaskManager(include_path=str(tmp_path), include_defaults=False, metadata={"mine": 1})
-    tasks = manager.load(["gsm8k", "gsm8k_mless"])["tasks"]
+    tasks = open_manager(tmp_path, mine=1).load(["gsm8k", "gsm8k_mless"])["tasks"]
     stock, task = tasks["gsm8k"], tasks["gsm8k_mless"]
-    assert (stock.config.num_fewshot, task.config.num_fewshot, task.config.description) == (
-        5,
-        1,
-        "Count.",
-    )
-    assert (
-        task.config.metadata["version"] == stock.config.metadata["version"]
-        and task.config.metadata["mine"] == 1
-    )
-    assert (
-        task.VERSION == stock.VERSION
-        and task.config.generation_kwargs == stock.config.generation_kwargs
-    )
+    assert (stock.config.num_fewshot, task.config.num_fewshot) == (5, 1)
+    assert task.config.description == "Count."
+    assert task.config.metadata["version"] == stock.config.metadata["version"]
+    assert task.config.metadata["mine"] == 1
+    assert task.VERSION == stock.VERSION
+    assert task.config.generation_kwargs == stock.config.generation_kwargs
 
 
-def test_a_task_that_runs_code_is_written_and_not_tried(tmp_path):
-    write_wrapped(tmp_path / "tasks", "humaneval", "mless")
-    assert (
-        settings(tmp_path / "tasks" / "humaneval_mless.yaml")["stock_file"]
-        == "humaneval/humaneval.yaml"
-    )
+def test_a_task_that_runs_code_is_written_and_not_tried(folder):
+    write_wrapped(folder, "humaneval", "mless")
+    assert read_task(folder / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
 
 
-@pytest.mark.parametrize(
-    ("task", "conditions", "message"),
-    [
-        ("gsm9k", "wo", r"gsm9k: expected .* such as .*gsm8k"),
-        ("mmlu_pro", "wo", r"mmlu_pro: expected .* such as mmlu_pro_"),  # a group
-        ("hellaswag", "wo", "hellaswag: expected one task"),  # compares log-likelihoods
-        ("squadv2", "wo", "squadv2: expected one task"),  # written in Python
-        ("gsm8k", "wo,mless,wo", "each once, .* got 'wo,mless,wo'"),
-        ("gsm8k", "", "--conditions: expected a list"),
-        ("gsm8k", "{name: dots", "got '{name: dots'"),
-        ("gsm8k", "{name: twice, repeat_problem: 2}", "'twice' .* repeat_problem"),
-        ("gsm8k", "{name: now, answer_prefix: 'It is '}", "'now' .* answer_prefix"),
-        ("gsm8k", "{name: late, unit: '.', placement: answer}", "'late' .* placement answer"),
-        ("gsm8k", "{name: cued, cue: 'Answer:'}", "'cued' .* cue"),
-        ("gsm8k", "{name: ids, token_ids: [5]}", "`token_ids` needs the model's tokenizer"),
-    ],
-)
-def test_what_cannot_be_wrapped_is_refused_in_one_line(task, conditions, message, tmp_path):
-    with pytest.raises(ConfigError, match=message) as caught:
-        write_wrapped(tmp_path / "tasks", task, conditions)
-    assert "\n" not in str(caught.value) and not (tmp_path / "tasks").exists()
+@pytest.mark.parametrize("case", read_data("refused_configs")["wrapped tasks"], ids=str)
+def test_what_cannot_be_wrapped_is_refused_in_one_line(case, folder):
+    with pytest.raises(ConfigError, match=case["message"]) as caught:
+        write_wrapped(folder, case["task"], case["conditions"])
+    assert "\n" not in str(caught.value) and not folder.exists()
 
 
-def test_the_command_names_the_files_it_wrote(tmp_path, capsys, monkeypatch):
-    result = here(capsys, monkeypatch, "tasks", "--wrap", "gsm8k", "-o", str(tmp_path / "wrapped"))
+def test_the_command_names_the_files_that_it_wrote(folder, capsys, monkeypatch):
+    result = here(capsys, monkeypatch, "tasks", "--wrap", "gsm8k", "-o", str(folder))
     assert result.returncode == 0, result.stderr
-    paths = sorted(map(str, (tmp_path / "wrapped").iterdir()))
+    paths = sorted(map(str, folder.iterdir()))
     assert result.stdout.splitlines()[: len(paths)] == paths
 
 
@@ -187,39 +151,35 @@ def test_what_the_command_cannot_write_is_refused(options, message, tmp_path, ca
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.yaml"]
 
 
-def test_a_version_of_lm_eval_without_the_task_is_named(tmp_path):
-    write_wrapped(tmp_path / "tasks", "gsm8k", "wo")
-    path = tmp_path / "tasks" / "gsm8k_wo.yaml"
+def test_a_version_of_lm_eval_without_the_task_is_named(folder):
+    write_wrapped(folder, "gsm8k", "wo")
+    path = folder / "gsm8k_wo.yaml"
     path.write_text(path.read_text().replace("gsm8k/gsm8k.yaml", "gsm8k/older.yaml"))
-    with pytest.raises(
-        FileNotFoundError, match=r"this lm-eval \([\d.]+\) has no tasks/gsm8k/older.yaml"
-    ):
-        TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False).load(["gsm8k_wo"])
+    message = r"this lm-eval \([\d.]+\) has no tasks/gsm8k/older.yaml"
+    with pytest.raises(FileNotFoundError, match=message):
+        open_manager(folder).load(["gsm8k_wo"])
 
 
 def test_the_table_reads_the_logs_and_their_conditions(tmp_path):
-    """As lm-eval itself writes them, of a model that always says 42."""
+    """As lm-eval itself writes them, of a model that always answers 42."""
     write_both("gsm8k", tmp_path)
-    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
     tracker = EvaluationTracker(output_path=str(tmp_path / "results"))
-    results = evaluate(["gsm8k"], manager, Silent(), evaluation_tracker=tracker)
+    results = evaluate(["gsm8k"], open_manager(tmp_path), Silent(), evaluation_tracker=tracker)
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
-    for name in ("gsm8k", "gsm8k_wo", "gsm8k_mless"):
+    logs = {}
+    for name in list_variants("gsm8k"):
         tracker.save_results_samples(task_name=name, samples=samples[name])
-    logs = {
-        path.name.split("_2")[0]: path for path in (tmp_path / "results").rglob("samples_*.jsonl")
-    }
+        (logs[name],) = (tmp_path / "results").rglob(f"samples_{name}_2*.jsonl")
     with pytest.raises(RunError, match="names no condition"):
         table_page(tmp_path / "results")
-    logs["samples_gsm8k"].unlink()
+    logs["gsm8k"].unlink()
     page = table_page(tmp_path / "results", metric="exact_match,flexible-extract")
     rows = dict(re.findall(r"^(w/\S*(?: Mless)?) +([\d.]+) ", page, re.MULTILINE))
-    share = round(
-        100 * sum(doc["answer"] == "#### 42" for doc in DOCUMENTS["gsm8k"]["test"]) / 7, 1
-    )
-    assert rows == {"w/o": str(share), "w/ Mless": str(share)} and "7 problems" in page
-    named = table_page(f"wo={logs['samples_gsm8k_mless']}", f"dots={logs['samples_gsm8k_wo']}")
+    answers = [document["answer"] for document in DOCUMENTS["gsm8k"]["test"]]
+    accuracy = str(round(100 * answers.count("#### 42") / 7, 1))
+    assert rows == {"w/o": accuracy, "w/ Mless": accuracy} and "7 problems" in page
+    named = table_page(f"wo={logs['gsm8k_mless']}", f"dots={logs['gsm8k_wo']}")
     assert "dots" in named and "Mless" not in named
 
 
@@ -235,47 +195,18 @@ cli_evaluate()
 @pytest.mark.slow
 @pytest.mark.parametrize("chat", [False, True])
 def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_logs(tmp_path, chat):
-    write_both("gsm8k", tmp_path)
-    arguments = [
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={TOY_MODEL}",
-        "--device",
-        "cpu",
-        "--limit",
-        "3",
-    ]
-    arguments += [
-        "--tasks",
-        "gsm8k_wo,gsm8k_mless",
-        "--include_path",
-        str(tmp_path / "gsm8k"),
-        "--num_fewshot",
-        "1",
-    ]
-    arguments += [
-        "--gen_kwargs",
-        "max_gen_toks=16",
-        "--log_samples",
-        "--output_path",
-        str(tmp_path / "results"),
-    ]
-    command = [
-        sys.executable,
-        "-c",
-        WITHOUT_MLESS,
-        "run",
-        *arguments,
-        *["--apply_chat_template"] * chat,
-    ]
-    # of several threads most time is waiting on a busy machine
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=PATIENCE
+    filler = write_both("gsm8k", tmp_path)["filler"]
+    options = (
+        "--model hf --device cpu --limit 3 --tasks gsm8k_wo,gsm8k_mless --num_fewshot 1 "
+        f"--include_path {tmp_path / 'gsm8k'} --output_path {tmp_path / 'results'} "
+        "--log_samples --gen_kwargs max_gen_toks=16"
+    )
+    process = installed(
+        *(Path(sys.executable).name, "-c", WITHOUT_MLESS, "run", *options.split()),
+        *("--model_args", f"pretrained={TOY_MODEL}", *["--apply_chat_template"] * chat),
+        OMP_NUM_THREADS="1",  # several threads mostly wait for each other on a busy machine
     )
     assert process.returncode == 0, process.stderr[-2000:]
-    filler = settings(tmp_path / "gsm8k" / "gsm8k_mless.yaml")["filler"]
     prompts = {}
     for name in ("wo", "mless"):
         (log,) = (tmp_path / "results").rglob(f"samples_gsm8k_{name}_*.jsonl")
@@ -284,4 +215,5 @@ def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_log
         assert re.search(rf"gsm8k_{name} *\|", process.stdout), process.stdout
     assert [text.replace(filler, "", 1) for text in prompts["mless"]] == prompts["wo"]
     page = table_page(tmp_path / "results")
-    assert f"{'chat' if chat else 'raw'}, 3 problems" in page and "w/ Mless" in page
+    layout = "chat" if chat else "raw"
+    assert f"{layout}, 3 problems" in page and "w/ Mless" in page

@@ -1,13 +1,16 @@
-"""Twelve tasks of lm-eval, each from another of its folders, as lm-eval asks them and as `mless tasks --wrap` does.
+"""Twelve tasks of lm-eval from twelve of its folders, compared with those of `mless tasks --wrap`.
 
-Their documents are written here, in the schemas of the real ones: no hub is needed. The prompts of the condition `wo`
-must be lm-eval's own, by its own prompt hash. Those of `mless` have the filler before the question, and nothing else.
-`python -m tests.lm_eval_plugin.wrapped_tasks` prints the table of docs/lm_eval_tasks.md.
+Their documents are made here, in the schemas of the real ones, so no hub is needed. Prompts of the
+condition `wo` must be lm-eval's own, by its own prompt hash. Those of `mless` have the filler
+before the question, and nothing else. `python -m tests.lm_eval_plugin.wrapped_tasks` prints the
+table of docs/lm_eval_tasks.md.
 """
 
 import json
 import logging
 import sys
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,133 +23,47 @@ from lm_eval.tasks import TaskManager
 from harness.constants import SEPARATOR
 from harness.experiment.tokenizer import encode, load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
-from tests.make import TOY_MODEL
+from tests.make import ROOT, TOY_MODEL
 
-Documents = list[dict[str, Any]]
+Samples = list[dict[str, Any]]
 
-ASKED = [
-    ("What is 17 + 25?", "42"),
-    ("A box holds 12 eggs. How many eggs do 5 boxes hold?", "60"),
-    ("What is half of 96?", "48"),
-    ("How many days have 3 weeks?", "21"),
-    ("A train of 7 coaches has 30 seats in each. How many seats is that?", "210"),
+QUESTIONS = [
+    ("What is 17 + 25", "42"),
+    ("A box holds 12 eggs. How many eggs do 5 boxes hold", "60"),
+    ("What is half of 96", "48"),
+    ("How many days have 3 weeks", "21"),
+    ("A train of 7 coaches has 30 seats in each. How many seats is that", "210"),
 ]
-OTHERS = ["7", "8", "9"]
-
-
-def _all_splits(docs: Documents, *splits: str) -> dict[str, Documents]:
-    return dict.fromkeys(splits, docs)
-
-
-def _eq_bench(question: str, answer: str) -> dict[str, Any]:
-    scale = str(
-        {f"emotion{i}": f"Joy{i}" for i in range(1, 5)}
-        | {f"emotion{i}_score": i for i in range(1, 5)}
-    )
-    return {
-        "prompt": f"{question} (It is {answer}.) {{{{ no template }}}}",
-        "reference_answer_fullscale": scale,
-    }
-
-
-def _coqa(question: str, answer: str) -> dict[str, Any]:
-    said = {"input_text": ["Is this a sum?", question], "turn_id": [1, 2]}
-    return {
-        "id": question,
-        "story": "Two pupils count.",
-        "questions": said,
-        "answers": {"input_text": ["yes", answer]},
-    }
-
-
-def _drop(number: int, question: str, answer: str) -> dict[str, Any]:
-    date = {"day": "", "month": "", "year": ""}
-    one = {"number": answer, "date": date, "spans": ["none"]}
-    more = {"number": [answer], "date": [date], "spans": [["none"]]}
-    texts = {
-        "query_id": str(number),
-        "section_id": "1",
-        "passage": "Two pupils count.",
-        "question": question,
-    }
-    return {**texts, "answer": one, "validated_answers": more}
-
-
-DOCUMENTS: dict[str, dict[str, Documents]] = {
-    "gsm8k": _all_splits(
-        [{"question": q, "answer": f"#### {a}"} for q, a in [*ASKED, *ASKED[:2]]], "train", "test"
-    ),
-    "bbh_cot_fewshot_boolean_expressions": _all_splits(
-        [{"input": f"not {value} or {value} is", "target": value} for value in ("True", "False")],
-        "test",
-    ),
-    "minerva_math_algebra": _all_splits(
-        [
-            {"problem": q, "level": "1", "type": "Sum", "solution": f"It is $\\boxed{{{a}}}$."}
-            for q, a in ASKED
-        ],
-        "train",
-        "test",
-    ),
-    "mmlu_pro_math": _all_splits(
-        [
-            {
-                "question": q,
-                "options": [a, *OTHERS],
-                "answer": "A",
-                "category": "math",
-                "cot_content": f"A: Let's think step by step. It is {a}. The answer is (A).",
-            }
-            for q, a in ASKED
-        ],
-        "validation",
-        "test",
-    ),
-    "drop": _all_splits([_drop(n, q, a) for n, (q, a) in enumerate(ASKED)], "train", "validation"),
-    "coqa": _all_splits([_coqa(q, a) for q, a in ASKED], "train", "validation"),
-    "nq_open": _all_splits(
-        [{"question": q.rstrip("?"), "answer": [a]} for q, a in ASKED], "train", "validation"
-    ),
-    "mgsm_direct_en": _all_splits(
-        [
-            {"question": q, "answer": f"It is {a}." if place % 2 else None, "answer_number": int(a)}
-            for place, (q, a) in enumerate(ASKED)
-        ],
-        "train",
-        "test",
-    ),
-    "gsm8k_llama": _all_splits(
-        [{"question": q, "answer": f"#### {a}"} for q, a in ASKED], "train", "test"
-    ),
-    "arc_challenge_chat": _all_splits(
-        [
-            {
-                "question": q,
-                "choices": {"text": [a, *OTHERS], "label": list("ABCD")},
-                "answerKey": "A",
-            }
-            for q, a in ASKED
-        ],
-        "train",
-        "validation",
-        "test",
-    ),
-    "eq_bench": _all_splits([_eq_bench(q, a) for q, a in ASKED], "validation"),
-    "gpqa_main_cot_zeroshot": _all_splits(
-        [
-            {
-                "Question": q,
-                "Correct Answer": a,
-                **{f"Incorrect Answer {n}": o for n, o in enumerate(OTHERS, start=1)},
-            }
-            for q, a in ASKED
-        ],
-        "train",
-    ),
+OTHER_QUESTIONS = {
+    "gsm8k": QUESTIONS + QUESTIONS[:2],
+    "bbh_cot_fewshot_boolean_expressions": [
+        (f"not {value} or {value} is", value) for value in ("True", "False")
+    ],
 }
-"""Per task its documents by split."""
 
-WAYS: dict[str, dict[str, Any]] = {
+
+@cache
+def _read_schemas(question: str, answer: str) -> dict[str, dict[str, Any]]:
+    """The splits of each task, and its document for a question."""
+    text = (ROOT / "tests/data/lm_eval_documents.yaml").read_text()
+    return dict(yaml.safe_load(text.replace("QUESTION", question).replace("ANSWER", answer)))
+
+
+def _make_documents() -> dict[str, dict[str, Samples]]:
+    documents = {}
+    for name, schema in _read_schemas(*QUESTIONS[0]).items():
+        questions = OTHER_QUESTIONS.get(name, QUESTIONS)
+        of_task = [_read_schemas(*question)[name]["document"] for question in questions]
+        documents[name] = dict.fromkeys(schema["splits"], of_task)
+    for document in documents["mgsm_direct_en"]["test"][::2]:
+        document["answer"] = None  # the task words a question without a solution in another way
+    return documents
+
+
+DOCUMENTS = _make_documents()
+"""The documents of each task, by split."""
+
+LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain, 2 examples": {"num_fewshot": 2},
     "chat": {"apply_chat_template": True, "fewshot_as_multiturn": False},
@@ -156,11 +73,11 @@ WAYS: dict[str, dict[str, Any]] = {
         "num_fewshot": 2,
     },
 }
-"""How lm-eval can be told to ask: arguments of `lm_eval.simple_evaluate`."""
+"""Arguments of `lm_eval.simple_evaluate` that change how a prompt is laid out."""
 
 
 class Silent(LM):
-    """A model that always says the same, with the toy model's chat template."""
+    """A model with one answer to every prompt, and with the toy model's chat template."""
 
     tokenizer_name = TOY_MODEL
 
@@ -189,103 +106,127 @@ class Silent(LM):
         )
 
 
+def open_manager(folder: Path, **metadata: Any) -> TaskManager:
+    """lm-eval's manager of the tasks of one folder, without the tasks that lm-eval brings."""
+    return TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
+
+
 def local_data(name: str, folder: Path) -> str:
-    """The keys of a task's YAML that give it the documents of this module, which are written into the folder."""
+    """Write a task's documents into a folder; return the keys of YAML that make the task read them."""
     files = {}
-    for split, docs in DOCUMENTS[name].items():
+    for split, documents in DOCUMENTS[name].items():
         files[split] = str(folder / f"{name}-{split}.json")
-        Path(files[split]).write_text("".join(f"{json.dumps(doc)}\n" for doc in docs))
+        Path(files[split]).write_text("".join(f"{json.dumps(doc)}\n" for doc in documents))
     kwargs = {"data_files": files, "cache_dir": str(folder / "cache")}
     return f"dataset_path: json\ndataset_name: null\ndataset_kwargs: {json.dumps(kwargs)}\n"
 
 
-def write_both(name: str, folder: Path) -> dict[str, str]:
-    """Write lm-eval's own task and the wrapped ones into folders of their own, all with local documents.
+def read_task(path: Path) -> dict[str, Any]:
+    """The keys of a task's file; a function is its name."""
+    return dict(yaml.safe_load(path.read_text().replace("!function ", "")))
+
+
+def write_both(name: str, folder: Path) -> dict[str, Any]:
+    """Write a task of lm-eval and its wrapped ones into a folder, all with local documents.
 
     Returns:
-        The `filler` that `mless` puts before the question, and the `stock_file` of the task.
+        The keys of the wrapped task of `mless`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_wrapped(folder / name, name, "wo,mless")
     data = local_data(name, folder)
     for path in (folder / name).glob("*.yaml"):
         path.write_text(path.read_text() + data)
-    wrapped = (folder / name / f"{name}_mless.yaml").read_text()
-    settings = yaml.safe_load(wrapped.replace("!function", ""))
-    own = Path(lm_eval.__file__).parent / "tasks" / settings["stock_file"]
-    (folder / f"{name}.yaml").write_text(f"include: {own}\ntask: {name}\n{data}")
-    return {key: str(settings[key]) for key in ("filler", "stock_file")}
+    keys = read_task(folder / name / f"{name}_mless.yaml")
+    stock_path = Path(lm_eval.__file__).parent / "tasks" / keys["stock_file"]
+    (folder / f"{name}.yaml").write_text(f"include: {stock_path}\ntask: {name}\n{data}")
+    return keys
 
 
-def evaluate(names: list[str], manager: TaskManager, model: Silent, **way: Any) -> dict[str, Any]:
+def list_variants(name: str) -> tuple[str, str, str]:
+    """The names of a task of lm-eval and of its wrapped ones."""
+    return name, f"{name}_wo", f"{name}_mless"
+
+
+def evaluate(
+    names: list[str], manager: TaskManager, model: Silent, **options: Any
+) -> dict[str, Any]:
     """What lm-eval returns for these tasks, stock and wrapped."""
-    tasks: list[Any] = [task for name in names for task in (name, f"{name}_wo", f"{name}_mless")]
-    found = lm_eval.simple_evaluate(
-        model=model, tasks=tasks, task_manager=manager, log_samples=True, bootstrap_iters=0, **way
+    results = lm_eval.simple_evaluate(
+        model=model,
+        tasks=[*chain.from_iterable(map(list_variants, names))],
+        task_manager=manager,
+        log_samples=True,
+        bootstrap_iters=0,
+        **options,
     )
-    assert found is not None
-    return dict(found)
+    assert results is not None
+    return dict(results)
 
 
 def compare(names: list[str]) -> list[dict[str, Any]]:
-    """One row per task: how many documents, and for how many of them every way of asking is lm-eval's own under `wo`.
+    """Count for each task the documents whose prompts under `wo` are lm-eval's own in all layouts.
 
     Raises:
-        AssertionError: a score or a stop string differs, or under `mless` anything but the filler before the question.
+        AssertionError: a score or a stop string differs, or under `mless` anything but the filler
+            before the question.
     """
     rows, model = [], Silent()
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        written = {name: write_both(name, folder) for name in names}
-        manager = TaskManager(include_path=str(folder), include_defaults=False)
-        own_tasks = manager.load(names)["tasks"]
-        asked = {
-            way: evaluate(names, manager, model, **given)["samples"] for way, given in WAYS.items()
+        keys = {name: write_both(name, folder) for name in names}
+        manager = open_manager(folder)
+        tasks = manager.load(names)["tasks"]
+        samples = {
+            layout: evaluate(names, manager, model, **options)["samples"]
+            for layout, options in LAYOUTS.items()
         }
     for name in names:
-        filler = written[name]["filler"]
-        unequal, tokens = set[int](), set[int]()
-        for way, samples in asked.items():
-            stock, wo, mless = (
-                by_document(samples[task]) for task in (name, f"{name}_wo", f"{name}_mless")
-            )
-            for own, ours, filled in zip(stock, wo, mless, strict=True):
-                if own["prompt_hash"] != ours["prompt_hash"]:
-                    unequal.add(own["doc_id"])
-                (text, settings), *others = (one["arguments"][0] for one in (own, ours, filled))
-                where = f"{name}, {way}"
-                assert all(other == settings for _, other in others), f"{where}: other stop strings"
-                unlike = [
-                    key
-                    for key in own.keys() - {"arguments", "prompt_hash"}
-                    if own[key] != ours[key]
-                ]
-                assert not unlike, f"{where}: other {unlike}"
-                before, *rest = others[1][0].split(filler)
-                assert len(rest) == 1, f"{where}: the filler stands there {len(rest)} times"
-                (after,) = rest
-                assert before + after == text, f"{where}: more than the filler differs"
-                assert after.startswith(own_tasks[name].doc_to_text(own["doc"])), (
-                    f"{where}: not before the question"
-                )
-                ends = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
-                _, spans = encode(others[1][0], model.tokenizer)
-                tokens.add(sum(ends[0] <= start < end <= ends[1] for start, end in spans))
-        counts = ", ".join(map(str, sorted(tokens)))
-        lm_folder = written[name]["stock_file"].partition("/")[0]
+        filler = keys[name]["filler"]
+        unequal, token_counts = set[int](), set[int]()
+        for layout, samples_by_task in samples.items():
+            by_variant = [by_document(samples_by_task[task]) for task in list_variants(name)]
+            for variants in zip(*by_variant, strict=True):
+                stock, wo, _ = variants
+                if stock["prompt_hash"] != wo["prompt_hash"]:
+                    unequal.add(stock["doc_id"])
+                before, question = split_prompt(variants, filler, f"{name}, {layout}")
+                assert question.startswith(tasks[name].doc_to_text(stock["doc"])), (name, layout)
+                token_counts.add(count_tokens(before, filler, question, model))
         rows.append(
             {
-                "folder": lm_folder,
+                "folder": keys[name]["stock_file"].partition("/")[0],
                 "task": name,
-                "documents": len(stock),
-                "equal": len(stock) - len(unequal),
+                "documents": len(by_variant[0]),
+                "equal": len(by_variant[0]) - len(unequal),
+                "filler tokens": ", ".join(map(str, sorted(token_counts))),
             }
         )
-        rows[-1]["filler tokens"] = counts
     return rows
 
 
-def by_document(samples: Documents) -> Documents:
+def split_prompt(variants: tuple[dict[str, Any], ...], filler: str, name: str) -> list[str]:
+    """Compare the samples of a document; return the texts before and after the filler of `mless`."""
+    stock, wo, mless = variants
+    (text, settings), *wrapped = (sample["arguments"][0] for sample in variants)
+    assert [settings, settings] == [arguments[1] for arguments in wrapped], f"{name}: stop strings"
+    keys = stock.keys() - {"arguments", "prompt_hash"}
+    unequal_keys = [key for key in keys if stock[key] != wo[key]]
+    assert not unequal_keys, f"{name}: other {unequal_keys}"
+    chunks = mless["arguments"][0][0].split(filler)
+    assert len(chunks) == 2, f"{name}: the prompt has the filler {len(chunks) - 1} times"
+    assert "".join(chunks) == text, f"{name}: more than the filler differs"
+    return list(chunks)
+
+
+def count_tokens(before: str, filler: str, question: str, model: Silent) -> int:
+    """The number of tokens of a prompt that lie within the filler."""
+    _, spans = encode(before + filler + question, model.tokenizer)
+    first, last = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
+    return sum(first <= start < end <= last for start, end in spans)
+
+
+def by_document(samples: Samples) -> Samples:
     """One sample per document: a task with several filters logs each as often."""
     return list({sample["doc_id"]: sample for sample in samples}.values())
 
