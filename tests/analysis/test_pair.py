@@ -82,6 +82,7 @@ def compare_logs(tmp_path, capsys, monkeypatch):
         (WORSE, "2", 1, "a - b is worse: -5.0 points"),
         (WORSE, "20", 0, "a - b loses less than 20 points"),
         (WORSE, "2 --filter loose", 0, "a - b loses less than 2 points"),
+        (HALF, "0", 2, "--not-worse-by: expected points above 0 and below 100, got 0."),
         ([0] * 6 + HALF[6:], "1", 3, "Not shown: the interval's lower end is -2.2. If both are"),
     ],
 )
@@ -95,9 +96,7 @@ def test_without_a_margin_the_exit_code_is_0(compare_logs):
     assert compare_logs(HALF, WORSE).returncode == 0
 
 
-def test_a_margin_of_0_and_scores_between_0_and_1_are_refused(compare_logs):
-    message = "--not-worse-by: expected points above 0 and below 100, got 0."
-    refused(compare_logs(HALF, HALF, "--not-worse-by", "0"), message)
+def test_a_score_between_0_and_1_is_refused(compare_logs):
     refused(compare_logs([0.5] * 9, [0.5] * 9), "is 0.5, neither 0 nor 1")
 
 
@@ -249,7 +248,6 @@ def test_compared_with_another_baseline_there_is_no_positive_control():
 def test_the_journal_says_what_a_run_registered_and_not_the_receipt(tmp_path):
     run = write_run(tmp_path / "run", right, contrasts=["mless - wo"], limit=2)
     receipt = (run / "run.json").read_text()
-    assert receipt.count('"mless - wo"') == 1
     (run / "run.json").write_text(receipt.replace('"mless - wo"', '"mful - wo"'))
     about = Run.load(run).about
     assert (about["primary"], about["contrasts"]) == ("mless - wo", ["mless - wo"])
