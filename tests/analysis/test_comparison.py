@@ -137,9 +137,6 @@ def test_other_models_change_a_row_only_through_holm(run):
     columns = alone.columns.drop(["tests", "p_adjusted", "verdict"])
     pandas.testing.assert_frame_equal(together[columns], alone[columns])
     assert (set(alone["tests"].dropna()), set(together["tests"].dropna())) == ({2}, {4})
-    tested = alone["role"] == "tested"
-    assert (together["p_adjusted"] >= alone["p_adjusted"])[tested].all()
-    assert (alone["p_adjusted"] >= alone["p"])[tested].all()
 
 
 def test_the_other_contrasts_are_tested_only_if_the_primary_contrast_is_significant(run):

@@ -32,7 +32,7 @@ from harness.execution.generate_samples import session_facts
 from harness.execution.grade_again import regrade
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.run_config import load_config
-from harness.grading import GRADED, GRADERS
+from harness.grading import GRADED
 from harness.grading.same_answer import GRADER_VERSION
 from harness.runs import journal, versions_and_hashes
 from harness.runs.journal import expand, hash_stored, write_atomic, write_whole
@@ -285,9 +285,6 @@ def test_a_finished_run_can_be_read_and_graded_in_compressed_form(demo_run):
     pandas.testing.assert_frame_equal(load_run(demo_run), before)
     assert "0 verdicts changed" in regrade(demo_run)
     assert (demo_run / f"{JOURNAL}.xz").exists() and not (demo_run / JOURNAL).exists()
-    # on a busy machine another grader may take too long
-    columns = [name for name in before if name not in GRADERS]
-    pandas.testing.assert_frame_equal(load_run(demo_run)[columns], before[columns])
 
 
 def test_a_kill_during_compression_loses_nothing_and_two_different_journals_are_refused(
