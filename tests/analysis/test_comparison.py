@@ -204,9 +204,10 @@ def test_with_a_primary_contrast_each_model_has_a_share_and_the_other_contrasts_
 def test_five_of_a_hundred_tables_without_an_effect_have_a_false_verdict(
     shared, tested, primary, effect
 ):
-    """Two models, three conditions; independent tests are the worst case, a baseline the usual one.
+    """Two models and three conditions.
 
-    An effect of the primary condition is surely found. Only verdicts of the rest are then false.
+    Independent tests are the worst case; tests with a common baseline are the usual case. An effect
+    of the primary condition is surely found, and only verdicts of the other conditions are false.
     """
     experiments, rng = 4000, np.random.default_rng(20)
     scores = rng.normal(size=(experiments, len(MODELS), len(CONDITIONS)))

@@ -176,8 +176,8 @@ TEXTS = [{"name": f"t{n}", "text": f"text {n}", "count": n} for n in (10, 25, 40
 @pytest.fixture
 def lengths():
     """Conditions of several lengths."""
-    other = {"name": "own", "text": "a b"}
-    return read_conditions({"conditions": ["wo", other, *SLASHES, *WORDS, *TEXTS]})
+    single = {"name": "own", "text": "a b"}
+    return read_conditions({"conditions": ["wo", single, *SLASHES, *WORDS, *TEXTS]})
 
 
 def test_lengths_are_grouped_by_filler_and_placement(lengths):

@@ -45,9 +45,9 @@ def adjust(p_values, primary):
     """Holm's method for all contrasts but the primary; none is below the primary contrast's p."""
     adjusted = {primary: p_values[primary]}
     least = p_values[primary]
-    others = sorted(p_values.keys() - {primary}, key=p_values.get)
-    for index, name in enumerate(others):
-        least = max(least, min(1, (len(others) - index) * p_values[name]))
+    names = sorted(p_values.keys() - {primary}, key=p_values.get)
+    for index, name in enumerate(names):
+        least = max(least, min(1, (len(names) - index) * p_values[name]))
         adjusted[name] = least
     return adjusted
 

@@ -250,11 +250,11 @@ def test_problems_are_selected_by_subject_level_and_id(demo):
 
 
 def test_problems_are_drawn_by_the_seed_and_keep_their_order(demo):
-    first, again, other = (
+    draw, same_seed, another_seed = (
         [problem.id for problem in select(demo, Criterion(n=10, seed=seed))] for seed in (1, 1, 2)
     )
-    assert first == again != other and len(other) == 10
-    assert first == [problem.id for problem in demo.problems if problem.id in first]
+    assert draw == same_seed != another_seed and len(another_seed) == 10
+    assert draw == [problem.id for problem in demo.problems if problem.id in draw]
 
 
 RIGHT, WRONG = ("correct",), ("incorrect",)

@@ -34,16 +34,16 @@ EXAMPLES = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (.+) \|$", GRADING, re.MULTILI
 
 @pytest.mark.parametrize(("text", "gold", "verdicts"), EXAMPLES, ids=map(" | ".join, EXAMPLES))
 def test_every_example_of_the_page_on_grading_is_graded_as_it_says(text, gold, verdicts, graders):
-    first, *others = verdicts.split(" | ")
+    first, *further = verdicts.split(" | ")
     if first in ("right", "wrong"):
         graders.submit("ours", GradeJob(completion=text, target=gold))
         audit = AuditJob(prompt="Please answer.", completion=text, target=gold, solution="")
-        graders.submit("others", audit)
+        graders.submit("audit", audit)
         grades = dict(graders.drain())
-        are_right = [grades["ours"].correct, *(getattr(grades["others"], name) for name in GRADERS)]
-        assert [("wrong", "right")[is_right] for is_right in are_right] == [first, *others]
+        are_right = [grades["ours"].correct, *(getattr(grades["audit"], name) for name in GRADERS)]
+        assert [("wrong", "right")[is_right] for is_right in are_right] == [first, *further]
     elif first in ("stop", "length"):
-        assert [grade(text, gold, finish_reason=first).verdict] == others
+        assert grade(text, gold, finish_reason=first).verdict == further[0]
     else:
         assert compare(text, gold).verdict == first
 
@@ -123,12 +123,12 @@ def test_the_cells_of_a_notebook_print_what_it_shows(path):
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     figures = 0
     for cell, outputs in zip(cells, module.execute(notebook, path.parent), strict=True):
-        shown, printed = (
+        stored, printed = (
             [output.get("text") or output.get("data", {}).keys() for output in cell_outputs]
             for cell_outputs in (cell["outputs"], outputs)
         )
-        assert shown == printed, f"python docs/notebooks/execute.py docs/notebooks/{path.name}"
-        figures += str(shown).count("image/png")
+        assert stored == printed, f"python docs/notebooks/execute.py docs/notebooks/{path.name}"
+        figures += str(stored).count("image/png")
     assert figures >= 2 and path.stat().st_size < 300 * 1024
 
 

@@ -89,7 +89,7 @@ def code():
     for pattern in PAGES:
         for path in ROOT.glob(pattern):
             code.texts.append((path, path.read_text(encoding="utf-8")))
-    code.words.update(part for name in code.modules for part in name.split("."))
+    code.words.update(*(name.split(".") for name in code.modules))
     code.attributes = set().union(*code.classes.values())
     return code
 

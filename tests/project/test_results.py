@@ -102,13 +102,13 @@ def test_replicates_and_reference_conditions_are_loaded_on_request(
 @pytest.mark.slow
 @needs_vllm
 def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
-    other, run = tmp_path / "results" / "demo", tmp_path / "results" / "demo-2"
-    for folder in (other, run):
+    changed_run, run = tmp_path / "results" / "demo", tmp_path / "results" / "demo-2"
+    for folder in (changed_run, run):
         shutil.copytree(GREEDY_RUN, folder)
-    journal = (other / "journal.jsonl").read_text()
-    changed = journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1)
-    (other / "journal.jsonl").write_text(changed)
-    before = {path.name for path in other.iterdir()}
+    journal = (changed_run / "journal.jsonl").read_text()
+    journal = journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1)
+    (changed_run / "journal.jsonl").write_text(journal)
+    before = {path.name for path in changed_run.iterdir()}
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     for kind, config in (("runs", TOY_CONFIG), ("figures", TOY / "flipped-demo.yaml")):
@@ -125,7 +125,7 @@ def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
     assert process.returncode == 0, process.stdout + process.stderr
     assert "results/demo-2 is finished, nothing was left to do" in process.stderr
     assert {"flipped-demo.png", "report.html"} <= {path.name for path in run.iterdir()}
-    assert {path.name for path in other.iterdir()} - before <= {".lock"}
+    assert {path.name for path in changed_run.iterdir()} - before <= {".lock"}
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,11 @@ def test_a_planted_change_is_called_by_its_name(control, tmp_path):
 
 def test_the_first_table_of_the_page_on_seeds_has_the_rows_that_are_printed(tmp_path):
     prompts = PromptsConfig.model_validate({"dataset": "math500", "layout": "as_published", "n": 4})
-    printed, *_ = page(load(tmp_path, TOY_MODEL, prompts))
-    text = (ROOT / "docs/seeds.md").read_text()
-    shown = re.search(r"^\| Mless against .*?\n\n", text, re.MULTILINE | re.DOTALL)[0].strip()
-    printed_rows, shown_rows = (
-        [line.split(" | ")[:2] for line in table.splitlines()] for table in (printed, shown)
+    table, *_ = page(load(tmp_path, TOY_MODEL, prompts))
+    seeds = (ROOT / "docs/seeds.md").read_text()
+    page_table = re.search(r"^\| Mless against .*?\n\n", seeds, re.MULTILINE | re.DOTALL)[0]
+    rows, page_rows = (
+        [line.split(" | ")[:2] for line in text.strip().splitlines()]
+        for text in (table, page_table)
     )
-    assert printed_rows == shown_rows and len(shown_rows) == 11
+    assert rows == page_rows and len(rows) == 11

@@ -51,7 +51,7 @@ def test_the_folder_of_a_run_may_be_named_like_a_log(tmp_path):
     assert len(Run.load(folder).samples) == len(load_run(GREEDY_RUN))
 
 
-def test_a_torn_last_line_is_passed_over(demo_run):
+def test_a_torn_last_line_is_ignored(demo_run):
     before = read_outcomes(demo_run)
     with (demo_run / JOURNAL).open("ab") as journal:
         journal.write(b'{"key":"torn", "completion": "')

@@ -320,8 +320,8 @@ def results(tmp_path):
 def test_a_folder_stands_for_the_finished_runs_in_it(results):
     runs = [results / "demo", results / "stock" / "a", results / "stock" / "b"]
     assert locate([str(results)]) == runs and locate([str(results / "stock")]) == runs[1:]
-    others = [results / name for name in ("unfinished", "reference", "nowhere")]
-    for path in (*runs, LOGS[0], *others):
+    paths = [results / name for name in ("unfinished", "reference", "nowhere")]
+    for path in (*runs, LOGS[0], *paths):
         assert locate([str(path)]) == [path], "its reader says what is wrong with it"
     for file in LOGS:
         shutil.copy(file, results / "unfinished")
