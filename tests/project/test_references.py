@@ -19,6 +19,7 @@ SETTINGS += ("tasks/**/*.yaml", "*.toml", "Makefile")
 DATA_FILES = (".md", ".json", ".jsonl", ".yaml", ".html", ".txt", ".log", ".safetensors")
 DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 QUOTED = re.compile(r"`([a-z]+\d*_[a-z\d_]*[a-z\d]|[A-Z]+_[A-Z\d_]+|[A-Z][a-z]\w+)(?:\(\))?`")
+# names of other software that the texts mention
 FOREIGN = {
     "halve.py",  # written by a recipe
     "utils.py",  # of lm-eval
