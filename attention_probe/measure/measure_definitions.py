@@ -74,7 +74,7 @@ ARRAYS: dict[str, Quantity] = {
         SHARE, "The same over those later queries that the prompt without filler has.", _CURVE
     ),
     "activation_histogram": Quantity(
-        "activations", "See activations.measure_activations; empty unless asked.", ("bin",)
+        "activations", "See measure_activations.measure_activations; empty unless asked.", ("bin",)
     ),
 }
 """Every array of a trace. A mean over no query is NaN."""

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,326 +18,237 @@ from tests.make import (
     REGISTERED,
     drawn,
     evaluation,
+    log_line,
     right,
     table_page,
     write_run,
 )
 
-LOGS = {name: str(next(GREEDY_RUN.glob(f"samples_demo_{name}_2*"))) for name in ("wo", "mless")}
-
-
-def numbers(board):
-    columns = [
-        "accuracy",
-        "difference",
-        "low",
-        "high",
-        "p",
-        "wrong_to_right",
-        "right_to_wrong",
-        "answered_difference",
-    ]
-    return board.comparison.iloc[-1][columns].tolist()
-
-
-@pytest.fixture(scope="module")
-def expected():
-    frame = load_run(GREEDY_RUN)
-    return compare(frame[frame["condition"].isin(["wo", "mless"])])
+WO, MLESS, LOG = (
+    f"{GREEDY_RUN}:wo",
+    f"{GREEDY_RUN}:mless",
+    next(GREEDY_RUN.glob("samples_demo_wo*")),
+)
+COLUMNS = ["accuracy", "difference", "low", "high", "p", "wrong_to_right", "right_to_wrong"]
+COLUMNS.append("answered_difference")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "names"),
-    [
-        (f"{GREEDY_RUN}:wo", f"{GREEDY_RUN}:mless", ["greedy_run:wo", "greedy_run:mless"]),
-        (str(GREEDY_RUN), f"{GREEDY_RUN}:mless", ["greedy_run:wo", "greedy_run:mless"]),
-        (
-            LOGS["wo"],
-            f"{GREEDY_RUN}:mless",
-            [f"{LOGS['wo'].rpartition('/')[2]}:wo", "greedy_run:mless"],
-        ),
-    ],
-    ids=["two conditions", "the baseline unless told", "a log and a run"],
+    ("old", "name"),
+    [(WO, "greedy_run:wo"), (str(GREEDY_RUN), "greedy_run:wo"), (str(LOG), f"{LOG.name}:wo")],
+    ids=["two conditions", "the baseline by default", "a log and a run"],
 )
-def test_two_sides_are_paired_by_problem(old, new, names, expected):
-    board = compare_pair(Side.read(old), Side.read(new))
-    assert board.comparison["condition"].tolist() == names and board.baseline == names[0]
-    assert numbers(board) == pytest.approx(numbers(type("", (), {"comparison": expected})))
-    assert [entry["name"] for entry in board.receipt] == [
-        *dict.fromkeys(side.partition(":")[0] for side in (old, new))
-    ]
+def test_two_sides_are_paired_by_problem(old, name):
+    frame = load_run(GREEDY_RUN)
+    expected = compare(frame[frame["condition"].isin(["wo", "mless"])])
+    board = compare_pair(Side.read(old), Side.read(MLESS))
+    assert board.comparison["condition"].tolist() == [name, "greedy_run:mless"]
+    assert board.baseline == name
+    row, expected_row = (table.iloc[-1][COLUMNS].tolist() for table in (board.comparison, expected))
+    assert row == pytest.approx(expected_row)
+    names = dict.fromkeys([old.partition(":")[0], str(GREEDY_RUN)])
+    assert [entry["name"] for entry in board.receipt] == [*names]
 
 
-def log(path, scores, **more):
-    """A sample log of a task that is not ours."""
-    lines = [
-        {
-            "doc_id": number,
-            "doc": {"question": f"What is {number}?"},
-            "target": "1",
-            "arguments": {"gen_args_0": {"arg_0": f"What is {number}?", "arg_1": {}}},
-            "resps": [["one"]],
-            "filtered_resps": ["one"],
-            "filter": name,
-            "metrics": ["exact_match"],
-            "exact_match": float(score),
-            "prompt_hash": "h",
-            **more,
-        }
-        for name, flip in (("strict", 0), ("loose", 1))
-        for number, score in enumerate(abs(one - flip) for one in scores)
-    ]
+def log(path, scores, **facts):
+    """A sample log of another task, whose filter `loose` reverses every score."""
+    lines = [log_line(number, exact_match=float(score)) for number, score in enumerate(scores)]
+    reverse = [{**line, "exact_match": 1 - line["exact_match"]} for line in lines]
+    lines = [{**line, "filter": "strict", **facts} for line in lines]
+    lines += [{**line, "filter": "loose", **facts} for line in reverse]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
 
 
 HALF = [1, 0] * 200
+WORSE = [0] * 40 + HALF[40:]
+
+
+@pytest.fixture
+def compare_logs(tmp_path, capsys, monkeypatch):
+    """`mless compare` of two logs with these scores."""
+
+    def run(old_scores, new_scores, *options):
+        old, new = log(tmp_path / "old.jsonl", old_scores), log(tmp_path / "a - b", new_scores)
+        return here(capsys, monkeypatch, "compare", old, new, *options)
+
+    return run
 
 
 @pytest.mark.parametrize(
     ("scores", "options", "code", "message"),
     [
-        (
-            HALF,
-            ("--not-worse-by", "2"),
-            0,
-            "new.jsonl loses less than 2 points: the interval's lower end is -0.9.",
-        ),
-        ([0] * 40 + HALF[40:], ("--not-worse-by", "2"), 1, "new.jsonl is worse: -5.0 points"),
-        ([0] * 40 + HALF[40:], ("--not-worse-by", "20"), 0, "new.jsonl loses less than 20 points"),
-        (
-            [0] * 40 + HALF[40:],
-            ("--not-worse-by", "2", "--filter", "loose"),
-            0,
-            "new.jsonl loses less than 2 points",
-        ),
-        (
-            [0] * 6 + HALF[6:],
-            ("--not-worse-by", "1"),
-            3,
-            "Not shown: the interval's lower end is -2.2. If both are",
-        ),
-        (
-            HALF,
-            ("--not-worse-by", "0"),
-            2,
-            "--not-worse-by: expected points above 0 and below 100, got 0.",
-        ),
-        ([0] * 40 + HALF[40:], (), 0, ""),
+        (HALF, "2", 0, "a - b loses less than 2 points: the interval's lower end is -0.9."),
+        (WORSE, "2", 1, "a - b is worse: -5.0 points"),
+        (WORSE, "20", 0, "a - b loses less than 20 points"),
+        (WORSE, "2 --filter loose", 0, "a - b loses less than 2 points"),
+        (HALF, "0", 2, "--not-worse-by: expected points above 0 and below 100, got 0."),
+        ([0] * 6 + HALF[6:], "1", 3, "Not shown: the interval's lower end is -2.2. If both are"),
     ],
 )
-def test_the_gate_is_the_exit_code(scores, options, code, message, tmp_path, capsys, monkeypatch):
-    old, new = log(tmp_path / "old.jsonl", HALF), log(tmp_path / "new.jsonl", scores)
-    done = here(capsys, monkeypatch, "compare", old, new, *options)
-    assert done.returncode == code and message in done.stderr
-    assert code == 2 or ("old.jsonl" in done.stdout and "+ / -" in done.stdout)
+def test_the_exit_code_tells_whether_accuracy_fell(scores, options, code, message, compare_logs):
+    process = compare_logs(HALF, scores, "--not-worse-by", *options.split())
+    assert process.returncode == code and message in process.stderr
+    assert "old.jsonl" in process.stdout and "+ / -" in process.stdout
 
 
-def test_so_many_problems_as_it_says_pass_the_gate_four_times_in_five():
-    draw, points = np.random.default_rng(4), 3
-
-    def board(n):
-        right = {name: draw.random(n) for name in ("wo", "mless")}
-        verdicts = {
-            name: [["correct" if one < 0.5 else "incorrect"] for one in of]
-            for name, of in right.items()
-        }
-        return make_leaderboard([evaluation(verdicts)])
-
-    code, message = check_not_worse(board(200), points)
-    needed = int(re.search(r"about ([\d,]+) problems", message)[1].replace(",", ""))
-    assert code == 3 and needed == pytest.approx(4400, rel=0.2), "(2.8 x 70.7 / 3)^2"
-    passed = sum(check_not_worse(board(needed), points)[0] == 0 for _ in range(20))
-    assert passed >= 11
+def test_without_a_margin_the_exit_code_is_0(compare_logs):
+    assert compare_logs(HALF, WORSE).returncode == 0
 
 
-def test_nothing_answered_cannot_be_judged(tmp_path, capsys, monkeypatch):
-    old, new = log(tmp_path / "old.jsonl", [0] * 400), log(tmp_path / "new - er.jsonl", [0] * 400)
-    done = here(capsys, monkeypatch, "compare", old, new, "--not-worse-by", "5")
-    assert done.returncode == 3 and "both accuracies are at the end of the scale" in done.stderr
+def test_a_score_between_0_and_1_is_refused(compare_logs):
+    refused(compare_logs([0.5] * 9, [0.5] * 9), "is 0.5, neither 0 nor 1")
 
 
-def test_what_cannot_be_paired_is_refused(tmp_path, capsys, monkeypatch):
-    run = write_run(tmp_path / "made", right, limit=2)
-    for old, new, error, said in (
-        (f"{GREEDY_RUN}:wo", f"{GREEDY_RUN}:wo", ComparisonError, "is given twice"),
-        (
-            f"{GREEDY_RUN}:wo",
-            f"{GREEDY_RUN}:nope",
-            RunError,
-            "has no condition 'nope': expected one of wo, mless",
-        ),
+def test_accuracies_of_0_cannot_be_judged(compare_logs):
+    process = compare_logs([0] * 400, [0] * 400, "--not-worse-by", "5")
+    assert process.returncode == 3
+    assert "both accuracies are at the end of the scale" in process.stderr
+
+
+def test_the_number_of_problems_for_a_power_of_80_percent_is_suggested():
+    draws = np.random.default_rng(4).random((2, 200, 1))
+    verdicts = dict(
+        zip(("wo", "mless"), np.where(draws < 0.5, "correct", "incorrect"), strict=True)
+    )
+    code, message = check_not_worse(make_leaderboard([evaluation(verdicts)]), 3)
+    suggested = int(re.search(r"about ([\d,]+) problems", message)[1].replace(",", ""))
+    assert code == 3 and suggested == pytest.approx(4400, rel=0.2), "(2.8 x 70.7 / 3)^2"
+
+
+def test_what_cannot_be_paired_is_refused(tmp_path):
+    run = write_run(tmp_path / "run", right, limit=2)
+    for old, new, error, message in (
+        (WO, WO, ComparisonError, "is given twice"),
+        (WO, f"{GREEDY_RUN}:x", RunError, "has no condition 'x': expected one of wo, mless"),
         (str(GREEDY_RUN), str(tmp_path / "none"), RunError, "none"),
-        (
-            f"{GREEDY_RUN}:wo",
-            f"{run}:wo",
-            ComparisonError,
-            "its problems are not those of the baseline",
-        ),
+        (WO, f"{run}:wo", ComparisonError, "its problems are not those of the baseline"),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             compare_pair(Side.read(old), Side.read(new))
-    part = log(tmp_path / "part.jsonl", [0.5] * 9)
-    refused(here(capsys, monkeypatch, "compare", part, part), "is 0.5, neither 0 nor 1")
 
 
 CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
+FEWER = {"primary": "mless - wo", "contrasts": ["mless - wo"]}
 
 
-def of_models(*facts):
+def draw_runs(*facts):
+    """A run of each of several models, with what it registered."""
     return [
-        evaluation(drawn(i, 30, 1, CHANCES), model=f"m{i}", **one) for i, one in enumerate(facts)
+        evaluation(drawn(seed, 30, 1, CHANCES), model=f"m{seed}", **registered)
+        for seed, registered in enumerate(facts)
     ]
 
 
-def test_the_registered_tests_of_all_models_are_one_family():
-    board = make_leaderboard(of_models(REGISTERED, REGISTERED))
-    tested = board.comparison[board.comparison["condition"] != "wo"]
-    assert (board.primary, board.contrasts) == (
-        "mless - wo",
-        ("mless - wo", "mful - wo", "random - wo"),
-    )
-    assert tested["tests"].tolist() == [2, 4, 4] * 2, (
-        "the primary contrast of each model, and the others behind it"
-    )
-    other = make_leaderboard(of_models(REGISTERED, {**REGISTERED, "primary": "mful - wo"}))
-    tested = other.comparison[other.comparison["condition"] != "wo"]
-    assert other.primary is None, "they contradict each other"
-    assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist() and set(tested["tests"]) == {
-        6
-    }
+def draw_smaller_run(**registered):
+    return evaluation(drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", **registered)
+
+
+def without_baseline(board):
+    return board.comparison[board.comparison["condition"] != board.baseline]
+
+
+def test_models_whose_primary_contrasts_differ_have_none():
+    board = make_leaderboard(draw_runs(REGISTERED, {**REGISTERED, "primary": "mful - wo"}))
+    tested = without_baseline(board)
+    assert board.primary is None and set(tested["tests"]) == {6}
+    assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
 
 
 def test_a_contrast_of_two_fillers_is_tested_like_any_other():
-    named = {"contrasts": ["mless - random", "mless - wo"], "primary": "mless - random"}
-    board = make_leaderboard(of_models(named))
+    registered = {"contrasts": ["mless - random", "mless - wo"], "primary": "mless - random"}
+    board = make_leaderboard(draw_runs(registered))
     table = board.comparison.set_index("condition")
-    assert table.index.tolist() == ["wo", "mless", "mful", "random", "mless - random"]
-    assert table["role"].tolist() == ["baseline", "tested", "exploratory", "exploratory", "tested"]
-    assert table.loc["mless - random", ["baseline", "primary", "tests"]].tolist() == [
+    assert table["role"].to_dict() == {
+        "wo": "baseline",
+        "mless": "tested",
+        "mful": "exploratory",
+        "random": "exploratory",
+        "mless - random": "tested",
+    }
+    row = table.loc["mless - random"]
+    assert row[["baseline", "primary", "tests", "verdict"]].tolist() == [
         "random",
         True,
         1,
+        "better",
     ]
-    other = (
-        make_leaderboard(of_models({}), baseline="random")
-        .comparison.set_index("condition")
-        .loc["mless"]
-    )
-    shown = table.loc["mless - random"]
-    for name in ("accuracy", "difference", "p", "wrong_to_right", "equivalence_low"):
-        assert shown[name] == other[name], name
-    assert (
-        shown["p_adjusted"] == shown["p"] <= table.loc["mless", "p_adjusted"]
-        and table.loc["mless", "tests"] == 1
-    )
-    assert shown["verdict"] == "better"
-    fewer = evaluation(drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", **named)
-    pair = make_leaderboard([*of_models(named), fewer])
-    assert pair.comparison["primary"].sum() == 1, (
-        "one of the two models has no random sentence to compare with"
-    )
+    assert row["p_adjusted"] == row["p"] <= table.loc["mless", "p_adjusted"]
+    assert table.loc["mless", "tests"] == 1
+    against_random = make_leaderboard(draw_runs({}), baseline="random").comparison
+    expected = against_random.set_index("condition").loc["mless"]
+    columns = ["accuracy", "difference", "p", "wrong_to_right", "equivalence_low"]
+    assert row[columns].tolist() == expected[columns].tolist()
+    both = make_leaderboard([*draw_runs(registered), draw_smaller_run(**registered)])
+    assert both.comparison["primary"].sum() == 1, "the smaller run has no random sentence"
 
 
 @pytest.mark.parametrize(
     ("facts", "arguments"),
     [
-        ([{}], {}),
-        ([{"primary": None, "contrasts": None}], {}),
-        ([REGISTERED], {"by": ["level"]}),
-        ([REGISTERED], {"baseline": "mless"}),
+        ({}, {}),
+        ({"primary": None, "contrasts": None}, {}),
+        (REGISTERED, {"by": ["level"]}),
+        (REGISTERED, {"baseline": "mless"}),
     ],
     ids=["nothing", "older run", "split", "another baseline"],
 )
 def test_where_nothing_was_registered_all_tests_are_one_family(facts, arguments):
-    board = make_leaderboard(of_models(*facts), **arguments)
-    assert (
-        board.primary is None
-        and board.contrasts is None
-        and json.loads(as_json(board))["contrasts"] is None
-    )
-    tested = board.comparison[board.comparison["condition"] != board.baseline]
+    board = make_leaderboard(draw_runs(facts), **arguments)
+    assert board.primary is None and json.loads(as_json(board))["contrasts"] is None
+    tested = without_baseline(board)
     assert set(tested["role"]) == {"tested"} and set(tested["tests"]) == {len(tested)}
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
 
 
 @pytest.mark.parametrize(
-    ("named", "tests"),
-    [({}, [1, 2, 2]), ({"primary": "mless - wo", "contrasts": ["mless - wo"]}, [2, 4, 4, 2])],
-    ids=["a log", "fewer contrasts"],
+    ("run", "tests"),
+    [
+        (draw_runs({}, {})[1], [1, 2, 2]),
+        (draw_runs({}, FEWER)[1], [2, 4, 4, 2]),
+        (draw_smaller_run(**FEWER), [2, 4, 4, 2]),
+    ],
+    ids=["a log", "fewer contrasts", "fewer conditions"],
 )
-def test_what_one_model_did_not_register_is_exploratory_there_and_leaves_the_others_registered(
-    named, tests
-):
-    board = make_leaderboard(of_models(REGISTERED, named))
-    assert (board.primary, board.contrasts) == (
-        "mless - wo",
-        ("mless - wo", "mful - wo", "random - wo"),
-    )
-    table = board.comparison[board.comparison["condition"] != "wo"]
-    assert table["tests"].dropna().tolist() == tests
-    assert table["role"].tolist() == ["tested"] * len(tests) + ["exploratory"] * (6 - len(tests))
-    assert table["primary"].sum() == len({*table["model"][table["role"] == "tested"]})
-    alone = make_leaderboard(of_models(REGISTERED)).comparison.set_index("condition")
-    if not named:
-        shown = table[table["model"] == "m0"].set_index("condition")
-        assert (
-            shown.loc["mless", ["p_adjusted", "low"]].tolist()
-            == alone.loc["mless", ["p_adjusted", "low"]].tolist()
-        )
+def test_what_one_model_did_not_register_leaves_the_tests_of_the_others_as_they_are(run, tests):
+    registered = draw_runs(REGISTERED)
+    board, alone = make_leaderboard([*registered, run]), make_leaderboard(registered)
+    assert (board.primary, list(board.contrasts)) == ("mless - wo", REGISTERED["contrasts"])
+    table = without_baseline(board)
+    roles = ["tested"] * len(tests) + ["exploratory"] * (len(table) - len(tests))
+    assert table["tests"].dropna().tolist() == tests and table["role"].tolist() == roles
+    assert table["primary"].sum() == table["model"][table["role"] == "tested"].nunique()
+    assert table["low"].iloc[0] == without_baseline(alone)["low"].iloc[0]
 
 
-def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
-    parts = of_models(REGISTERED, {})
-    fewer = evaluation(
-        drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}),
-        model="few",
-        primary="mless - wo",
-        contrasts=["mless - wo"],
-    )
-    board = make_leaderboard([parts[0], fewer])
-    assert (
-        board.comparison["tests"].dropna().tolist() == [2, 4, 4, 2]
-        and board.primary == "mless - wo"
-    )
-    alone = [
-        evaluation(drawn(5, 30, 1, {name: 0.5}), contrasts=[] if name == "wo" else [f"{name} - wo"])
-        for name in CHANCES
-    ]
-    for number, part in enumerate(alone):
-        object.__setattr__(part, "name", f"results/{number}")
-    assert make_leaderboard(alone).contrasts == tuple(REGISTERED["contrasts"]), (
-        "a run each of one model"
-    )
+def test_runs_of_one_model_that_have_one_condition_each_are_one_family():
+    runs = []
+    for name in CHANCES:
+        contrasts = [] if name == "wo" else [f"{name} - wo"]
+        run = evaluation(drawn(5, 30, 1, {name: 0.5}), contrasts=contrasts)
+        runs.append(replace(run, name=f"results/{name}"))
+    assert list(make_leaderboard(runs).contrasts) == REGISTERED["contrasts"]
 
 
-def test_against_another_baseline_there_is_no_positive_control():
+def test_compared_with_another_baseline_there_is_no_positive_control():
     chances = {"wo": 0.5, "mless": 0.6, "control": 0.1}
-    facts = {**REGISTERED, "contrasts": ["mless - wo"], "reference_conditions": CONTROL}
-    whole = evaluation(drawn(7, 60, 1, chances), **facts)
-    board = make_leaderboard([whole], baseline="mless")
-    assert (
-        board.comparison["condition"].tolist() == ["wo", "mless"]
-        and board.reference_conditions == {}
-    )
-    control = make_leaderboard([whole], baseline="control")
-    assert control.comparison["condition"].tolist() == ["wo", "mless", "control"]
+    run = evaluation(drawn(7, 60, 1, chances), **FEWER, reference_conditions=CONTROL)
+    board = make_leaderboard([run], baseline="mless")
+    assert board.comparison["condition"].tolist() == ["wo", "mless"]
+    assert board.reference_conditions == {}
+    board = make_leaderboard([run], baseline="control")
+    assert board.comparison["condition"].tolist() == ["wo", "mless", "control"]
     assert "difference [95 %]: from w/ Mless in points" in table_page(GREEDY_RUN, baseline="mless")
 
 
-def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
-    run = write_run(tmp_path / "made", right, contrasts=["mless - wo"], limit=2)
-    assert [Run.load(run).about[name] for name in ("primary", "contrasts")] == [
-        "mless - wo",
-        ["mless - wo"],
-    ]
-    receipt = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(
-        json.dumps({**receipt, "config": {**receipt["config"], "contrasts": ["mful - wo"]}})
-    )
-    assert Run.load(run).about["contrasts"] == ["mless - wo"]
-    first, *rest = (run / "journal.jsonl").read_text().splitlines()
-    header = {**json.loads(first), "contrasts": [["mless", 7]]}
-    (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
+def test_the_journal_says_what_a_run_registered_and_not_the_receipt(tmp_path):
+    run = write_run(tmp_path / "run", right, contrasts=["mless - wo"], limit=2)
+    receipt = (run / "run.json").read_text()
+    (run / "run.json").write_text(receipt.replace('"mless - wo"', '"mful - wo"'))
+    about = Run.load(run).about
+    assert (about["primary"], about["contrasts"]) == ("mless - wo", ["mless - wo"])
+    journal = (run / "journal.jsonl").read_text()
+    damaged = journal.replace('"contrasts":[["mless","wo"]]', '"contrasts":[["mless",7]]', 1)
+    (run / "journal.jsonl").write_text(damaged)
     with pytest.raises(RunError, match=r"journal.jsonl: .*\$.contrasts\[0\]\[1\]"):
         Run.load(run)

@@ -1,72 +1,55 @@
-"""Every number of the main table again, from the raw journal, with nothing of ours but the files."""
+"""The numbers of the main table again, from the raw journal.
+
+Only the p-value and its interval are the package's: test_statistics compares them with definitions.
+"""
 
 import json
-import math
 import random
-from collections import Counter, defaultdict
-from fractions import Fraction
 
-import numpy as np
+import pandas
 import pytest
-from scipy.stats import binomtest
 
-from tests.make import GREEDY_RUN, REGISTERED, write_run
-
-
-def lines(folder, name):
-    return [
-        json.loads(line)
-        for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+from harness.analysis import estimate_difference
+from tests.make import GREEDY_RUN, REGISTERED, table_page, write_run
 
 
-def sign_flips(changes):
-    """Share of all sign patterns with a sum as far from 0 as the one seen, counted in whole numbers."""
-    ways = Counter({0: 1})
-    for size in map(abs, changes):
-        spread = Counter()
-        for total, count in ways.items():
-            spread[total + size] += count
-            spread[total - size] += count
-        ways = spread
-    far = sum(count for total, count in ways.items() if abs(total) >= abs(sum(changes)))
-    return float(Fraction(far, 2 ** len(changes)))
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def interval(changes, k):
-    """Every mean that sign flips keep at 5 percent, found by halving; the patterns are not the package's own."""
-    values = np.array(changes) / k
-    signs = np.random.default_rng(7).choice([-1, 1], size=(20_000, len(values)))
-    sums, counts = signs @ values, signs.sum(axis=1)
-
-    def is_kept(mean):
-        far = abs(values.sum() - mean * len(values))
-        return (abs(sums - mean * counts) >= far - 1e-9).mean() >= 0.05
-
-    ends = []
-    for outside in (-1.0, 1.0):
-        inside = values.mean()
-        for _ in range(40):
-            middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if is_kept(middle) else (inside, middle)
-        ends.append(inside)
-    if np.count_nonzero(values) < 6:
-        missed = [
-            binomtest(int(changed), len(values)).proportion_ci(method="exact").high
-            - changed / len(values)
-            for changed in ((values < 0).sum(), (values > 0).sum())
-        ]
-        ends = [min(ends[0], values.mean() - missed[0]), max(ends[1], values.mean() + missed[1])]
-    return [100 * end for end in ends]
+def read_correct(folder):
+    """The samples with whether they are correct, and the first line of the journal."""
+    header, *records = read_lines(folder / "journal.jsonl")
+    verdicts = {score["key"]: score["verdict"] for score in read_lines(folder / "scores.jsonl")[1:]}
+    samples = pandas.DataFrame([record for record in records if "task" in record])
+    samples["correct"] = samples["key"].map(verdicts) == "correct"
+    samples["condition"] = samples["task"].str.removeprefix("demo_")
+    return samples, header
 
 
-def compared(old, new, k):
-    """Difference, flips, p and interval of right samples by problem."""
-    changes = [new[problem] - old[problem] for problem in old]
-    gained = sum((k - old[i]) * new[i] for i in old) / k**2
-    lost = sum(old[i] * (k - new[i]) for i in old) / k**2
-    numbers = {"wrong_to_right": gained, "right_to_wrong": lost, "p": sign_flips(changes)}
-    return {"difference": 100 * sum(changes) / len(changes) / k, **numbers}, interval(changes, k)
+def compare_counts(old, new, k):
+    """What the table says of two conditions, from the number of correct samples by problem."""
+    estimate = estimate_difference(new - old, k)
+    low, high = estimate.interval()
+    return {
+        "difference": 100 * (new - old).mean() / k,
+        "wrong_to_right": ((k - old) * new).sum() / k**2,
+        "right_to_wrong": (old * (k - new)).sum() / k**2,
+        "p": estimate.p,
+        "low": 100 * low,
+        "high": 100 * high,
+    }
+
+
+def adjust(p_values, primary):
+    """Holm's method for all contrasts but the primary; none is below the primary contrast's p."""
+    adjusted = {primary: p_values[primary]}
+    least = p_values[primary]
+    names = sorted(p_values.keys() - {primary}, key=p_values.get)
+    for index, name in enumerate(names):
+        least = max(least, min(1, (len(names) - index) * p_values[name]))
+        adjusted[name] = least
+    return adjusted
 
 
 @pytest.fixture(params=[1, 5])
@@ -74,70 +57,35 @@ def folder(request, tmp_path):
     """A greedy run of the toy model, and one of five samples a problem, right by chance."""
     if request.param == 1:
         return GREEDY_RUN
-    draw = random.Random(3)
+    rng = random.Random(3)
 
     def answer(_, target):
-        return f"\\boxed{{{target if draw.random() < 0.8 else -1234}}}", "stop"
+        return f"\\boxed{{{target if rng.random() < 0.8 else -1234}}}", "stop"
 
-    several = {"repeats": 5, "gen_kwargs": {"temperature": 0.5}, "replicates": 2, **REGISTERED}
-    return write_run(
-        tmp_path / "run", answer, limit=200, conditions=["wo", "mless", "mful", "random"], **several
-    )
+    conditions = ["wo", "mless", "mful", "random"]
+    sampling = {"repeats": 5, "gen_kwargs": {"temperature": 0.5}, "replicates": 2, **REGISTERED}
+    return write_run(tmp_path / "run", answer, limit=200, conditions=conditions, **sampling)
 
 
-def test_the_table_is_what_the_raw_files_say(folder, mless):
-    verdicts = {line["key"]: line for line in lines(folder, "scores")[1:]}
-    right: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    texts = {}
-    k = 0
-    for line in lines(folder, "journal")[1:]:
-        if "task" in line:
-            arm = line["task"].removeprefix("demo_") + " again" * line["replicate"]
-            right[arm][line["problem_id"]] += verdicts[line["key"]]["verdict"] == "correct"
-            k = max(k, line["sample_index"] + 1)
-            texts[line["task"], (line["problem_id"], line["sample_index"], line["replicate"])] = (
-                line["completion"]
-            )
-    table = json.loads(mless("table", str(folder), "--format", "json").stdout)
-    shown = {row["condition"]: row for row in table["rows"]}
-    old = right["wo"]
-    n = len(old)
-    header = lines(folder, "journal")[0]
-    pairs = {
-        new if base == "wo" else f"{new} - {base}": (new, base) for new, base in header["contrasts"]
-    }
-    primary = header["primary"][0]
-    found = {name: compared(right[base], right[new], k) for name, (new, base) in pairs.items()}
-    p = {name: found[name][0]["p"] for name in pairs}
-    others = sorted(pairs.keys() - {primary}, key=p.get)
-    adjusted, gate = {primary: p[primary]}, p[primary]
-    for place, name in enumerate(others):
-        gate = adjusted[name] = max(gate, min(1, (len(others) - place) * p[name]))
-    for name in pairs:
-        numbers, ends = found[name]
-        numbers["p_adjusted"] = adjusted[name]
-        assert {key: shown[name][key] for key in numbers} == pytest.approx(
-            numbers, rel=1e-7, abs=1e-7
-        )
-        slack = 0.03 * (ends[1] - ends[0])  # both intervals are of random patterns
-        assert [shown[name]["low"], shown[name]["high"]] == pytest.approx(ends, abs=slack)
-    for name, row in shown.items():
-        shares = [right[name.partition(" - ")[0]][problem] / k for problem in old]
-        mean = sum(shares) / n
-        spread = math.sqrt(sum((share - mean) ** 2 for share in shares) / (n - 1) / n)
-        assert (row["problems"], row["repeats"]) == (n, k)
-        assert (row["accuracy"], row["standard_error"]) == pytest.approx((100 * mean, 100 * spread))
-    if "wo again" in right:
-        first, again = (
-            [right[f"{primary}{word}"][problem] - right[f"wo{word}"][problem] for problem in old]
-            for word in ("", " again")
-        )
-        moved = [second - one for one, second in zip(first, again, strict=True)]
-        row = shown[primary]
-        assert row["aa_difference"] == pytest.approx(100 * sum(moved) / n / k)
-        again = {(task, key) for task, key in texts if key[-1] == 1}
-        pairs = [(texts[task, (*key[:-1], 0)], texts[task, key]) for task, key in again]
-        assert (row["aa_samples"], row["aa_changed"]) == (
-            len(pairs),
-            sum(old != new for old, new in pairs),
-        )
+def test_the_table_follows_from_the_raw_files(folder):
+    samples, header = read_correct(folder)
+    table = json.loads(table_page(folder, form="json"))
+    rows = {row["condition"]: row for row in table["rows"]}
+    k = samples["sample_index"].max() + 1
+    first = samples[samples["replicate"] == 0]
+    correct = first.groupby(["condition", "problem_id"])["correct"].sum()
+    contrasts = {}
+    for new, base in header["contrasts"]:
+        name = new if base == "wo" else f"{new} - {base}"
+        contrasts[name] = compare_counts(correct[base], correct[new], k)
+    p_values = {name: numbers["p"] for name, numbers in contrasts.items()}
+    adjusted = adjust(p_values, header["primary"][0])
+    for name, numbers in contrasts.items():
+        expected = {**numbers, "p_adjusted": adjusted[name]}
+        row = {key: rows[name][key] for key in expected}
+        assert row == pytest.approx(expected, rel=1e-7, abs=1e-7)
+    for name, row in rows.items():
+        shares = 100 * correct[name.partition(" - ")[0]] / k
+        assert (row["problems"], row["repeats"]) == (len(shares), k)
+        expected = shares.mean(), shares.sem()
+        assert (row["accuracy"], row["standard_error"]) == pytest.approx(expected)

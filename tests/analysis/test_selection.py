@@ -27,8 +27,8 @@ from tests.make import (
 CONDITIONS = ("wo", "mless", "mful", "random")
 
 
-def logs(folder, pattern="samples_demo_{}_*.jsonl", names=CONDITIONS):
-    return {name: next(folder.glob(pattern.format(name))) for name in names}
+def find_logs(folder, pattern="samples_demo_{}_*.jsonl"):
+    return {name: next(folder.glob(pattern.format(name))) for name in CONDITIONS}
 
 
 @pytest.fixture(scope="module")
@@ -38,329 +38,302 @@ def demo():
 
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory):
-    """A run of six problems, three samples each: the first is wrong of every second problem, a right, a wrong."""
-    seen = []
+    """A run of six problems and three samples each.
+
+    The first sample is right for every second problem, the second sample always, the third never.
+    """
+    numbers = {}
 
     def answer(request, target):
-        seen.extend({request.problem_id} - {*seen})
-        right = (seen.index(request.problem_id) % 2 == 1, True, False)[request.sample_index]
-        return f"\\boxed{{{target if right else -1234}}}", "stop"
+        number = numbers.setdefault(request.problem_id, len(numbers))
+        is_right = (number % 2 == 1, True, False)[request.sample_index]
+        return f"\\boxed{{{target if is_right else -1234}}}", "stop"
 
-    several = {
-        "repeats": 3,
-        "gen_kwargs": {"temperature": 0.5},
-        "layouts": ["raw", "chat"],
-        "audit": False,
-    }
     return write_run(
-        tmp_path_factory.mktemp("repeated") / "run", answer, conditions=[*CONDITIONS], **several
+        tmp_path_factory.mktemp("repeated") / "run",
+        answer,
+        conditions=[*CONDITIONS],
+        repeats=3,
+        gen_kwargs={"temperature": 0.5},
+        layouts=["raw", "chat"],
     )
 
 
 def rewrite(path, change, line=0):
     lines = path.read_text().splitlines()
     record = json.loads(lines[line])
-    change(record)
-    lines[line] = json.dumps(record, ensure_ascii=False)
+    change(record["arguments"])
+    lines[line] = json.dumps(record)
     path.write_text("\n".join(lines) + "\n")
 
 
 # Sources.
 
 
-def test_a_run_gives_the_prompts_that_were_run(demo):
-    assert (demo.kind, demo.model, demo.layout, demo.conditions) == (
-        "run",
-        "tests/data/toy/model",
-        "raw",
-        CONDITIONS,
-    )
+def test_the_source_of_a_run_has_its_prompts_and_verdicts(demo):
+    facts = (demo.kind, demo.model, demo.layout, demo.conditions, len(demo.problems))
+    assert facts == ("run", "tests/data/toy/model", "raw", CONDITIONS, 500)
     rows = {(row.condition, row.doc["id"]): row for row in read_prompts(GREEDY_RUN)}
     frame = load_run(GREEDY_RUN).set_index(["condition", "problem_id"])
-    assert len(demo.problems) == 500
     for problem in demo.problems:
         assert tuple(problem.prompts) == CONDITIONS
         for condition, prompt in problem.prompts.items():
             row, sample = rows[condition, problem.id], frame.loc[(condition, problem.id)]
-            assert (prompt.prompt, prompt.prompt_sha256) == (row.prompt, row.prompt_sha256)
-            assert prompt.prompt_token_sha256 == row.prompt_token_sha256
+            for name in ("prompt", "prompt_sha256", "prompt_token_sha256"):
+                assert getattr(prompt, name) == getattr(row, name)
             assert prompt.requested.text == prompt.prompt
-            assert (*prompt.verdicts, *prompt.completions) == (
+            assert [*prompt.verdicts, *prompt.completions] == [
                 sample["verdict"],
                 sample["completion"],
-            )
+            ]
             assert (problem.subject, problem.level) == (sample["subject"], sample["level"])
 
 
-def facts(*problems):
+SHARED = "condition layout prompt prompt_sha256 prompt_token_sha256 doc answers verdicts"
+
+
+def describe(source):
     """What was asked and answered, wherever it was recorded."""
-    shared = (
-        "condition",
-        "layout",
-        "prompt",
-        "prompt_sha256",
-        "prompt_token_sha256",
-        "doc",
-        "answers",
-        "verdicts",
-    )
-    return [
-        (
-            replace(problem, prompts={}),
-            [
-                ([getattr(prompt, name) for name in shared], prompt.completions)
-                for prompt in problem.prompts.values()
-            ],
-        )
-        for problem in problems
-    ]
+    for problem in source.problems:
+        yield replace(problem, prompts={})
+        for prompt in problem.prompts.values():
+            yield [getattr(prompt, name) for name in SHARED.split()], prompt.completions
 
 
-def test_lm_evals_logs_of_the_run_give_the_same(demo, tmp_path):
-    mapped = read_source(logs(GREEDY_RUN))
-    assert facts(*mapped.problems) == facts(*demo.problems) and mapped.conditions == demo.conditions
-    assert (mapped.kind, mapped.model, mapped.metric) == (
-        "log",
-        "tests/data/toy/model",
-        "verdict,graded",
-    )
+def test_the_logs_of_lm_eval_have_the_same_prompts_and_verdicts(demo, tmp_path):
+    logs = find_logs(GREEDY_RUN)
+    source = read_source(logs)
+    assert [*describe(source)] == [*describe(demo)] and source.conditions == CONDITIONS
+    facts = (source.kind, source.model, source.metric)
+    assert facts == ("log", "tests/data/toy/model", "verdict,graded")
     (tmp_path / "mless-demo").mkdir()
-    for path in logs(GREEDY_RUN).values():
+    for path in logs.values():
         shutil.copy(path, tmp_path / "mless-demo")
-    assert read_source(tmp_path).prompts_sha256 == demo.prompts_sha256
-    assert read_source(tmp_path).conditions == CONDITIONS
-    alone = read_source(logs(GREEDY_RUN)["mless"])
-    assert alone.conditions == ("mless",) and [*alone.problems[3].prompts] == ["mless"]
+    source = read_source(tmp_path)
+    assert (source.prompts_sha256, source.conditions) == (demo.prompts_sha256, CONDITIONS)
+    source = read_source(logs["mless"])
+    assert source.conditions == tuple(source.problems[3].prompts) == ("mless",)
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
 def test_repeats_and_layouts_of_a_run_and_of_its_logs(repeated, layout):
     source = read_source(repeated, layout=layout)
-    pattern = "samples_demo_{}_2*.jsonl" if layout == "raw" else "samples_demo_{}_chat_2*.jsonl"
-    logged = read_source(logs(repeated, pattern))
-    assert logged.layout == layout and facts(*logged.problems) == facts(*source.problems)
+    task = {"raw": "samples_demo_{}_2*.jsonl", "chat": "samples_demo_{}_chat_2*.jsonl"}[layout]
+    log_source = read_source(find_logs(repeated, task))
+    assert log_source.layout == layout and [*describe(log_source)] == [*describe(source)]
     for problem in source.problems:
         for prompt in problem.prompts.values():
             assert len(prompt.verdicts) == 3 and prompt.verdicts[1:] == ["correct", "incorrect"]
             assert ("<|im_start|>" in prompt.prompt) == (layout == "chat")
 
 
-def test_the_layout_is_chosen_where_there_are_several(repeated):
+def test_one_of_several_layouts_has_to_be_named(repeated):
     with pytest.raises(ConfigError, match=r"run: expected one of the layouts raw, chat, got None"):
         read_source(repeated)
     with pytest.raises(ConfigError, match=r"expected one of the layouts raw, got chat"):
         read_source(GREEDY_RUN, layout="chat")
 
 
-def test_of_another_tasks_logs_the_metric_and_its_filter_are_chosen(tmp_path):
-    """Under the first filter every second answer is right, under the other none."""
-    lines = [
-        log_line(
-            n, filter=name, filtered_resps=[name], exact_match=float(name == "boxed" and n % 2)
-        )
-        for n in range(20)
-        for name in ("boxed", "whole")
-    ]
-    files = {
-        name: write_log(tmp_path, lines, number=n)
-        for n, name in enumerate(("mless", "wo"), start=1)
-    }
-    source = read_source(files)
+@pytest.fixture
+def filtered_logs(tmp_path):
+    """Logs with two filters: under `boxed` every second answer is right, under `last` none."""
+    lines = [log_line(n, filter="boxed", filtered_resps=["boxed"]) for n in range(20)]
+    lines += [log_line(n, filter="last", exact_match=0.0) for n in range(20)]
+    names = enumerate(("mless", "wo"), start=1)
+    return {name: write_log(tmp_path, lines, number=number) for number, name in names}
+
+
+def test_the_metric_and_the_filter_of_logs_of_another_task_can_be_chosen(filtered_logs):
+    source = read_source(filtered_logs)
     assert (source.conditions, source.metric) == (("wo", "mless"), "exact_match,boxed")
     prompt = source.problems[3].prompts["mless"]
-    assert (prompt.requested.segments, prompt.doc["answer"], *prompt.verdicts, *prompt.answers) == (
-        (),
-        "3",
-        "correct",
-        "boxed",
-    )
-    whole = Run.load(files, metric="exact_match,whole")
-    assert not whole.samples["correct"].any() and len(whole.samples) == 40
-    assert ", grader exact_match,whole, other filters boxed, " in receipt_line(
-        {"name": "logs", **whole.about}
-    )
+    assert prompt.requested.segments == () and prompt.doc["answer"] == "3"
+    assert [*prompt.verdicts, *prompt.answers] == ["correct", "boxed"]
+    run = Run.load(filtered_logs, metric="exact_match,last")
+    assert run.samples["correct"].tolist() == [False] * 40
+    line = receipt_line({"name": "logs", **run.about})
+    assert ", grader exact_match,last, other filters boxed, " in line
+
+
+def test_a_metric_that_logs_do_not_have_is_refused(filtered_logs, tmp_path):
     for path, metric, message in (
-        (files, "acc", r"line 1: the metric 'acc' is None.*The log has exact_match"),
-        (
-            files,
-            "exact_match,strict",
-            r"got 0 under the filter 'strict'; the log has boxed, whole\.",
-        ),
+        (filtered_logs, "acc", r"line 1: the metric 'acc' is None.*The log has exact_match"),
+        (filtered_logs, "exact_match,x", r"0 under the filter 'x'; the log has boxed, last\."),
         (tmp_path, None, "names no condition: say which log is which"),
     ):
         with pytest.raises(RunError, match=message):
             read_source(path, metric=metric)
 
 
-def test_logs_whose_prompts_are_not_told_are_named(tmp_path):
-    path = shutil.copy(logs(GREEDY_RUN)["wo"], tmp_path / "samples_demo_wo.jsonl")
+def test_logs_without_the_text_of_a_prompt_and_two_logs_of_a_condition_are_refused(tmp_path):
+    path = shutil.copy(find_logs(GREEDY_RUN)["wo"], tmp_path / "samples_demo_wo.jsonl")
     shutil.copy(path, tmp_path / "samples_again.jsonl")
     with pytest.raises(RunError, match=r"two logs of condition 'wo'"):
         read_source(tmp_path)
-    for change, message in (
-        (
-            lambda line: line["arguments"]["gen_args_0"].update(arg_0=['[{"role": "user"}]']),
-            "sent as chat messages",
-        ),
-        (lambda line: line["arguments"].clear(), "no prompt text"),
-    ):
-        rewrite(path, change, line=4)
-        with pytest.raises(RunError, match=f"line 5: .*{message}"):
-            read_source(path)
-
-
-def test_a_prompt_that_is_not_the_hashed_one_is_refused(tmp_path):
-    path = shutil.copy(logs(GREEDY_RUN)["mless"], tmp_path / "samples.jsonl")
-    rewrite(path, lambda line: line["arguments"]["gen_args_0"].update(arg_0="another"))
-    with pytest.raises(
-        PromptMismatchError, match=r"samples.jsonl, line 1: the prompt is not the one"
-    ):
+    chat = {"gen_args_0": {"arg_0": ['[{"role": "user"}]']}}
+    rewrite(path, lambda arguments: arguments.update(chat), line=4)
+    with pytest.raises(RunError, match=r"line 5: .*sent as chat messages"):
+        read_source(path)
+    rewrite(path, dict.clear, line=4)
+    with pytest.raises(RunError, match=r"line 5: .*no prompt text"):
         read_source(path)
 
 
+def test_a_prompt_whose_hash_differs_is_refused(tmp_path):
+    path = shutil.copy(find_logs(GREEDY_RUN)["mless"], tmp_path / "samples.jsonl")
+    rewrite(path, lambda arguments: arguments["gen_args_0"].update(arg_0="another"))
+    message = r"samples.jsonl, line 1: the prompt is not the one"
+    with pytest.raises(PromptMismatchError, match=message):
+        read_source(path)
+
+
+def build_toy_source(count, tokenizer):
+    dataset = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:count])
+    return build_source(dataset, list(named_conditions().values()), tokenizer, "raw")
+
+
 def test_built_prompts_are_those_of_a_run(demo, toy_tokenizer):
-    few = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:20])
-    built = build_source(few, list(named_conditions().values()), toy_tokenizer, "raw")
-    assert (built.kind, built.metric, built.conditions) == ("dataset", None, CONDITIONS)
-    for problem, run in zip(built.problems, demo.problems, strict=False):
+    source = build_toy_source(20, toy_tokenizer)
+    assert (source.kind, source.metric, source.conditions) == ("dataset", None, CONDITIONS)
+    for problem, recorded in zip(source.problems, demo.problems, strict=False):
         for condition in CONDITIONS:
-            ours, theirs = problem.prompts[condition], run.prompts[condition]
-            assert (ours.prompt, ours.prompt_sha256) == (theirs.prompt, theirs.prompt_sha256)
-            assert ours.prompt_token_sha256 == theirs.prompt_token_sha256
-            assert ours.requested == theirs.requested and ours.graded_samples == ()
+            prompt, recorded_prompt = problem.prompts[condition], recorded.prompts[condition]
+            for name in ("prompt", "prompt_sha256", "prompt_token_sha256", "requested"):
+                assert getattr(prompt, name) == getattr(recorded_prompt, name)
+            assert prompt.graded_samples == ()
 
 
 # Selections.
 
 
+IS_RIGHT = {
+    "wrong_to_right": (False, True),
+    "right_to_wrong": (True, False),
+    "both_right": (True, True),
+    "both_wrong": (False, False),
+}
+"""Whether a problem is right before and after, by flip."""
+
+
 @pytest.mark.parametrize("flip", FLIPS)
 @pytest.mark.parametrize("condition", ["mless", "random"])
-def test_a_flip_is_what_the_frame_says(demo, flip, condition):
+def test_the_problems_of_a_flip_are_those_of_the_frame(demo, flip, condition):
     right = load_run(GREEDY_RUN).pivot(index="problem_id", columns="condition", values="correct")
-    before, after = {
-        "wrong_to_right": (False, True),
-        "right_to_wrong": (True, False),
-        "both_right": (True, True),
-        "both_wrong": (False, False),
-    }[flip]
+    before, after = IS_RIGHT[flip]
     expected = set(right.index[(right["wo"] == before) & (right[condition] == after)])
-    if not expected:
-        with pytest.raises(
-            ConfigError, match=f"run: no problem {flip.replace('_', ' ')}: .*(right|wrong)"
-        ):
-            select(demo, Criterion(flip=flip, condition=condition))
-        return
     criterion = Criterion(flip=flip, condition=condition)
-    chosen, outcomes = select(demo, criterion), count_outcomes(demo, criterion)
-    assert {problem.id for problem in chosen} == expected
-    assert (
-        criterion.on_outcome and outcomes[flip] == len(expected) and sum(outcomes.values()) == 500
-    )
-    assert {problem.outcome for problem in chosen} == {flip}
+    if not expected:
+        message = f"run: no problem {flip.replace('_', ' ')}: .*(right|wrong)"
+        with pytest.raises(ConfigError, match=message):
+            select(demo, criterion)
+        return
+    selected, outcomes = select(demo, criterion), count_outcomes(demo, criterion)
+    assert {problem.id for problem in selected} == expected
+    assert {problem.outcome for problem in selected} == {flip}
+    assert criterion.on_outcome and outcomes[flip] == len(expected)
+    assert sum(outcomes.values()) == 500
 
 
 def test_too_few_matches_name_the_count_of_each_outcome(demo):
-    with pytest.raises(
-        ConfigError, match=r"expected 9 problems wrong to right, got 1: .*both right \d+.*\."
-    ):
+    message = r"expected 9 problems wrong to right, got 1: .*both right \d+.*\."
+    with pytest.raises(ConfigError, match=message):
         select(demo, Criterion(flip="wrong_to_right", n=9))
     with pytest.raises(ConfigError, match=r"expected 200 problems in the selection, got 25: "):
         select(demo, Criterion(subject="Algebra", level=5, n=200))
 
 
-def test_subject_level_ids_and_a_seeded_draw(demo):
-    narrowed = select(demo, Criterion(subject="Algebra", level=5))
-    assert {(p.subject, p.level) for p in narrowed} == {("Algebra", 5)} and len(narrowed) == 25
-    assert not Criterion().on_outcome and {p.outcome for p in narrowed} <= set(FLIPS)
-    ids = tuple(problem.id for problem in demo.problems[7:3:-1])
-    assert [p.id for p in select(demo, Criterion(ids=ids))] == sorted(
-        ids, key=list(reversed(ids)).index
+def test_problems_are_selected_by_subject_level_and_id(demo):
+    selected = select(demo, Criterion(subject="Algebra", level=5))
+    assert {(p.subject, p.level) for p in selected} == {("Algebra", 5)} and len(selected) == 25
+    assert not Criterion().on_outcome and {p.outcome for p in selected} <= set(FLIPS)
+    ids = [problem.id for problem in demo.problems[4:8]]
+    assert [p.id for p in select(demo, Criterion(ids=tuple(reversed(ids))))] == ids
+
+
+def test_problems_are_drawn_by_the_seed_and_keep_their_order(demo):
+    draw, same_seed, another_seed = (
+        [problem.id for problem in select(demo, Criterion(n=10, seed=seed))] for seed in (1, 1, 2)
     )
-    draws = [select(demo, Criterion(n=10, seed=seed)) for seed in (1, 1, 2)]
-    assert draws[0] == draws[1] and draws[0] != draws[2] and len(draws[2]) == 10
-    order = {problem.id: place for place, problem in enumerate(demo.problems)}
-    places = [order[p.id] for p in draws[0]]
-    assert places == sorted(places)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "outcome"), [(1, 2, "wrong_to_right"), (3, 2, "right_to_wrong")]
-)
-def test_a_problem_has_changed_if_more_or_fewer_of_its_samples_are_right(before, after, outcome):
-    def samples(right):
-        return ("correct",) * right + ("incorrect",) * (3 - right)
-
-    assert Criterion().classify(made("p", samples(before), samples(after))) == outcome
-    unchanged = ["both_right" if right > 1 else "both_wrong" for right in range(4)]
-    assert [Criterion().classify(made("p", samples(n), samples(n))) for n in range(4)] == unchanged
-
-
-def made(problem_id, wo, mless, *, subject="Algebra", level=1):
-    prompts = {
-        name: answered_prompt(name, given, problem_id=problem_id)
-        for name, given in (("wo", wo), ("mless", mless))
-    }
-    return Problem(id=problem_id, subject=subject, level=level, prompts=prompts)
+    assert draw == same_seed != another_seed and len(another_seed) == 10
+    assert draw == [problem.id for problem in demo.problems if problem.id in draw]
 
 
 RIGHT, WRONG = ("correct",), ("incorrect",)
 
 
-def test_what_the_grader_could_not_settle_is_not_right_as_in_the_tables():
-    for verdict in ("timeout", "crashed", "refused", "truncated", "no_box"):
-        assert Criterion().classify(made("p", (verdict,), RIGHT)) == "wrong_to_right"
-        assert Criterion().classify(made("p", RIGHT, (verdict,))) == "right_to_wrong"
-
-
-def test_a_problem_that_was_not_asked_in_both_conditions_is_undecided():
-    assert Criterion().classify(made("p", (), RIGHT)) == "undecided"
-    lonely = Problem(
-        id="p", subject="", level=0, prompts={"wo": made("p", RIGHT, RIGHT).prompts["wo"]}
-    )
-    source = source_of(lonely, made("q", WRONG, RIGHT), made("r", RIGHT, ()))
-    assert count_outcomes(source, Criterion(flip="wrong_to_right")) == {
-        "wrong_to_right": 1,
-        "right_to_wrong": 0,
-        "both_right": 0,
-        "both_wrong": 0,
-        "undecided": 2,
+def make_problem(problem_id, wo, mless, *, subject="Algebra", level=1):
+    prompts = {
+        "wo": answered_prompt("wo", wo, problem_id=problem_id),
+        "mless": answered_prompt("mless", mless, problem_id=problem_id),
     }
+    return Problem(id=problem_id, subject=subject, level=level, prompts=prompts)
 
 
-def test_controls_have_the_subject_began_alike_where_they_can_and_stand_once():
-    flipped = [made(name, WRONG, RIGHT, level=3) for name in ("f1", "f2", "f3")]
-    rest = [
-        made("near", RIGHT, RIGHT, level=4),
-        made("far", WRONG, WRONG, level=1),
-        made("exact", WRONG, WRONG, level=3),
-        made("other", RIGHT, RIGHT, level=3, subject="Geometry"),
-        made("lost", RIGHT, WRONG, level=3),
+def classify(wo, mless):
+    return Criterion().classify(make_problem("p", wo, mless))
+
+
+def test_a_flip_is_a_change_in_the_number_of_correct_samples():
+    samples = [RIGHT * right + WRONG * (3 - right) for right in range(4)]
+    assert classify(samples[1], samples[2]) == "wrong_to_right"
+    assert classify(samples[3], samples[2]) == "right_to_wrong"
+    unchanged = ["both_wrong", "both_wrong", "both_right", "both_right"]
+    assert [classify(verdicts, verdicts) for verdicts in samples] == unchanged
+
+
+@pytest.mark.parametrize("verdict", ["timeout", "crashed", "refused", "truncated", "no_box"])
+def test_a_sample_without_a_grade_is_not_right_as_in_the_tables(verdict):
+    assert classify((verdict,), RIGHT) == "wrong_to_right"
+    assert classify(RIGHT, (verdict,)) == "right_to_wrong"
+
+
+def test_a_problem_that_was_asked_under_only_one_of_the_conditions_is_undecided():
+    problem = make_problem("p", RIGHT, RIGHT)
+    del problem.prompts["mless"]
+    source = source_of(problem, make_problem("q", WRONG, RIGHT), make_problem("r", RIGHT, ()))
+    counts = count_outcomes(source, Criterion(flip="wrong_to_right"))
+    assert counts == dict.fromkeys(FLIPS, 0) | {"wrong_to_right": 1, "undecided": 2}
+    assert classify((), RIGHT) == "undecided"
+
+
+CONTROLLED = {"flip": "wrong_to_right", "controls": True}
+
+
+def test_controls_have_the_subject_and_if_possible_the_level_and_occur_once():
+    flipped = [make_problem(name, WRONG, RIGHT, level=3) for name in ("f1", "f2", "f3")]
+    unflipped = [
+        make_problem("near", RIGHT, RIGHT, level=4),
+        make_problem("far", WRONG, WRONG, level=1),
+        make_problem("exact", WRONG, WRONG, level=3),
+        make_problem("other", RIGHT, RIGHT, level=3, subject="Geometry"),
+        make_problem("lost", RIGHT, WRONG, level=3),
     ]
-    chosen = select(source_of(*flipped, *rest), Criterion(flip="wrong_to_right", controls=True))
-    assert [(p.id, p.matched_to) for p in chosen] == [
-        ("f1", None),
-        ("f2", None),
-        ("f3", None),
-        ("exact", "f1"),
-        ("far", "f2"),
-        ("near", "f3"),
+    selected = select(source_of(*flipped, *unflipped), Criterion(**CONTROLLED))
+    assert [problem.id for problem in selected[:3]] == ["f1", "f2", "f3"]
+    assert [problem.is_control for problem in selected] == [False] * 3 + [True] * 3
+    controls = [(problem.id, problem.matched_to, problem.outcome) for problem in selected[3:]]
+    assert controls == [
+        ("exact", "f1", "both_wrong"),
+        ("far", "f2", "both_wrong"),
+        ("near", "f3", "both_right"),
     ]
-    assert [p.is_control for p in chosen] == [False] * 3 + [True] * 3
-    assert [p.outcome for p in chosen[3:]] == ["both_wrong", "both_wrong", "both_right"]
 
 
 def test_equally_near_controls_are_drawn_by_the_seed():
-    source = source_of(made("f", WRONG, RIGHT), *[made(f"c{i}", RIGHT, RIGHT) for i in range(20)])
-    criteria = [Criterion(flip="wrong_to_right", controls=True, seed=seed) for seed in range(8)]
-    found = [select(source, criterion)[1].id for criterion in criteria]
-    assert found == [select(source, criterion)[1].id for criterion in criteria]
-    assert len(set(found)) > 3
+    candidates = [make_problem(f"c{number}", RIGHT, RIGHT) for number in range(20)]
+    source = source_of(make_problem("f", WRONG, RIGHT), *candidates)
+    first, again = (
+        [select(source, Criterion(**CONTROLLED, seed=seed))[1].id for seed in range(8)]
+        for _ in range(2)
+    )
+    assert first == again and len(set(first)) > 3
 
 
-def test_controls_are_never_silently_fewer():
-    source = source_of(made("f", WRONG, RIGHT), made("g", WRONG, RIGHT), made("c", RIGHT, RIGHT))
+def test_too_few_controls_are_refused():
+    flipped = [make_problem(name, WRONG, RIGHT) for name in "fg"]
+    source = source_of(*flipped, make_problem("c", RIGHT, RIGHT))
     with pytest.raises(ConfigError, match="Subject 'Algebra' has too few"):
-        select(source, Criterion(flip="wrong_to_right", controls=True))
+        select(source, Criterion(**CONTROLLED))
 
 
 @pytest.mark.parametrize(
@@ -372,23 +345,18 @@ def test_controls_are_never_silently_fewer():
         ({"subject": "Alchemy"}, "subject 'Alchemy': expected one of "),
         ({"level": 9}, "level 9: expected one of 1, 2, 3, 4, 5"),
         ({"ids": ("demo/9",)}, "id 'demo/9': expected one of demo/"),
-        (
-            {"flip": "both_right", "condition": "dots"},
-            "no condition 'dots': expected one of wo, mless",
-        ),
+        ({"condition": "dots"}, "no condition 'dots': expected one of wo, mless"),
         ({"baseline": "dots"}, "no condition 'dots': expected one of wo, mless"),
     ],
 )
-def test_criteria_that_cannot_be_met_say_what_there_is(demo, values, message):
+def test_criteria_that_cannot_be_met_name_the_choices(demo, values, message):
     with pytest.raises(ConfigError, match=message):
         select(demo, Criterion(**values))
 
 
-def test_without_verdicts_no_flip_is_told(toy_tokenizer):
-    few = Dataset(name="few", source="here", problems=TOY_PROBLEMS[:2])
-    built = build_source(few, list(named_conditions().values())[:2], toy_tokenizer, "raw")
-    with pytest.raises(
-        ConfigError, match=r"few \(here\) holds no verdicts, so both_right is unknown"
-    ):
-        select(built, Criterion(flip="both_right"))
-    assert [p.outcome for p in select(built, Criterion())] == [None, None]
+def test_without_verdicts_a_flip_is_unknown(toy_tokenizer):
+    source = build_toy_source(2, toy_tokenizer)
+    message = r"demo \(here\) holds no verdicts, so both_right is unknown"
+    with pytest.raises(ConfigError, match=message):
+        select(source, Criterion(flip="both_right"))
+    assert [problem.outcome for problem in select(source, Criterion())] == [None, None]

@@ -9,52 +9,40 @@ SUBJECTS = "python lm-eval vllm device tokenizer data hub".split()
 
 
 def check(subject, model=None):
-    (finding,) = [
-        finding
-        for finding in check_installation.check_installation(model)
-        if finding.subject == subject
-    ]
-    return finding
+    findings = check_installation.check_installation(model)
+    return {finding.subject: finding for finding in findings}[subject]
 
 
 @needs_vllm
-def test_it_finds_the_installation_sound(mless):
-    done = mless("doctor", "--model", TOY_MODEL)
-    assert done.returncode == 0, done.stdout
-    assert [
-        line.split()[1] for line in done.stdout.splitlines()[4:] if line.startswith(("ok", "note"))
-    ] == SUBJECTS
+def test_the_installation_is_sound(mless):
+    process = mless("doctor", "--model", TOY_MODEL)
+    assert process.returncode == 0, process.stdout
+    lines = [line.split() for line in process.stdout.splitlines()[4:]]
+    assert [words[1] for words in lines if words and words[0] in ("ok", "note")] == SUBJECTS
 
 
-def test_it_names_the_fix(mless):
-    done = mless("doctor", MATH500_PATH="nowhere.jsonl")
-    assert done.returncode == 2
-    assert (
-        "FAIL    data" in done.stdout
-        and "\ndata: Data file nowhere.jsonl: No such file" in done.stdout
-    )
+def test_a_failure_is_named_with_its_fix(mless):
+    process = mless("doctor", MATH500_PATH="nowhere.jsonl")
+    assert process.returncode == 2 and "FAIL    data" in process.stdout
+    assert "\ndata: Data file nowhere.jsonl: No such file" in process.stdout
 
 
-def test_a_hub_out_of_reach_is_a_failure_only_of_a_model_that_was_named(monkeypatch):
+def test_an_unreachable_hub_is_a_failure_only_if_a_model_of_the_hub_was_named():
     assert check("hub").fix and not check("hub").is_fatal and not check("hub", "/nothing").is_fatal
     finding = check("hub", "some/model")
-    assert (
-        finding.is_fatal
-        and finding.state == "some/model is out of reach"
-        and "HF_HUB_OFFLINE" in finding.fix
-    )
+    assert finding.is_fatal and finding.state == "some/model is out of reach"
+    assert "HF_HUB_OFFLINE" in finding.fix
 
 
-def test_a_build_for_gpus_that_sees_none_is_told(monkeypatch):
+def test_a_build_for_gpus_that_sees_none_is_reported(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     finding = check("device")
-    assert not finding.is_fatal and finding.fix.startswith(
-        "torch is built for 13.0 and sees no GPU"
-    )
+    assert not finding.is_fatal
+    assert finding.fix.startswith("torch is built for 13.0 and sees no GPU")
 
 
-def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
+def test_the_process_that_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
@@ -75,7 +63,7 @@ def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
         ("vllm", "0.28.0", ""),
     ],
 )
-def test_the_bounds_of_versions_are_those_of_our_own_metadata(monkeypatch, subject, version, fix):
+def test_the_bounds_of_versions_are_those_of_our_metadata(monkeypatch, subject, version, fix):
     monkeypatch.setattr(check_installation, "package_version", lambda name: version)
     finding = check(subject)
     assert (finding.state, finding.fix) == (version, fix)

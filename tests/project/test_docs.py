@@ -24,38 +24,33 @@ from tools import reference_pages
 
 @pytest.mark.parametrize("page", ["statistics.md", "grading.md", "finding.md"])
 def test_the_python_of_a_page_prints_what_the_page_says(page):
-    failed, tried = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
-    assert tried > 0 and failed == 0
+    failed, attempted = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
+    assert attempted > 0 and failed == 0
 
 
-GRADED = re.findall(
-    r"^\| `(.+?)` \| `(.+?)` \| (.+) \|$", (ROOT / "docs/grading.md").read_text(), re.MULTILINE
-)
+GRADING = (ROOT / "docs/grading.md").read_text()
+EXAMPLES = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (.+) \|$", GRADING, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "rest"), GRADED, ids=[f"{text} | {gold}" for text, gold, _ in GRADED]
-)
-def test_every_example_of_the_page_on_grading_is_graded_so(text, gold, rest, graders):
-    said = rest.split(" | ")
-    if said[0] in ("right", "wrong"):
+@pytest.mark.parametrize(("text", "gold", "verdicts"), EXAMPLES, ids=map(" | ".join, EXAMPLES))
+def test_every_example_of_the_page_on_grading_is_graded_as_it_says(text, gold, verdicts, graders):
+    first, *further = verdicts.split(" | ")
+    if first in ("right", "wrong"):
         graders.submit("ours", GradeJob(completion=text, target=gold))
-        graders.submit(
-            "theirs", AuditJob(prompt="Please answer.", completion=text, target=gold, solution="")
-        )
-        results = dict(graders.drain())
-        found = [results["ours"].correct, *(getattr(results["theirs"], name) for name in GRADERS)]
-        assert ["right" if right else "wrong" for right in found] == said
-    elif said[0] in ("stop", "length"):
-        assert grade(text, gold, finish_reason=said[0]).verdict == said[1]
+        audit = AuditJob(prompt="Please answer.", completion=text, target=gold, solution="")
+        graders.submit("audit", audit)
+        grades = dict(graders.drain())
+        are_right = [grades["ours"].correct, *(getattr(grades["audit"], name) for name in GRADERS)]
+        assert [("wrong", "right")[is_right] for is_right in are_right] == [first, *further]
+    elif first in ("stop", "length"):
+        assert grade(text, gold, finish_reason=first).verdict == further[0]
     else:
-        assert compare(text, gold).verdict == said[0]
+        assert compare(text, gold).verdict == first
 
 
 def test_the_page_on_grading_has_examples_of_every_kind():
-    assert len(GRADED) > 45
-    columns = f"| completion | gold | ours | {' | '.join(GRADERS)} |"
-    assert columns in (ROOT / "docs/grading.md").read_text()
+    assert len(EXAMPLES) > 45
+    assert f"| completion | gold | ours | {' | '.join(GRADERS)} |" in GRADING
 
 
 @pytest.fixture(scope="module")
@@ -64,32 +59,49 @@ def graders():
         yield pool
 
 
-def test_what_the_page_on_the_study_tells_to_run_can_be_run():
-    text = (ROOT / "docs/reproduce.md").read_text()
-    paths = set(re.findall(r"configs/\w+/[\w.-]+\.yaml", text))
+REPRODUCE = (ROOT / "docs/reproduce.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def shown_commands():
+    """The shell commands of the page on the study, each in one line."""
+    blocks = re.findall(r"```bash\n(.*?)```", REPRODUCE, re.DOTALL)
+    return "".join(blocks).replace("\\\n", " ")
+
+
+@pytest.fixture(scope="module")
+def study_runs(shown_commands):
+    """The configs of the commands that run the study, by the folder of the run."""
+    variable = re.search(r'^run="(.*)"$', shown_commands, re.MULTILINE)[1]
+    pattern = r"^(?:\$run|mless run)(?:'[^']*'|[^'\n])*"
+    configs = {}
+    for command in re.findall(pattern, shown_commands, re.MULTILINE):
+        _, _, path, *options = shlex.split(command.replace("$run", variable))
+        config = load_config(ROOT / path, [word for word in options if word != "--set"])
+        configs[str(config.folder)] = config
+    return configs
+
+
+def test_the_page_on_the_study_names_configs_that_exist(study_runs):
+    paths = set(re.findall(r"configs/\w+/[\w.-]+\.yaml", REPRODUCE))
     assert len(paths) == 7 and all((ROOT / path).is_file() for path in paths)
-    for name in set(re.findall(r"--reference ([\w-]+)", text)):
-        assert read_reference(name).accuracies
-    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
-    commands = re.findall(r"^(?:\$run|mless run)(?:'[^']*'|[^'\n])*", blocks, re.MULTILINE)
-    assert len(commands) == 5
-    start = re.search(r'^run="(.*)"$', blocks, re.MULTILINE)[1]
-    runs = {}
-    for command in commands:
-        _, _, config, *rest = shlex.split(command.replace("$run", start))
-        run = load_config(ROOT / config, [word for word in rest if word != "--set"])
-        assert len(run.conditions) >= 2
-        runs[str(run.folder)] = run
-    tables = re.findall(r"^mless table (results/\S+)(?: --reference (\S+))?", blocks, re.MULTILINE)
-    assert {run for run, _ in tables} == runs.keys(), "every run's table is shown"
-    compared = {run: read_reference(reference) for run, reference in tables if reference}
+    assert len(study_runs) == 5
+    assert all(len(config.conditions) >= 2 for config in study_runs.values())
+
+
+def test_the_page_on_the_study_compares_every_run_with_its_published_numbers(
+    shown_commands, study_runs
+):
+    pattern = r"^mless table (results/\S+)(?: --reference (\S+))?"
+    tables = re.findall(pattern, shown_commands, re.MULTILINE)
+    assert {folder for folder, _ in tables} == study_runs.keys(), "every run's table is shown"
+    compared = {folder: name for folder, name in tables if name}
     assert len(compared) == 3
-    for run, reference in compared.items():
-        names = {condition.name for condition in runs[run].conditions}
-        theirs = {entry.model: entry.conditions.keys() for entry in reference.accuracies}
-        assert theirs[runs[run].model.display_name] == names, (
-            "a number finds ours by its condition's name"
-        )
+    for folder, name in compared.items():
+        config = study_runs[folder]
+        published = {entry.model: entry.conditions for entry in read_reference(name).accuracies}
+        conditions = {condition.name for condition in config.conditions}
+        assert published[config.model.display_name].keys() == conditions
 
 
 def test_the_table_of_columns_is_that_of_the_file():
@@ -102,27 +114,21 @@ def test_the_table_of_columns_is_that_of_the_file():
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.name
 )
-def test_the_cells_of_a_notebook_run_and_print_what_it_shows(path):
+def test_the_cells_of_a_notebook_print_what_it_shows(path):
     spec = importlib.util.spec_from_file_location("execute", ROOT / "docs/notebooks/execute.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = json.loads(path.read_text())
     cells = module.code_cells(notebook)
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     figures = 0
-    for cell, found in zip(cells, module.execute(notebook, path.parent), strict=True):
-        kept = cell["outputs"]
-        again = (
-            "it shows other numbers: python docs/notebooks/execute.py docs/notebooks/" + path.name
+    for cell, outputs in zip(cells, module.execute(notebook, path.parent), strict=True):
+        stored, printed = (
+            [output.get("text") or output.get("data", {}).keys() for output in cell_outputs]
+            for cell_outputs in (cell["outputs"], outputs)
         )
-        texts = [[one["text"] for one in outputs if "text" in one] for outputs in (kept, found)]
-        assert texts[0] == texts[1], again
-        pictures = [
-            [one for one in outputs if "image/png" in one.get("data", {})]
-            for outputs in (kept, found)
-        ]
-        assert len(pictures[0]) == len(pictures[1]), again
-        figures += len(pictures[0])
+        assert stored == printed, f"python docs/notebooks/execute.py docs/notebooks/{path.name}"
+        figures += str(stored).count("image/png")
     assert figures >= 2 and path.stat().st_size < 300 * 1024
 
 
@@ -153,74 +159,59 @@ def folder(tmp_path):
         for name in SECTIONS
     ],
 )
-def test_a_recipe_runs_as_it_stands(name, folder):
-    ran = 0
-    for language, text in re.findall(
-        r"^```(\w+)\n(.*?)^```$", SECTIONS[name], re.MULTILINE | re.DOTALL
-    ):
+def test_the_commands_of_a_recipe_run(name, folder):
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", SECTIONS[name], re.MULTILINE | re.DOTALL)
+    interpreters = {"bash": ["bash", "-euc"], "python": [sys.executable, "-c"]}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "MPLBACKEND": "agg"}
+    assert not interpreters.keys().isdisjoint(dict(blocks))
+    for language, text in blocks:
         if language == "yaml":
-            first, rest = text.split("\n", 1)
-            (folder / first.removeprefix("# ")).write_text(rest)
-        elif language in ("bash", "python"):
-            command = ["bash", "-euc", text] if language == "bash" else [sys.executable, "-c", text]
-            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-            done = subprocess.run(
-                command,
+            first, config = text.split("\n", 1)
+            (folder / first.removeprefix("# ")).write_text(config)
+        elif language in interpreters:
+            process = subprocess.run(
+                [*interpreters[language], text],
                 cwd=folder,
-                env={**os.environ, "PATH": path, "MPLBACKEND": "agg"},
+                env=environment,
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE,
             )
-            assert done.returncode == 0, done.stdout + done.stderr
-            ran += 1
-    assert ran > 0
+            assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_readme_is_short_and_its_table_has_the_numbers_of_its_picture():
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 900 and len(text.splitlines()) <= 130
-    shown = (
-        text.partition("```\nSmolLM2-135M-Instruct, Q4_1, raw, 80 problems")[2]
-        .partition("```")[0]
-        .splitlines()[4:]
-    )
+    table = text.partition("```\nSmolLM2-135M-Instruct, Q4_1, raw, 80 problems")[2]
+    lines = table.partition("```")[0].splitlines()[4:]
     picture = pandas.read_csv(ROOT / "docs/figures/products.csv")
-    assert len(shown) == len(picture) == 7
-    for line, row in zip(shown[1:], picture.iloc[1:].itertuples(), strict=True):
-        assert (
-            f" {row.accuracy:.1f} " in line
-            and f" {row.difference:+.1f} [" in line
-            and f" {row.verdict} " in line
-        )
+    assert len(lines) == len(picture) == 7
+    for line, row in zip(lines[1:], picture.iloc[1:].itertuples(), strict=True):
+        for cell in (f"{row.accuracy:.1f} ", f"{row.difference:+.1f} [", f"{row.verdict} "):
+            assert f" {cell}" in line
 
 
-def test_links_between_pages_lead_somewhere():
-    def anchors(page: Path) -> set[str]:
-        heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-        return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+def find_anchors(page):
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
+
+def test_links_between_pages_have_a_target():
+    pages = sorted((ROOT / "docs").glob("*.md"))
     checked = 0
-    for page in (
-        ROOT / "README.md",
-        ROOT / "tasks/math500/README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-    ):
-        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
-            name, _, anchor = target.partition("#")
-            other = (page.parent / name) if name else page
-            assert other.exists(), f"{page.name}: {target}"
-            assert not anchor or other.suffix != ".md" or anchor in anchors(other), (
-                f"{page.name}: {target}"
-            )
+    for page in (ROOT / "README.md", ROOT / "tasks/math500/README.md", *pages):
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor and target.suffix == ".md":
+                assert anchor in find_anchors(target), f"{page.name}: {link}"
             checked += 1
     assert checked > 60
     index = (ROOT / "docs/README.md").read_text()
-    assert all(
-        f"({path.name})" in index
-        for path in (ROOT / "docs").glob("*.md")
-        if path.name != "README.md"
-    )
+    assert all(f"({page.name})" in index for page in pages if page.name != "README.md")
 
 
 def test_the_pages_of_keys_and_columns_are_those_of_the_code():

@@ -33,136 +33,122 @@ from tests.make import (
     TOY,
     TOY_CONFIG,
     TOY_MODEL,
-    TOY_PROBLEMS,
     table_page,
 )
 
-REFERENCE = ("no-examples",)
+REFERENCE_CONDITIONS = ("no-examples",)
 
 
 @pytest.fixture(scope="module")
-def table():
-    return json.loads(table_page(EXAMPLE, form="json"))
+def samples():
+    """All samples of the example, also of its repeat run and reference conditions."""
+    return load_run(EXAMPLE, replicates=True, reference_conditions=True)
 
 
-def test_the_example_is_the_run_of_its_config():
+def test_the_example_is_the_run_of_its_config(samples):
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
-    assert identity.config == config.identity()
-    assert len(load_run(EXAMPLE, replicates=True, reference_conditions=True)) == 13_440
-    name = config.model_arguments()["pretrained"]
-    assert identity.model == model_fingerprint(name)
+    assert identity.config == config.identity() and len(samples) == 13_440
+    assert identity.model == model_fingerprint(config.model_arguments()["pretrained"])
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
     assert rows[: len(plan.rows)] == stored_prompts(plan)
     assert identity.prompts_sha256 == hash_prompts(rows)
 
 
-def test_its_verdicts_are_what_todays_grader_says():
+def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():
     targets = {row.doc["id"]: row.doc["answer"] for row in read_prompts(EXAMPLE)}
-    scores = read_scores(EXAMPLE)
     assert read_scored_by(EXAMPLE) == scored_now()
     with GraderPool() as pool:
         for sample in read_samples(EXAMPLE):
-            facts = {
-                "target": targets[sample.problem_id],
-                "finish_reason": sample.finish_reason,
-                "line": True,
-            }
-            pool.submit(sample.key, GradeJob(completion=sample.completion, **facts))
+            job = GradeJob(
+                completion=sample.completion,
+                target=targets[sample.problem_id],
+                finish_reason=sample.finish_reason,
+                line=True,
+            )
+            pool.submit(sample.key, job)
         verdicts = {key: grade.verdict for key, grade in pool.drain()}
-    assert verdicts == {key: score.verdict for key, score in scores.items()}
+    assert verdicts == {key: score.verdict for key, score in read_scores(EXAMPLE).items()}
 
 
-def test_its_table_is_what_the_command_prints(table):
-    kept = json.loads((EXAMPLE / "table.json").read_text(encoding="utf-8"))
-    for expected, row in zip(kept["rows"], table["rows"], strict=True):
+def test_the_table_of_the_example_is_what_the_command_prints():
+    table = json.loads(table_page(EXAMPLE, form="json"))
+    stored = json.loads((EXAMPLE / "table.json").read_text())
+    for expected, row in zip(stored["rows"], table["rows"], strict=True):
         numbers = {name: value for name, value in expected.items() if isinstance(value, float)}
         # another machine may round the last digits differently
         assert {name: row[name] for name in numbers} == pytest.approx(numbers, rel=1e-9, abs=1e-12)
         assert {**row, **numbers} == expected
-    assert {row["condition"] in REFERENCE for row in kept["rows"]} == {True, False}
-
-
-@pytest.fixture(scope="module")
-def everything():
-    return load_run(EXAMPLE, replicates=True, reference_conditions=True)
+    assert {row["condition"] in REFERENCE_CONDITIONS for row in stored["rows"]} == {True, False}
 
 
 @pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        ({}, lambda frame: (frame["replicate"] == 0) & ~frame["condition"].isin(REFERENCE)),
-        ({"replicates": True}, lambda frame: ~frame["condition"].isin(REFERENCE)),
-        ({"reference_conditions": True}, lambda frame: frame["replicate"] == 0),
-    ],
+    ("replicates", "reference_conditions"), [(False, False), (True, False), (False, True)]
 )
-def test_replicates_and_reference_conditions_are_loaded_on_request(everything, options, kept):
-    loaded, wanted = load_run(EXAMPLE, **options), everything[kept(everything)]
-    assert 0 < len(loaded) < len(everything) and list(loaded.index) == list(range(len(loaded)))
-    assert list(loaded["condition"].cat.categories) == list(wanted["condition"].unique())
+def test_replicates_and_reference_conditions_are_loaded_on_request(
+    samples, replicates, reference_conditions
+):
+    loaded = load_run(EXAMPLE, replicates=replicates, reference_conditions=reference_conditions)
+    expected = samples
+    if not replicates:
+        expected = expected[expected["replicate"] == 0]
+    if not reference_conditions:
+        expected = expected[~expected["condition"].isin(REFERENCE_CONDITIONS)]
+    assert 0 < len(loaded) < len(samples) and list(loaded.index) == list(range(len(loaded)))
+    assert list(loaded["condition"].cat.categories) == list(expected["condition"].unique())
     columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
-    assert (
-        loaded[columns].astype(str).values.tolist() == wanted[columns].astype(str).values.tolist()
-    )
-
-
-def test_the_toys_problems_are_distinct_and_of_all_levels():
-    assert len(TOY_PROBLEMS) == len({one.problem for one in TOY_PROBLEMS}) == 500
-    assert {one.level for one in TOY_PROBLEMS} == {1, 2, 3, 4, 5}
-    assert all(f"\\boxed{{{one.answer}}}" in one.solution for one in TOY_PROBLEMS)
+    assert (loaded[columns].astype(str).values == expected[columns].astype(str).values).all()
 
 
 @pytest.mark.slow
 @needs_vllm
-def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
-    other, own = tmp_path / "results" / "demo", tmp_path / "results" / "demo-2"
-    for folder in (other, own):
+def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
+    changed_run, run = tmp_path / "results" / "demo", tmp_path / "results" / "demo-2"
+    for folder in (changed_run, run):
         shutil.copytree(GREEDY_RUN, folder)
-    journal = (other / "journal.jsonl").read_text()
-    (other / "journal.jsonl").write_text(
-        journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1)
-    )
-    before = {path.name for path in other.iterdir()}
+    journal = (changed_run / "journal.jsonl").read_text()
+    journal = journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1)
+    (changed_run / "journal.jsonl").write_text(journal)
+    before = {path.name for path in changed_run.iterdir()}
     (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     for kind, config in (("runs", TOY_CONFIG), ("figures", TOY / "flipped-demo.yaml")):
         (tmp_path / "configs" / kind).mkdir(parents=True)
         shutil.copy(config, tmp_path / "configs" / kind)
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
     command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/installed", "demo", "DEMO=demo"]
-    command.append("OUTPUT=results/demo-2")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "results/demo-2 is finished, nothing was left to do" in done.stderr
-    assert {"flipped-demo.png", "report.html"} <= {path.name for path in own.iterdir()}
-    assert {path.name for path in other.iterdir()} - before <= {".lock"}
-
-
-FAST = ("no box",)
+    process = subprocess.run(
+        [*command, "OUTPUT=results/demo-2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "results/demo-2 is finished, nothing was left to do" in process.stderr
+    assert {"flipped-demo.png", "report.html"} <= {path.name for path in run.iterdir()}
+    assert {path.name for path in changed_run.iterdir()} - before <= {".lock"}
 
 
 @pytest.mark.parametrize(
     "control",
     [
-        pytest.param(one, id=one.name, marks=() if one.name in FAST else pytest.mark.slow)
-        for one in CONTROLS
+        pytest.param(control, marks=() if control.name == "no box" else pytest.mark.slow)
+        for control in CONTROLS
     ],
+    ids=lambda control: control.name,
 )
-def test_what_was_changed_is_called_by_its_name(control, tmp_path):
+def test_a_planted_change_is_called_by_its_name(control, tmp_path):
     assert plant(control, tmp_path / "run") >= 20
-    assert find(tmp_path / "run") == (
-        control.verdict,
-        control.parts,
-        control.states,
-        control.graders,
-    )
+    expected = (control.verdict, control.parts, control.states, control.graders)
+    assert find(tmp_path / "run") == expected
 
 
-def test_the_first_table_of_the_page_has_the_rows_that_are_printed(tmp_path):
+def test_the_first_table_of_the_page_on_seeds_has_the_rows_that_are_printed(tmp_path):
     prompts = PromptsConfig.model_validate({"dataset": "math500", "layout": "as_published", "n": 4})
-    printed, *_ = page(load(tmp_path, TOY_MODEL, prompts))
-    page_text = (ROOT / "docs/seeds.md").read_text()
-    table = re.search(r"^\| Mless against .*?\n\n", page_text, re.MULTILINE | re.DOTALL)[0].strip()
-    first, second = (
-        [line.split(" | ")[:2] for line in text.splitlines()] for text in (printed, table)
+    table, *_ = page(load(tmp_path, TOY_MODEL, prompts))
+    seeds = (ROOT / "docs/seeds.md").read_text()
+    page_table = re.search(r"^\| Mless against .*?\n\n", seeds, re.MULTILINE | re.DOTALL)[0]
+    rows, page_rows = (
+        [line.split(" | ")[:2] for line in text.strip().splitlines()]
+        for text in (table, page_table)
     )
-    assert first == second and len(first) == 11
+    assert rows == page_rows and len(rows) == 11

@@ -31,9 +31,8 @@ from harness.execution.execute_plan import (
 from harness.execution.generate_samples import session_facts
 from harness.execution.grade_again import regrade
 from harness.experiment.plan import make_plan, make_requests, sample_key
-from harness.experiment.prompt import hash_text
 from harness.experiment.run_config import load_config
-from harness.grading import GRADED, GRADERS
+from harness.grading import GRADED
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.runs import stored_files, versions_and_hashes
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
@@ -42,8 +41,8 @@ from harness.runs.run_files import (
     PROMPTS,
     RECEIPT,
     SCORES,
-    PromptIndex,
     read_prompts,
+    read_receipt,
     read_samples,
 )
 from harness.runs.run_folder import RunFolder, changes, compress_finished
@@ -51,12 +50,10 @@ from harness.runs.stored_files import expand, hash_stored, write_atomic, write_w
 from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page
 
-CONFIG = TOY_CONFIG
-
 
 @pytest.fixture(scope="module")
 def plan():
-    return make_plan(load_config(CONFIG), limit=5)
+    return make_plan(load_config(TOY_CONFIG), limit=5)
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +61,31 @@ def identity(plan):
     return run_identity(plan, plan.config.resolve_sampling({}))
 
 
+@pytest.fixture
+def open_run(plan, identity, tmp_path):
+    """Opens a folder for the run of a plan."""
+
+    def open_folder(identity=identity, plan=plan, path=tmp_path / "run"):
+        return RunFolder(path, identity, stored_prompts(plan))
+
+    return open_folder
+
+
+@pytest.fixture
+def started_run(open_run, tmp_path):
+    """A run with one sample: without any it would protect nothing."""
+    with open_run() as folder:
+        folder.journal.append({"key": "k", "task": "t"})
+    return tmp_path / "run"
+
+
 @pytest.fixture(scope="module")
 def regraded(tmp_path_factory):
     run = small_run(tmp_path_factory.mktemp("small") / "demo")
-    same = f"{len(load_run(run))} samples, grader {GRADER_VERSION} -> {GRADER_VERSION}: 0 verdicts changed"
-    assert regrade(run) == same
+    assert regrade(run) == (
+        f"{len(load_run(run))} samples, grader {GRADER_VERSION} -> {GRADER_VERSION}: "
+        "0 verdicts changed"
+    )
     expand(run)
     return run
 
@@ -80,22 +97,16 @@ def demo_run(regraded, tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(plan, tmp_path_factory):
-    return filled(plan, tmp_path_factory.mktemp("finished") / "run")
+    return finish_run(plan, tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.fixture
-def own_run(finished, tmp_path):
+def finished_run(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def begun(path, identity, plan):
-    """A run with one sample: without any it would protect nothing."""
-    with RunFolder(path, identity, stored_prompts(plan)) as folder:
-        folder.journal.append({"key": "k", "task": "t"})
-
-
-def filled(plan, folder):
-    """The run of a plan, its samples taken from the committed greedy run: keys do not depend on the limit."""
+def finish_run(plan, folder):
+    """The run of a plan, with samples of the committed run: keys do not depend on the limit."""
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed, and its version is part of each sample's key")
     sampling = plan.config.resolve_sampling(_generation_config(plan))
@@ -106,14 +117,16 @@ def filled(plan, folder):
         opened.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             sample = recorded[request.task, request.problem_id]
-            assert sample.key == sample_key(request, setting), (
-                "the example was made with these very settings"
-            )
+            assert sample.key == sample_key(request, setting), "of the committed run's settings"
             if sample.key not in opened.sample_keys:
                 opened.journal.append(sample)
     execute(plan, output=folder, quiet=True)
     expand(folder)  # for tests that read and change its lines
     return folder
+
+
+def hash_files(run):
+    return {path.name: hash_stored(path) for path in run.iterdir() if path.name != ".lock"}
 
 
 @pytest.mark.parametrize("name", [JOURNAL, SCORES, RECEIPT])
@@ -126,9 +139,7 @@ def test_another_format_is_refused_by_its_number(tmp_path, name):
         regrade(run) if name == SCORES else load_run(run)
 
 
-def test_a_first_line_that_is_torn_or_lacks_an_arm_and_a_session_without_its_config_are_named(
-    tmp_path,
-):
+def test_a_torn_first_line_a_missing_arm_and_a_session_without_config_are_named(tmp_path):
     run = small_run(tmp_path / "run")
     first, rest = (run / JOURNAL).read_text().split("\n", 1)
     (run / JOURNAL).write_text(first + "\n" + rest.replace('"config"', '"other"'))
@@ -136,40 +147,32 @@ def test_a_first_line_that_is_torn_or_lacks_an_arm_and_a_session_without_its_con
         finish(run)
     header = json.loads(first)
     header["arms"].pop("demo_wo")
-    (run / JOURNAL).write_text(json.dumps(header) + "\n" + rest)
-    with pytest.raises(
-        JournalError, match=r"prompts.jsonl is missing or damaged: its prompts are not those"
+    for text, message in (
+        (json.dumps(header) + "\n" + rest, "prompts.jsonl is missing or damaged: its prompts"),
+        ("", "journal.jsonl is empty, or its first line is torn"),
     ):
-        load_run(run)
-    (run / JOURNAL).write_text("")
-    with pytest.raises(JournalError, match=r"journal.jsonl is empty, or its first line is torn"):
-        load_run(run)
+        (run / JOURNAL).write_text(text)
+        with pytest.raises(JournalError, match=message):
+            load_run(run)
 
 
 def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(plan, identity):
     sampling, setting = plan.config.resolve_sampling({}), identity.hash_setting()
     request = next(iter(make_requests(plan, sampling)))
-    key = sample_key(request, setting)
-    moved = replace(
-        identity,
-        model=replace(identity.model, name="elsewhere"),
-        config={**identity.config, "seed": 5},
+    model, engine, config = identity.model, identity.engine, identity.config
+    moved = replace(identity, model=replace(model, name="elsewhere"), config={**config, "seed": 5})
+    assert moved.hash_setting() == setting, "the folder's name, and a setting of each request"
+    renamed = dataclasses.replace(request, task="demo_other")
+    assert sample_key(renamed, setting) == sample_key(request, setting), "the condition's name"
+    identity_changes = (
+        {"prompt_version": 2},
+        {"engine": replace(engine, device="cuda")},
+        {"engine": replace(engine, version="9")},
+        {"model": Fingerprint(name="model", sha256={"config.json": "0"})},
+        {"config": {**config, "model": {**config["model"], "model_args": {"dtype": "bfloat16"}}}},
     )
-    assert moved.hash_setting() == setting, (
-        "the folder's name, and settings that each request holds itself"
-    )
-    assert sample_key(dataclasses.replace(request, task="demo_other"), setting) == key, (
-        "the condition's name"
-    )
-    arguments = {**identity.config["model"], "model_args": {"dtype": "bfloat16"}}
-    changed_identities = [
-        replace(identity, prompt_version=2),
-        replace(identity, engine=replace(identity.engine, device="cuda")),
-        replace(identity, engine=replace(identity.engine, version="9")),
-        replace(identity, model=Fingerprint(name="model", sha256={"config.json": "0"})),
-        replace(identity, config={**identity.config, "model": arguments}),
-    ]
-    changes = (
+    request_changes = (
+        {},
         {"prompt_token_sha256": "0"},
         {"sampling": dataclasses.replace(sampling, max_tokens=7)},
         {"seed": 3},
@@ -179,21 +182,15 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
         {"again": 1},
         {"intervention": {"layer": 0}},
     )
-    keys = [sample_key(request, changed.hash_setting()) for changed in changed_identities]
-    keys += [sample_key(dataclasses.replace(request, **change), setting) for change in changes]
-    assert len({key, *keys}) == 1 + len(changed_identities) + len(changes)
+    settings = [replace(identity, **change).hash_setting() for change in identity_changes]
+    requests = [dataclasses.replace(request, **change) for change in request_changes]
+    keys = [sample_key(request, changed) for changed in settings]
+    keys += [sample_key(changed, setting) for changed in requests]
+    assert len({*keys}) == len(identity_changes) + len(request_changes)
 
 
-def test_a_sample_finds_its_prompt(tmp_path):
-    rows = read_prompts(small_run(tmp_path / "run"))
-    sample = next(read_samples(tmp_path / "run"))
-    assert rows[PromptIndex(rows).find(sample)].doc["id"] == sample.problem_id
-    with pytest.raises(RunError, match=r"prompts.jsonl lacks the prompt of problem"):
-        PromptIndex(rows[:0]).find(sample)
-
-
-def test_first_samples_of_all_problems_come_before_second_ones():
-    config = load_config(CONFIG, ["gen_kwargs={temperature: 0.7}", "repeats=3"])
+def test_first_samples_of_all_problems_come_before_second_samples():
+    config = load_config(TOY_CONFIG, ["gen_kwargs={temperature: 0.7}", "repeats=3"])
     plan = make_plan(config, limit=4)
     requests = [
         (request.sample_index, request.problem_id, request.task)
@@ -203,134 +200,106 @@ def test_first_samples_of_all_problems_come_before_second_ones():
     assert requests == [(index, *prompt) for index in range(3) for prompt in prompts]
 
 
-def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp_path):
-    begun(tmp_path / "run", identity, plan)
+def test_other_token_ids_under_the_same_text_are_another_run(plan, started_run, tmp_path):
     tokenizer = shutil.copytree(TOY_MODEL, tmp_path / "tokenizer")
     state = json.loads((tokenizer / "tokenizer.json").read_text())
     vocabulary = state["model"]["vocab"]
     vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
-    changed_plan = make_plan(
-        load_config(CONFIG, [f"model.model_args.tokenizer={tokenizer}"]), limit=5
-    )
-    assert [row.prompt for row in stored_prompts(changed_plan)] == [
-        row.prompt for row in stored_prompts(plan)
-    ]
-    (changed,) = changes(
-        tmp_path / "run",
-        run_identity(changed_plan, plan.config.resolve_sampling({})),
-        stored_prompts(changed_plan),
-    )
-    assert changed.startswith("prompts_sha256: ")
+    changed = load_config(TOY_CONFIG, [f"model.model_args.tokenizer={tokenizer}"])
+    changed_plan = make_plan(changed, limit=5)
+    prompts = stored_prompts(changed_plan)
+    assert [row.prompt for row in prompts] == [row.prompt for row in stored_prompts(plan)]
+    identity = run_identity(changed_plan, plan.config.resolve_sampling({}))
+    (change,) = changes(started_run, identity, prompts)
+    assert change.startswith("prompts_sha256: ")
 
 
-def test_a_continued_run_has_the_config_of_its_last_session(own_run):
-    (own_run / SCORES).unlink()  # so that something is left to do
-    execute(
-        make_plan(load_config(CONFIG, ["model.label=renamed"]), limit=5), output=own_run, quiet=True
-    )
-    receipt = json.loads((own_run / RECEIPT).read_text())
-    assert [session["config"]["model"]["label"] for session in receipt["sessions"]][-1] == "renamed"
-    assert receipt["config"]["model"]["label"] == "renamed" and set(load_run(own_run)["model"]) == {
-        "renamed"
-    }
+def test_a_continued_run_has_the_config_of_its_last_session(finished_run):
+    (finished_run / SCORES).unlink()  # so that something remains to be done
+    renamed = load_config(TOY_CONFIG, ["model.label=renamed"])
+    execute(make_plan(renamed, limit=5), output=finished_run, quiet=True)
+    receipt = read_receipt(finished_run)
+    for config in (receipt["config"], receipt["sessions"][-1]["config"]):
+        assert config["model"]["label"] == "renamed"
+    assert set(load_run(finished_run)["model"]) == {"renamed"}
 
 
-def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
-    typo = replace(identity, config={**identity.config, "max_gen_toks": 9})
-    with RunFolder(tmp_path / "run", typo, stored_prompts(plan)) as folder:
+def test_a_run_without_a_sample_is_replaced_by_another(plan, identity, open_run):
+    mistaken = replace(identity, config={**identity.config, "max_gen_toks": 9})
+    with open_run(mistaken) as folder:
         folder.note(SESSION, session_facts(plan))
-    with RunFolder(tmp_path / "run", identity, stored_prompts(plan)) as folder:
+    with open_run() as folder:
         assert not folder.journal.keys
         folder.journal.append({"key": "k", "task": "t"})
-    with pytest.raises(
-        JournalError, match=r"begun with other settings. Changed: config.max_gen_toks"
-    ):
-        RunFolder(tmp_path / "run", typo, stored_prompts(plan))
+    with pytest.raises(JournalError, match=r"other settings. Changed: config.max_gen_toks"):
+        open_run(mistaken)
 
 
-def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
-    files = json.loads((demo_run / RECEIPT).read_text())["files"]
-    assert files == {
-        name: hashlib.sha256((demo_run / name).read_bytes()).hexdigest() for name in files
-    }
+def test_the_receipt_identifies_samples_and_verdicts_by_their_hashes(demo_run):
+    files = read_receipt(demo_run)["files"]
     assert set(files) == {JOURNAL, PROMPTS, SCORES}
-    lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
-    forged = [line.replace('"completion":"', '"completion":"so ') for line in lines]
-    (demo_run / JOURNAL).write_text("".join(forged))
+    for name, digest in files.items():
+        assert digest == hashlib.sha256((demo_run / name).read_bytes()).hexdigest()
+    journal = (demo_run / JOURNAL).read_text()
+    (demo_run / JOURNAL).write_text(journal.replace('"completion":"', '"completion":"so '))
     regrade(demo_run)
-    again = json.loads((demo_run / RECEIPT).read_text())["files"]
-    assert again[JOURNAL] != files[JOURNAL] and again[PROMPTS] == files[PROMPTS]
-    assert f"samples {again[JOURNAL][:8]}" in " ".join(table_page(demo_run).split())
+    forged = read_receipt(demo_run)["files"]
+    assert forged[JOURNAL] != files[JOURNAL] and forged[PROMPTS] == files[PROMPTS]
+    assert f"samples {forged[JOURNAL][:8]}" in " ".join(table_page(demo_run).split())
 
 
 def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(versions_and_hashes, "_hub_commit", None)  # a look-up would fail
-    assert versions_and_hashes.model_fingerprint("any-name", served=True) == Fingerprint(
-        name="any-name"
-    )
+    fingerprint = versions_and_hashes.model_fingerprint
+    assert fingerprint("any-name", served=True) == Fingerprint(name="any-name")
     (tmp_path / "config.json").write_text("{}")
-    assert versions_and_hashes.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {
-        "config.json"
-    }
+    assert fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
     assert engine_identity("local-completions", {}).device == "server"
 
 
-def test_a_folder_has_one_writer(plan, identity, tmp_path):
-    with RunFolder(tmp_path / "run", identity, stored_prompts(plan)):
-        with pytest.raises(
-            JournalError,
-            match=r"is in use by another mless process. Wait for it, or choose another",
-        ):
-            RunFolder(tmp_path / "run", identity, stored_prompts(plan))
-    RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
+def test_a_folder_has_one_writer(open_run):
+    message = "is in use by another mless process. Wait for it, or choose another"
+    with open_run(), pytest.raises(JournalError, match=message):
+        open_run()
+    open_run().__exit__()
 
 
-def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp_path):
+def test_a_folder_with_other_files_is_refused_and_left_alone(open_run, tmp_path):
     (tmp_path / "precious").write_text("x")
     with pytest.raises(JournalError, match=r"already holds files, and none is journal.jsonl"):
-        RunFolder(tmp_path, identity, stored_prompts(plan))
+        open_run(path=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
-def test_a_finished_run_is_compressed_and_read_so_and_regrading_leaves_it_so(demo_run):
+def test_a_finished_run_can_be_read_and_graded_in_compressed_form(demo_run):
     before = load_run(demo_run)
     compress_finished(demo_run)
-    assert {p.name for p in demo_run.glob("*.xz")} == {
-        f"{name}.xz" for name in (JOURNAL, SCORES, PROMPTS)
-    }
-    assert not any((demo_run / name).exists() for name in (JOURNAL, SCORES, PROMPTS))
+    names = {JOURNAL, SCORES, PROMPTS}
+    assert {path.stem for path in demo_run.glob("*.xz")} == names
+    assert not any((demo_run / name).exists() for name in names)
     pandas.testing.assert_frame_equal(load_run(demo_run), before)
     assert "0 verdicts changed" in regrade(demo_run)
     assert (demo_run / f"{JOURNAL}.xz").exists() and not (demo_run / JOURNAL).exists()
-    ours = [
-        name for name in before if name not in GRADERS
-    ]  # on a busy machine another grader may take too long
-    pandas.testing.assert_frame_equal(load_run(demo_run)[ours], before[ours])
 
 
-def test_a_kill_while_compressing_loses_nothing_and_another_file_of_the_name_is_refused(
-    plan, identity, own_run
+def test_a_kill_during_compression_loses_nothing_and_two_different_journals_are_refused(
+    plan, open_run, finished_run
 ):
-    content = (own_run / JOURNAL).read_bytes()
-    compress_finished(own_run)
-    (own_run / JOURNAL).write_bytes(
-        content
-    )  # a kill after the compressed form is whole, before the other goes
-    with RunFolder(own_run, identity, stored_prompts(plan)) as folder:
-        assert (own_run / JOURNAL).exists() and len(folder.sample_keys) == plan.size
-    assert (own_run / f"{JOURNAL}.xz").exists() and not (own_run / JOURNAL).exists(), (
-        "continued, and compressed again"
-    )
-    (own_run / JOURNAL).write_bytes(content[: content.index(b"\n") + 1])
-    for change in (regrade, lambda run: RunFolder(run, identity, stored_prompts(plan))):
+    journal, compressed = finished_run / JOURNAL, finished_run / f"{JOURNAL}.xz"
+    content = journal.read_bytes()
+    compress_finished(finished_run)
+    journal.write_bytes(content)  # a kill before the uncompressed file is removed
+    with open_run() as folder:
+        assert journal.exists() and len(folder.sample_keys) == plan.size
+    assert compressed.exists() and not journal.exists(), "it is compressed again"
+    journal.write_bytes(content[: content.index(b"\n") + 1])
+    for change in (regrade, lambda run: open_run()):
         with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz differ"):
-            change(own_run)
-    assert lzma.decompress((own_run / f"{JOURNAL}.xz").read_bytes()) == content, (
-        "nothing is written over it"
-    )
+            change(finished_run)
+    assert lzma.decompress(compressed.read_bytes()) == content, "nothing overwrites it"
 
 
 def test_a_damaged_compressed_file_is_named(demo_run):
@@ -338,12 +307,11 @@ def test_a_damaged_compressed_file_is_named(demo_run):
     for name in (JOURNAL, SCORES):
         file = demo_run / f"{name}.xz"
         content = file.read_bytes()
-        for bad in (content[: len(content) // 2], b"no xz" + content[5:]):
-            file.write_bytes(bad)
+        message = rf"{name}.xz is damaged \(.*\). Restore it from a copy"
+        for damaged in (content[: len(content) // 2], b"no xz" + content[5:]):
+            file.write_bytes(damaged)
             for read in (load_run, table_page, regrade):
-                with pytest.raises(
-                    JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"
-                ):
+                with pytest.raises(JournalError, match=message):
                     read(demo_run)
             assert not list(demo_run.glob("*.part"))
         file.write_bytes(content)
@@ -353,157 +321,138 @@ def test_a_damaged_compressed_file_is_named(demo_run):
         load_run(demo_run)
 
 
-def test_changed_settings_are_named(plan, identity, tmp_path):
-    begun(tmp_path / "run", identity, plan)
+def test_changed_settings_are_named(plan, identity, open_run, started_run):
     for change, message in (
         (
             {"contrasts": [("mless", "wo")]},
-            r"contrasts: \[\[\"mless\", \"wo\"\], .* -> \[\[\"mless\", \"wo\"",
+            r'contrasts: \[\["mless", "wo"\], .* -> \[\["mless", "wo"',
         ),
-        ({"engine": replace(identity.engine, device="cuda")}, r"engine.device: .* -> \"cuda\""),
-        (
-            {"config": {**identity.config, "max_gen_toks": 7}},
-            "config.max_gen_toks: 2048 -> 7. Undo",
-        ),
+        ({"engine": replace(identity.engine, device="cuda")}, 'engine.device: .* -> "cuda"'),
+        ({"config": {**identity.config, "max_gen_toks": 7}}, "max_gen_toks: 2048 -> 7. Undo"),
     ):
         changed = replace(identity, **change)
-        with pytest.raises(JournalError, match=f"begun with other settings. Changed: {message}"):
-            RunFolder(tmp_path / "run", changed, stored_prompts(plan))
-        assert changes(tmp_path / "run", identity, stored_prompts(plan)) == []
-        assert changes(tmp_path / "run", changed, stored_prompts(plan))
+        with pytest.raises(JournalError, match=f"begun with other settings. Changed: .*{message}"):
+            open_run(changed)
+        assert changes(started_run, identity, stored_prompts(plan)) == []
+        assert changes(started_run, changed, stored_prompts(plan))
 
 
 @pytest.mark.parametrize("killed", [JOURNAL, PROMPTS])
-def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_is_made_larger(
-    plan, own_run, monkeypatch, killed
+def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_grows(
+    plan, finished_run, monkeypatch, killed
 ):
-    before, larger = (
-        {sample.key for sample in read_samples(own_run)},
-        make_plan(load_config(CONFIG), limit=7),
-    )
-    real = stored_files.write_atomic
+    keys = {sample.key for sample in read_samples(finished_run)}
+    larger = make_plan(load_config(TOY_CONFIG), limit=7)
+    write_atomic = stored_files.write_atomic
+
+    def fail_to_write(path):
+        return write_atomic(path / "in a file" if path.name == killed else path)
+
     with monkeypatch.context() as patched, pytest.raises(JournalError):
-        patched.setattr(
-            stored_files,
-            "write_atomic",
-            lambda path: real(path / "in a file" if path.name == killed else path),
-        )
-        filled(larger, own_run)
-    execute(plan, output=own_run, quiet=True)
-    assert len(load_run(own_run)) == 20, "it is still whole"
-    filled(
-        larger, own_run
-    )  # which generates nothing, and asks the first problems' samples of nobody
-    receipt = json.loads((own_run / RECEIPT).read_text())
-    assert (
-        receipt["limit"],
-        receipt["problems"],
-        len(read_prompts(own_run)),
-        len(load_run(own_run)),
-    ) == (7, 7, 28, 28)
-    assert before < {sample.key for sample in read_samples(own_run)}
-    assert len((own_run / receipt["tasks"][0]["samples"]).read_text().splitlines()) == 7
+        patched.setattr(stored_files, "write_atomic", fail_to_write)
+        finish_run(larger, finished_run)
+    execute(plan, output=finished_run, quiet=True)
+    assert len(load_run(finished_run)) == 20, "it is still complete"
+    finish_run(larger, finished_run)  # which generates no sample
+    receipt = read_receipt(finished_run)
+    assert (receipt["limit"], receipt["problems"]) == (7, 7)
+    assert len(read_prompts(finished_run)) == len(load_run(finished_run)) == 28
+    assert keys < {sample.key for sample in read_samples(finished_run)}
+    assert len((finished_run / receipt["tasks"][0]["samples"]).read_text().splitlines()) == 7
     with pytest.raises(JournalError, match="Changed: limit: 7 -> 5"):
-        execute(plan, output=own_run, quiet=True)
+        execute(plan, output=finished_run, quiet=True)
 
 
 @needs_vllm
-def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeypatch):
-    before = (own_run / JOURNAL).read_text()
+def test_a_new_task_version_grades_again_and_keeps_every_sample(finished_run, monkeypatch):
+    journal = (finished_run / JOURNAL).read_text()
     monkeypatch.setattr(resources, "task_version", lambda: 99.0)
-    plan = make_plan(load_config(CONFIG), limit=5)
+    plan = make_plan(load_config(TOY_CONFIG), limit=5)
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
-    assert changes(own_run, identity, stored_prompts(plan)) == []
-    assert regrade(own_run).endswith("0 verdicts changed")
-    assert json.loads((own_run / RECEIPT).read_text())["task_version"] == 99
-    expand(own_run)
-    assert (own_run / JOURNAL).read_text() == before
+    assert changes(finished_run, identity, stored_prompts(plan)) == []
+    assert regrade(finished_run).endswith("0 verdicts changed")
+    assert read_receipt(finished_run)["task_version"] == 99
     monkeypatch.setattr(resources, "task_version", lambda: 100.0)
-    regrade(own_run)
-    expand(own_run)
-    old = [
-        json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0])
-        for number in (1, 2)
-    ]
-    assert [header["task_version"] for header in old] == [6, 99], "no scores are lost"
+    regrade(finished_run)
+    expand(finished_run)
+    assert (finished_run / JOURNAL).read_text() == journal
+    for number, version in ((1, 6), (2, 99)):
+        header, *_ = (finished_run / f"old-scores-{number}.jsonl").read_text().splitlines()
+        assert json.loads(header)["task_version"] == version, "no scores are lost"
 
 
-def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(
-    plan, identity, tmp_path
-):
-    RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
+def test_a_journal_with_only_a_torn_header_begins_again_with_new_prompts(plan, open_run, tmp_path):
+    open_run().__exit__()
     (tmp_path / "run" / JOURNAL).write_text('{"config": {"la')
     shorter = make_plan(plan.config, limit=2)
-    shorter_identity = run_identity(shorter, plan.config.resolve_sampling({}))
-    RunFolder(tmp_path / "run", shorter_identity, stored_prompts(shorter)).__exit__()
+    open_run(run_identity(shorter, plan.config.resolve_sampling({})), shorter).__exit__()
     assert len(read_prompts(tmp_path / "run")) == 8
 
 
-def test_a_kill_while_the_prompts_are_written_locks_nobody_out(plan, identity, tmp_path):
+def test_a_kill_while_the_prompts_are_written_locks_nobody_out(open_run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "prompts.jsonl.part").write_text('{"half')
-    RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
+    open_run().__exit__()
     assert len(read_prompts(tmp_path / "run")) == 20
 
 
-def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path):
-    begun(tmp_path / "run", identity, plan)
-    path = tmp_path / "run" / PROMPTS
-    content = path.read_text()
-    for damaged in (content[:-9], content.replace("expert", "novice", 1), ""):
-        path.write_text(damaged)
-        with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
-            RunFolder(tmp_path / "run", identity, stored_prompts(plan))
+def test_a_run_whose_prompts_are_damaged_is_not_continued(open_run, started_run):
+    (started_run / PROMPTS).write_text("")
+    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
+        open_run()
 
 
-def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan, identity):
+def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan):
     request = next(iter(make_requests(plan, plan.config.resolve_sampling({}))))
     assert Sample.of(request, "k", "a\ud800").completion == "a\\ud800", (
         "a server may send one, and no file can hold it"
     )
 
 
-def test_a_prompts_hash_is_lm_evals(demo_run):
-    rows = read_prompts(demo_run)
-    assert all(
-        row.prompt_sha256 == hash_text(row.prompt) == hash_string(row.prompt) for row in rows
-    )
+def test_the_hash_of_a_prompt_is_the_hash_that_lm_eval_computes(demo_run):
+    for row in read_prompts(demo_run):
+        assert row.prompt_sha256 == hash_string(row.prompt)
 
 
-def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
-    with (own_run / JOURNAL).open("a") as journal:
+def test_a_sample_of_another_run_in_the_journal_is_refused(plan, finished_run):
+    with (finished_run / JOURNAL).open("a") as journal:
         journal.write('{"key":"0123","task":"demo_wo"}\n')
-    with pytest.raises(
-        JournalError, match=r"holds 1 samples that are none of this run's, such as 0123"
-    ):
-        execute(plan, output=own_run, quiet=True)
+    with pytest.raises(JournalError, match="1 samples that are none of this run's, such as 0123"):
+        execute(plan, output=finished_run, quiet=True)
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("run.json", None), ("run.json", '{"ta'), ("samples_demo_wo_*.jsonl", None)],
+    [(RECEIPT, None), (RECEIPT, '{"ta'), ("samples_demo_wo_*.jsonl", None)],
 )
-def test_what_a_kill_while_finishing_lost_is_made_again(plan, own_run, name, content):
-    (file,) = own_run.glob(name)
+def test_what_a_kill_while_finishing_lost_is_written_again(plan, finished_run, name, content):
+    (file,) = finished_run.glob(name)
     file.unlink() if content is None else file.write_text(content)
-    execute(plan, output=own_run, quiet=True)
-    assert len(list(own_run.glob(name))) == 1 and len(load_run(own_run)) == 20
+    execute(plan, output=finished_run, quiet=True)
+    assert len(list(finished_run.glob(name))) == 1 and len(load_run(finished_run)) == 20
 
 
-def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from harness.execution.execute_plan import finish
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+finish(Path(sys.argv[1]))
+"""
+
+
+def test_a_full_disk_while_finishing_is_reported_and_the_run_can_be_finished_later(
+    plan, finished_run
+):
     """lm-eval itself would only warn, and leave a log that is cut in the middle of a line."""
-    (own_run / "run.json").unlink()
-    code = (
-        "import resource, sys; from pathlib import Path; from harness.execution.execute_plan import finish\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1)); finish(Path(sys.argv[1]))"
-    )
-    largest = max(path.stat().st_size for path in own_run.glob("samples_*.jsonl"))
-    command = [sys.executable, "-c", code, str(own_run), str(largest - 1000)]
+    (finished_run / RECEIPT).unlink()
+    largest = max(path.stat().st_size for path in finished_run.glob("samples_*.jsonl"))
+    command = [sys.executable, "-c", LIMITED, str(finished_run), str(largest - 1000)]
     process = subprocess.run(command, capture_output=True, text=True)
     assert "JournalError" in process.stderr and "could not be written whole" in process.stderr
-    assert not (own_run / "run.json").exists(), "it does not count as finished"
-    execute(plan, output=own_run, quiet=True)
-    assert len(load_run(own_run)) == 20
+    assert not (finished_run / RECEIPT).exists(), "it does not count as finished"
+    execute(plan, output=finished_run, quiet=True)
+    assert len(load_run(finished_run)) == 20
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
@@ -515,88 +464,76 @@ def test_a_file_is_written_whole_or_not_at_all_whatever_happens(tmp_path, error)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "before")]
 
 
-def test_regrading_that_fails_leaves_nothing_half(demo_run):
-    before = {path.name: path.read_bytes() for path in demo_run.iterdir()}
-    (demo_run / PROMPTS).write_bytes(before[PROMPTS][:-9])
+def test_regrading_that_fails_leaves_all_files_as_they_were(demo_run):
+    (demo_run / PROMPTS).write_bytes((demo_run / PROMPTS).read_bytes()[:-9])
+    before = hash_files(demo_run)
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         regrade(demo_run)
     expand(demo_run)
-    assert {path.name for path in demo_run.iterdir()} == before.keys()
-    assert (demo_run / SCORES).read_bytes() == before[SCORES]
+    assert hash_files(demo_run) == before
 
 
-def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
-    RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
+def test_an_unfinished_run_is_no_table(started_run):
     with pytest.raises(RunError, match=r"holds no finished run: the command that began it"):
-        load_run(tmp_path / "run")
+        load_run(started_run)
 
 
-def test_a_finished_run_is_not_run_again(plan, own_run, capsys):
-    compress_finished(own_run)
-    before = {p.name: hash_stored(p) for p in own_run.iterdir() if p.name != ".lock"}
-    execute(plan, output=own_run, quiet=True)
+def test_a_finished_run_is_not_run_again(plan, finished_run, capsys):
+    compress_finished(finished_run)
+    before = hash_files(finished_run)
+    execute(plan, output=finished_run, quiet=True)
     assert "is finished, nothing was left to do" in capsys.readouterr().err
-    assert {p.name: hash_stored(p) for p in own_run.iterdir() if p.name != ".lock"} == before
+    assert hash_files(finished_run) == before
 
 
-def test_regrading_says_what_changed_and_restores_lost_scores(demo_run):
+def test_regrading_reports_what_changed_and_restores_lost_scores(demo_run):
     lines = (demo_run / SCORES).read_text().splitlines(keepends=True)
-    wrong = [line.replace('"verdict":"correct"', '"verdict":"no_box"') for line in lines[:11]]
-    (demo_run / SCORES).write_text("".join([*wrong, *lines[11:-5]]))
+    text = "".join(lines[:11]).replace('"verdict":"correct"', '"verdict":"no_box"')
+    changed = "".join(lines[:11]).count('"verdict":"correct"')
+    (demo_run / SCORES).write_text(text + "".join(lines[11:-5]))
     message = regrade(demo_run)
-    changed = sum(a != b for a, b in zip(wrong, lines, strict=False))
-    assert (
-        changed > 0
-        and f"{changed} verdicts changed\n" in message
-        and "no_box -> correct\n" in message
-    )
+    assert changed > 0 and f"{changed} verdicts changed\n" in message
+    assert "no_box -> correct\n" in message
     assert len(re.findall(r"\n  no_box -> correct: demo_\w+ demo/\S+ sample 0", message)) == changed
     assert len(load_run(demo_run)) == len(lines) - 1
 
 
-def test_lm_evals_files_say_what_the_journal_says(demo_run):
+def test_the_results_files_of_lm_eval_agree_with_the_journal(demo_run):
     frame = load_run(demo_run)
-    receipt = json.loads((demo_run / "run.json").read_text())
-    for task in receipt["tasks"]:
-        results = json.loads((demo_run / task["results"]).read_text())
-        chosen = frame[
-            (frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])
-        ]
-        result = results["results"][task["task"]]
-        assert result["accuracy,graded"] == pytest.approx(chosen["correct"].mean())
-        assert result["graded,graded"] == pytest.approx(chosen["verdict"].isin(GRADED).mean())
-        assert result["truncated,graded"] == pytest.approx(
-            (chosen["verdict"] == "truncated").mean()
-        )
+    for task in read_receipt(demo_run)["tasks"]:
+        results = json.loads((demo_run / task["results"]).read_text())["results"][task["task"]]
+        samples = frame[frame["condition"] == task["condition"]]  # of one layout
+        verdicts = samples["verdict"]
+        for name, are_counted in (
+            ("accuracy", samples["correct"]),
+            ("graded", verdicts.isin(GRADED)),
+            ("truncated", verdicts == "truncated"),
+        ):
+            assert results[f"{name},graded"] == pytest.approx(are_counted.mean())
 
 
 def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):
-    def state():
-        numbers = numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        return sys.stderr, logging.getLogger("lm_eval").level, dict(os.environ), *numbers
+    def read_state():
+        generators = numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return sys.stderr, logging.getLogger("lm_eval").level, dict(os.environ), *generators
 
     monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.INFO)
-    before, states = state(), set()
+    before, numbers = read_state(), set()
     for seed in (1, 2):
         random.seed(seed)
         finish(demo_run)
-        states.add(random.random())
-    assert state() == before
-    assert len(states) == 2, "Python's generator was not seeded anew"
-    assert (
-        json.loads(next(demo_run.glob("results_*.json")).read_text())["config"]["random_seed"]
-        == 1234
-    )
+        numbers.add(random.random())
+    assert read_state() == before
+    assert len(numbers) == 2, "finishing does not seed Python's generator"
+    results = json.loads(next(demo_run.glob("results_*.json")).read_text())
+    assert results["config"]["random_seed"] == 1234
 
 
-def test_a_run_is_finished_outside_git_without_a_word(demo_run, tmp_path):
+def test_a_run_is_finished_outside_git_without_output(demo_run, tmp_path):
     code = "import sys; from pathlib import Path; from harness.execution import execute_plan"
     code += "; execute_plan.finish(Path(sys.argv[1]))"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "GIT_CEILING_DIRECTORIES": str(tmp_path.parent),
-    }
+    variables = {"PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     command = [sys.executable, "-c", code, str(demo_run)]
+    environment = {**os.environ, **variables}
     process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")

@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,19 +14,26 @@ from harness.runs.stored_files import clear_messages
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
 
 
-def record(number, completion="so \\boxed{3}\n"):
-    return {"key": f"k{number}", "completion": completion}
+def make_record(number):
+    return {"key": f"k{number}", "completion": "so \\boxed{3}\n"}
 
 
 def read_journal(path):
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def filled(path, count=3):
-    with Journal(path, HEADER) as journal:
-        for number in range(count):
-            journal.append(record(number))
-    return path
+@pytest.fixture
+def path(tmp_path):
+    """A journal of three records."""
+    with Journal(tmp_path / "j", HEADER) as journal:
+        for number in range(3):
+            journal.append(make_record(number))
+    return tmp_path / "j"
+
+
+def run_code(code, *arguments):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=50), max_size=5))
@@ -35,55 +41,51 @@ def filled(path, count=3):
 def test_any_text_comes_back(tmp_path, texts):
     path = tmp_path / "j"
     path.unlink(missing_ok=True)
+    records = [{"key": str(number), "completion": text} for number, text in enumerate(texts)]
     with Journal(path, HEADER) as journal:
-        for number, text in enumerate(texts):
-            journal.append(record(number, text))
-    assert [r["completion"] for r in list(read_journal(path))[1:]] == texts
+        for record in records:
+            journal.append(record)
+    assert read_journal(path)[1:] == records
 
 
-def test_cut_at_every_byte_of_the_last_record_it_continues(tmp_path):
-    content = filled(tmp_path / "whole").read_bytes()
+def test_a_journal_that_ends_at_any_byte_of_its_last_record_is_continued(path):
+    content = path.read_bytes()
     start = content.rstrip(b"\n").rindex(b"\n") + 1
-    for cut in range(start, len(content)):
-        path = tmp_path / "cut"
-        path.write_bytes(content[:cut])
+    for end in range(start, len(content)):
+        path.write_bytes(content[:end])
         with Journal(path, HEADER) as journal:
             assert journal.keys == {"k0", "k1"}
-            assert (journal.repair is None) == (cut == start)
-            journal.append(record(2))
+            assert (journal.repair is None) == (end == start)
+            journal.append(make_record(2))
         assert path.read_bytes() == content
 
 
-def test_cut_at_every_byte_of_the_header_it_begins_again(tmp_path):
-    content = filled(tmp_path / "whole", 0).read_bytes()
-    for cut in range(len(content)):
-        path = tmp_path / "cut"
-        path.write_bytes(content[:cut])
+def test_a_journal_that_ends_at_any_byte_of_its_header_begins_again(path):
+    header = path.read_bytes().splitlines(keepends=True)[0]
+    for end in range(len(header)):
+        path.write_bytes(header[:end])
         Journal(path, HEADER).close()
-        assert path.read_bytes() == content
+        assert path.read_bytes() == header
 
 
 @pytest.mark.parametrize(
     "damage", [b"{]\n", b"\xff\xfe\n", b"[1]\n", b"\n", b'{"key": 1}\n', b'{"no": "key"}\n']
 )
-def test_a_damaged_line_in_the_middle_is_named(tmp_path, damage):
-    path = filled(tmp_path / "j")
+def test_a_damaged_line_in_the_middle_is_named(path, damage):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], damage, *lines[2:]]))
     with pytest.raises(JournalError, match="j, line 3: damaged"):
         Journal(path, HEADER)
 
 
-def test_a_record_twice_is_refused(tmp_path):
-    path = filled(tmp_path / "j")
+def test_a_repeated_record_is_refused(path):
     with path.open("a") as journal:
-        journal.write(json.dumps(record(1)) + "\n")
+        journal.write(json.dumps(make_record(1)) + "\n")
     with pytest.raises(JournalError, match="j, line 5: the key k1 again"):
         Journal(path, HEADER)
 
 
-def test_another_header_is_refused_naming_what_changed(tmp_path):
-    path = filled(tmp_path / "j")
+def test_another_header_is_refused_with_what_changed(path):
     before = path.read_bytes()
     with pytest.raises(JournalError, match=r"Changed: config.samples: 1 -> 5. .*--output"):
         Journal(path, {**HEADER, "config": {"limit": None, "samples": 5}})
@@ -97,10 +99,10 @@ def test_differences_name_every_leaf():
 
 
 def test_every_record_is_on_disk_before_the_next(tmp_path):
-    """What was appended is read by another reader at once: it is no longer in this process's memory."""
+    """Another reader finds it at once, so it is not only in the memory of this process."""
     with Journal(tmp_path / "j", HEADER) as journal:
         for number in range(3):
-            journal.append(record(number))
+            journal.append(make_record(number))
             assert len(read_journal(tmp_path / "j")) == number + 2
 
 
@@ -121,21 +123,18 @@ except JournalError as error:
 """
 
 
-def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
+def test_a_full_disk_stops_cleanly_and_the_journal_can_be_continued_later(tmp_path):
     path = tmp_path / "j"
-    process = subprocess.run(
-        [sys.executable, "-c", LIMITED, path, "100000"], capture_output=True, text=True, check=True
-    )
-    reply = json.loads(process.stdout)
+    reply = json.loads(run_code(LIMITED, path, 100_000))
     assert "cannot grow: File too large" in reply["error"]
     assert 100 < reply["written"] < 143
     with Journal(path, {"run": "x"}) as journal:
-        assert journal.repair is None, "the half line was taken back when it did not fit"
+        assert journal.repair is None, "the incomplete line was removed when it did not fit"
         assert len(journal.keys) == reply["written"]
-        journal.append(record(9999))
+        journal.append(make_record(9999))
 
 
-def test_a_full_file_system_is_told_the_same_way(tmp_path):
+def test_a_full_file_system_is_reported_in_the_same_way(tmp_path):
     message = "x cannot grow: No space left on device. Everything before is safe"
     with pytest.raises(JournalError, match=message), clear_messages(tmp_path / "x"):
         Path("/dev/full").write_bytes(b"x")
@@ -146,20 +145,20 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
         Journal(tmp_path / "nowhere" / "j", HEADER)
 
 
+GROWING = """
+import resource, sys
+from pathlib import Path
+from harness.runs.journal import Journal
+with Journal(Path(sys.argv[1]), {}) as journal:
+    for number in range(int(sys.argv[2])):
+        journal.append({"key": f"{number:064}", "completion": "x" * 20000})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
 @pytest.mark.slow
-def test_memory_stays_flat_while_it_grows(tmp_path):
-    """Ten times the records, of 20 kB each, cost only ten times the keys."""
-    code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom harness.runs.journal import Journal\n"
-        "with Journal(Path(sys.argv[1]), {}) as j:\n"
-        "    for i in range(int(sys.argv[2])): j.append({'key': f'{i:064}', 'completion': 'x' * 20000})\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-    )
-    peaks = []
-    for count in (300, 3000):
-        command = [sys.executable, "-c", code, str(tmp_path / str(count)), str(count)]
-        peaks.append(
-            int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        )
-    assert os.path.getsize(tmp_path / "3000") > 60e6
-    assert peaks[1] - peaks[0] < 5_000, "kB"
+def test_a_growing_journal_needs_little_memory(tmp_path):
+    """Ten times as many records, of 20 kB each, cost only ten times as many keys."""
+    small, large = (int(run_code(GROWING, tmp_path / str(n), n)) for n in (300, 3000))
+    assert (tmp_path / "3000").stat().st_size > 60e6
+    assert large - small < 5_000, "kB"

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import group_by_table, join
 from harness.runs.read_runs import Run
-from harness.runs.run_files import read_prompts
+from harness.runs.run_files import JOURNAL, RECEIPT, read_prompts
 from tests.commands.test_cli import here, refused
 from tests.make import (
     DATE,
     GREEDY_RUN,
+    RESULTS,
     TOY_DATA,
     add_stop,
     evaluation,
@@ -25,17 +27,21 @@ from tests.make import (
     write_run,
 )
 
+LOGS = sorted(GREEDY_RUN.glob("*s_*"))
+"""The samples and results of lm-eval."""
+LINES = [log_line(number) for number in range(20)]
 
-def both(tmp_path, lines=None, **results):
-    plain = [log_line(i) for i in range(20)]
+
+def write_logs(folder, lines=LINES, **results):
+    """Logs of two conditions; lines and results can differ in the second."""
     return {
-        "wo": write_log(tmp_path, plain),
-        "mless": write_log(tmp_path, plain if lines is None else lines, number=2, **results),
+        "wo": write_log(folder, LINES),
+        "mless": write_log(folder, lines, number=2, **results),
     }
 
 
 def test_logs_of_the_same_problems_are_one_run(tmp_path):
-    run = Run.load(both(tmp_path))
+    run = Run.load(write_logs(tmp_path))
     assert len(run.samples) == 40 and len(run.problems) == 20
     assert run.about["sampling"] == {"do_sample": False} and run.about["greedy"]
     assert run.about["task_version"] == 3
@@ -49,124 +55,111 @@ def test_logs_of_the_same_problems_are_one_run(tmp_path):
 
 
 def test_a_run_and_its_logs_have_the_same_problems():
-    run = Run.load(GREEDY_RUN)
+    problems = Run.load(GREEDY_RUN).problems
     (log,) = GREEDY_RUN.glob("samples_demo_random_*")
-    assert Run.load(log).problems == run.problems and len(run.problems) == 500
-    docs = {
-        row.condition: row.doc
-        for row in read_prompts(GREEDY_RUN)
-        if row.doc["id"].endswith("/7.json")
-    }
-    hashes = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
-    assert len(hashes) == 4 and len({*hashes.values()}) == 1, (
-        "the condition is no part of the problem"
-    )
-    changed = {**docs["wo"], "problem": "Another?"}
-    assert hash_problem(changed, changed["answer"]) != hashes["wo"] != hash_problem(docs["wo"], "0")
-    assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0"), (
-        "another task's own field"
-    )
+    assert Run.load(log).problems == problems and len(problems) == 500
+    docs = [row.doc for row in read_prompts(GREEDY_RUN) if row.doc["id"].endswith("/7.json")]
+    digest = problems[docs[0]["id"]]
+    assert {hash_problem(doc, doc["answer"]) for doc in docs} == {digest}, "of four conditions"
+    changed = {**docs[0], "problem": "Another?"}
+    assert hash_problem(changed, changed["answer"]) != digest != hash_problem(docs[0], "0")
+    # a field of another task
+    assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0")
 
 
-def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
-    layouts = {"raw", "chat", "as_published"}
-    run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=sorted(layouts), limit=2)
-    assert {prompt.layout for log in find_logs(run) for prompt in Run.load(log).prompts} == layouts
+def test_our_log_has_the_layout_of_its_task(tmp_path):
+    layouts = ["as_published", "chat", "raw"]
+    run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=layouts, limit=2)
+    logged = [{prompt.layout for prompt in Run.load(log).prompts} for log in find_logs(run)]
+    assert sorted(logged, key=str) == [{layout} for layout in layouts]
 
 
-OTHER = [
-    (
-        {"lines": [log_line(i, f"Another, {i}?") for i in range(20)]},
-        "has other problems under the same ids: 0, 1, 2 and 17",
-    ),
-    (
-        {"lines": [log_line(i, target="0") for i in range(20)]},
-        "has other problems under the same ids: 1, 2, 3",
-    ),
-    (
-        {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
-        "generation_kwargs.do_sample: false -> true",
-    ),
-    ({"configs": {"task": {"num_fewshot": 8}}}, "num_fewshot: 0 -> 8"),
-    ({"system_instruction": "Be brief."}, 'system_instruction: "" -> "Be brief."'),
-    (
-        {"config": {"model": "vllm", "model_args": "pretrained=some/model,dtype=float32"}},
-        'backend: "hf" -> "vllm"',
-    ),
-    (
-        {
-            "config": {
-                "model": "hf",
-                "model_args": {"pretrained": "some/model", "dtype": "bfloat16"},
-            }
-        },
-        'model_args.dtype: "float32" -> "bfloat16"',
-    ),
-    (
-        {"config": {"model": "hf", "model_args": "pretrained=other/model,dtype=float32"}},
-        'model: "some/model" -> "other/model"',
-    ),
-    ({"versions": {"task": 4}}, "task_version: 3.0 -> 4.0"),
-]
+def configure(**changes):
+    return {"config": {**RESULTS["config"], **changes}}
 
 
-@pytest.mark.parametrize(("changes", "message"), OTHER)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"lines": [log_line(n, f"Another, {n}?") for n in range(20)]},
+            "has other problems under the same ids: 0, 1, 2 and 17",
+        ),
+        (
+            {"lines": [log_line(n, target="0") for n in range(20)]},
+            "has other problems under the same ids: 1, 2, 3",
+        ),
+        (
+            {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
+            "generation_kwargs.do_sample: false -> true",
+        ),
+        ({"configs": {"task": {"num_fewshot": 8}}}, "num_fewshot: 0 -> 8"),
+        ({"system_instruction": "Be brief."}, 'system_instruction: "" -> "Be brief."'),
+        (configure(model="vllm"), 'backend: "hf" -> "vllm"'),
+        (
+            configure(model_args={"pretrained": "some/model", "dtype": "bfloat16"}),
+            'model_args.dtype: "float32" -> "bfloat16"',
+        ),
+        (
+            configure(model_args="pretrained=other/model,dtype=float32"),
+            'model: "some/model" -> "other/model"',
+        ),
+        ({"versions": {"task": 4}}, "task_version: 3.0 -> 4.0"),
+    ],
+)
 def test_logs_of_other_problems_settings_or_versions_are_refused(tmp_path, changes, message):
     with pytest.raises(ComparisonError, match=f"2026-01-02.*{message}"):
-        Run.load(both(tmp_path, **changes))
+        Run.load(write_logs(tmp_path, **changes))
 
 
 def test_settings_that_change_nothing_may_differ(tmp_path):
     arguments = {"pretrained": "some/model", "dtype": "float32", "gpu_memory_utilization": 0.5}
-    assert Run.load(
-        both(tmp_path, config={"model": "hf", "model_args": arguments, "random_seed": 0})
-    )
-    logs = both(tmp_path, configs={"task": {"num_fewshot": 8}})
-    logs["mless"] = logs["mless"].rename(tmp_path / "renamed.jsonl")
-    assert Run.load(logs), "what is not known is not compared"
-    logs = both(tmp_path, versions={"other": 4})
-    logs["mless"] = logs["mless"].rename(
-        tmp_path / logs["mless"].name.replace("samples_task", "samples_other")
-    )
-    assert Run.load(logs).about["task_version"] is None, "another task has versions of its own"
+    assert Run.load(write_logs(tmp_path, **configure(model_args=arguments)))
+
+
+def test_unknown_settings_and_versions_of_another_task_are_not_compared(tmp_path):
+    logs = write_logs(tmp_path, configs={"task": {"num_fewshot": 8}})
+    assert Run.load({**logs, "mless": logs["mless"].rename(tmp_path / "renamed.jsonl")})
+    logs = write_logs(tmp_path, versions={"other": 4})
+    name = logs["mless"].name.replace("samples_task", "samples_other")
+    run = Run.load({**logs, "mless": logs["mless"].rename(tmp_path / name)})
+    assert run.about["task_version"] is None
 
 
 def test_our_tasks_have_one_version(tmp_path):
-    for file in (*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")):
+    for file in LOGS:
         shutil.copy(file, tmp_path)
     (file,) = tmp_path.glob("results_*")
     results = json.loads(file.read_text())
-    file.write_text(json.dumps({**results, "versions": {**results["versions"], "demo_mless": 1.0}}))
+    results["versions"]["demo_mless"] = 1.0
+    file.write_text(json.dumps(results))
     with pytest.raises(ComparisonError, match=r"task_version: (6.0 -> 1.0|1.0 -> 6.0)"):
         Run.load(tmp_path)
 
 
-def test_a_log_is_whole(tmp_path):
+def test_a_log_with_missing_or_repeated_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="samples are missing: expected 20, got 19"):
-        Run.load(both(tmp_path, [log_line(i) for i in range(19)]))
+        Run.load(write_logs(tmp_path, LINES[:19]))
     with pytest.raises(RunError, match="line 2: problem 0 again"):
-        Run.load({"wo": write_log(tmp_path, [log_line(0), log_line(0)])})
+        Run.load({"wo": write_log(tmp_path, [LINES[0], LINES[0]])})
 
 
-BAD_LINES = [
-    (json.dumps(log_line(1, **changes)), message)
-    for changes, message in (
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
         ({"doc": None}, r"\$.doc"),
         ({"arguments": {}}, "no prompt text in its `arguments`"),
         ({"exact_match": [1]}, "'exact_match' is \\[1\\], neither 0 nor 1"),
         ({"exact_match": float("nan")}, "'exact_match' is nan, neither 0 nor 1"),
-    )
-] + [
-    ("{", "not a line of lm_eval"),
-    ("\udcff", "not a line of lm_eval"),
-    ("3", "got `int`"),
-    ('{"doc_id": 0}', "`doc`"),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), BAD_LINES)
-def test_a_line_that_is_no_sample_is_named(tmp_path, text, message):
-    path = write_log(tmp_path, [log_line(0)])
+        ("{", "not a line of lm_eval"),
+        ("\udcff", "not a line of lm_eval"),
+        ("3", "got `int`"),
+        ('{"doc_id": 0}', "`doc`"),
+    ],
+)
+def test_a_line_that_is_no_sample_is_named(tmp_path, line, message):
+    text = json.dumps(log_line(1, **line)) if isinstance(line, dict) else line
+    path = write_log(tmp_path, LINES[:1])
     path.write_text(path.read_text() + text + "\n", errors="surrogateescape")
     with pytest.raises(RunError, match=f"line 2: .*{message}"):
         Run.load({"wo": path})
@@ -182,12 +175,10 @@ def test_a_line_that_is_no_sample_is_named(tmp_path, text, message):
         ('{"configs": {"a": 3}}', r"\$.configs"),
     ],
 )
-def test_a_results_file_that_is_none_is_named(tmp_path, text, message):
-    logs = both(tmp_path)
+def test_a_damaged_results_file_is_named(tmp_path, text, message):
+    logs = write_logs(tmp_path)
     (tmp_path / f"results_{DATE.format(2)}.json").write_text(text)
-    with pytest.raises(
-        RunError, match=rf"results_2026-01-02\S+ .*{message}|results_2026-01-02\S+: .*{message}"
-    ):
+    with pytest.raises(RunError, match=rf"results_2026-01-02\S+:? .*{message}"):
         Run.load(logs)
 
 
@@ -196,139 +187,128 @@ def test_a_results_file_that_is_none_is_named(tmp_path, text, message):
 )
 def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
     (log,) = GREEDY_RUN.glob("samples_demo_wo_*")
-    lines = [json.loads(text) for text in log.read_text().splitlines()[:3]]
-    grade = json.loads(lines[1]["filtered_resps"][0][0])
-    lines[1]["filtered_resps"] = [[json.dumps({**grade, **changes})]]
+    first, second, *_ = log.read_text().splitlines()
+    line = json.loads(second)
+    grade = json.loads(line["filtered_resps"][0][0])
+    line["filtered_resps"] = [[json.dumps({**grade, **changes})]]
     path = tmp_path / "ours.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text(first + "\n" + json.dumps(line) + "\n")
     with pytest.raises(RunError, match=rf"line 2: its grade: .*\$.{next(iter(changes))}"):
         Run.load(path)
 
 
-def test_a_model_of_another_task_cannot_grade_itself(tmp_path):
-    boast = json.dumps({"verdict": "correct", "answer": "x"})
-    path = write_log(
-        tmp_path, [log_line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)]
-    )
-    assert Run.load({"wo": path}).samples["correct"].sum() == 0
-    changed = write_log(
-        tmp_path, [log_line(i, doc={"segments": 3, "condition": 3}) for i in range(20)]
-    )
-    assert len(Run.load({"wo": changed}).samples) == 20, "another task's fields of the same names"
+def test_a_model_cannot_grade_its_answers_to_another_task(tmp_path):
+    grade = json.dumps({"verdict": "correct", "answer": "x"})
+    lines = [log_line(n, filtered_resps=[grade], exact_match=0.0) for n in range(20)]
+    assert not Run.load({"wo": write_log(tmp_path, lines)}).samples["correct"].any()
 
 
-def test_runs_of_one_label_agree_in_their_settings(tmp_path):
-    ours = Run.load(GREEDY_RUN)
-    assert ours.about["settings"] == {
+def test_another_task_may_have_fields_with_the_names_of_ours(tmp_path):
+    lines = [log_line(n, doc={"segments": 3, "condition": 3}) for n in range(20)]
+    assert len(Run.load({"wo": write_log(tmp_path, lines)}).samples) == 20
+
+
+@pytest.fixture
+def load_second(tmp_path):
+    """Loads a copy of GREEDY_RUN with changes of its receipt, its config and its model."""
+    shutil.copytree(GREEDY_RUN, tmp_path / "second")
+    receipt = json.loads((GREEDY_RUN / RECEIPT).read_text())
+
+    def load(config=(), model=(), **changes):
+        changed = {**receipt["config"], **dict(config)}
+        changed["model"] = {**changed["model"], **dict(model)}
+        text = json.dumps({**receipt, "config": changed, **changes})
+        (tmp_path / "second" / RECEIPT).write_text(text)
+        return Run.load(tmp_path / "second")
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
+        ({"model": {"model_args": {"dtype": "bfloat16"}}}, 'dtype: "float32" -> "bfloat16"'),
+        ({"seed": 2}, "seed: 1234 -> 2"),
+        ({"limit": 500}, "limit: null -> 500"),
+        ({"task_version": 1.0}, "task_version: 6.0 -> 1.0"),
+        ({"grader_version": 1}, "grader_version: 6 -> 1"),
+        ({"prompt_version": 9}, "prompt_version: 1 -> 9"),
+    ],
+)
+def test_runs_of_one_label_agree_in_their_settings(load_second, changes, message):
+    with pytest.raises(ComparisonError, match=f"second cannot be compared with .*{message}"):
+        join([Run.load(GREEDY_RUN), load_second(**changes)])
+
+
+def test_runs_of_one_label_agree_in_their_sampling_and_another_label_is_another_model(
+    load_second, tmp_path
+):
+    run = Run.load(GREEDY_RUN)
+    assert run.about["settings"] == {
         "backend": "vllm",
         "model_args": {"dtype": "float32", "max_model_len": "4096", "enforce_eager": "True"},
         "instruction": None,
         "seed": 1234,
         "limit": None,
     }
-    shutil.copytree(GREEDY_RUN, tmp_path / "second")
-    path = tmp_path / "second" / "run.json"
-    receipt = json.loads(path.read_text())
-
-    def second(config=None, model=None, **changes):
-        changed = {
-            **receipt["config"],
-            **(config or {}),
-            "model": {**receipt["config"]["model"], **(model or {})},
-        }
-        path.write_text(json.dumps({**receipt, "config": changed, **changes}))
-        return Run.load(path.parent)
-
-    for change, message in (
-        ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
-        (
-            {"model": {"model_args": {"dtype": "bfloat16"}}},
-            'model_args.dtype: "float32" -> "bfloat16"',
-        ),
-        ({"seed": 2}, "seed: 1234 -> 2"),
-        ({"limit": 500}, "limit: null -> 500"),
-        ({"task_version": 1.0}, "task_version: 6.0 -> 1.0"),
-        ({"grader_version": 1}, "grader_version: 6 -> 1"),
-        ({"prompt_version": 9}, "prompt_version: 1 -> 9"),
-    ):
-        with pytest.raises(ComparisonError, match=f"second cannot be compared with .*{message}"):
-            join([ours, second(**change)])
+    assert len(join([run, load_second(model={"label": "another"}, seed=2)])) == 4000
     with pytest.raises(ComparisonError, match="is given twice"):
-        join([ours, ours])
+        join([run, run])
+    add_stop(tmp_path / "second")
     with pytest.raises(ComparisonError, match=r"sampling.until: "):
-        add_stop(path.parent)
-        join([ours, second()])
-    assert len(join([ours, second(model={"label": "another"}, seed=2)])) == 4000, (
-        "another label, another model"
-    )
+        join([run, load_second()])
 
 
-def test_one_dataset_is_the_same_problems():
-    def of(name, problems=None, dataset=None):
-        run = evaluation({"wo": [["correct"]]}, model=name, dataset=dataset)
-        object.__setattr__(run, "problems", problems or {})
-        return run
+def make_run(name, problems=(), dataset=None):
+    run = evaluation({"wo": [["correct"]]}, model=name, dataset=dataset)
+    return replace(run, problems=dict(problems))
 
-    first, same, other_dataset = (
-        of("a", dataset="1" * 64),
-        of("b", dataset="1" * 64),
-        of("c", dataset="2" * 64),
-    )
+
+def test_runs_of_the_same_problems_are_of_one_dataset():
+    first, same = (make_run(name, dataset="1" * 64) for name in "ab")
+    other_dataset = make_run("c", dataset="2" * 64)
     assert group_by_table([first, other_dataset, same]) == [[first, same], [other_dataset]]
-    log, subset, stranger = (
-        of("d", {"1": "x", "2": "y"}),
-        of("e", {"1": "x"}),
-        of("f", {"1": "z", "2": "y"}),
-    )
-    elsewhere, unknown = of("g", {"9": "x"}), of("h")
-    assert group_by_table([log, stranger, subset, elsewhere, unknown]) == [
-        [log, subset, unknown],
-        [stranger],
-        [elsewhere],
-    ]
-    for pair, message in (
+    log, subset = make_run("d", {"1": "x", "2": "y"}), make_run("e", {"1": "x"})
+    changed, elsewhere = make_run("f", {"1": "z", "2": "y"}), make_run("g", {"9": "x"})
+    unknown = make_run("h")
+    groups = group_by_table([log, changed, subset, elsewhere, unknown])
+    assert groups == [[log, subset, unknown], [changed], [elsewhere]]
+    for runs, message in (
         ([first, other_dataset], "another dataset: 1111"),
         ([other_dataset, first], "another dataset: 2222"),
-        ([log, stranger], "other problems under the ids 1"),
+        ([log, changed], "other problems under the ids 1"),
         ([log, elsewhere], "no problem is in both"),
     ):
         with pytest.raises(ComparisonError, match=message):
-            join(pair)
+            join(runs)
 
 
 @pytest.mark.parametrize("command", ["table", "plot", "report", "show"])
-def test_every_command_refuses_in_one_line(tmp_path, command, capsys, monkeypatch):
+def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, command, capsys, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)
-    options = ["-o", str(tmp_path / "out")] if command in ("plot", "report") else []
-    refused(here(capsys, monkeypatch, command, str(folder), "--metric", "acc"), "--metric acc")
-    (folder / "run.json").write_bytes(b'{"tasks":\xff}')
-    refused(
-        here(capsys, monkeypatch, command, str(folder), *options), "run.json is torn or damaged"
-    )
-    shutil.copy(GREEDY_RUN / "run.json", folder)
-    journal = folder / "journal.jsonl"
-    journal.write_text(
-        "".join(line for line in journal.read_text().splitlines(True) if "/7.json" not in line)
-    )
-    refused(here(capsys, monkeypatch, command, str(folder), *options), "expected 2000, got 1996")
-    logs = both(tmp_path / "logs", [log_line(i, f"Other {i}") for i in range(20)])
-    named = [f"{name}={path}" for name, path in logs.items()]
-    if command != "show":  # which takes one
-        refused(here(capsys, monkeypatch, command, *named, *options), "under the same ids")
+    output = ["-o", str(tmp_path / "out")] if command in ("plot", "report") else []
+
+    def refuse(message, *arguments):
+        refused(here(capsys, monkeypatch, command, *arguments), message)
+
+    refuse("--metric acc", str(folder), "--metric", "acc")
+    (folder / RECEIPT).write_bytes(b'{"tasks":\xff}')
+    refuse("run.json is torn or damaged", str(folder), *output)
+
+
+def test_the_metric_of_a_run_may_be_named():
     assert Run.load(GREEDY_RUN, metric="verdict").metric == "verdict"
-
-
-LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
 
 
 @pytest.fixture
 def results(tmp_path):
-    """A user's results folder: a run, a begun one, what lm-eval wrote for two models, and other things."""
+    """A user's results: a run, an unfinished run, what lm-eval wrote for two models, and a page."""
     folder = tmp_path / "results"
     shutil.copytree(GREEDY_RUN, folder / "demo")
-    (folder / "begun").mkdir()
-    shutil.copy(GREEDY_RUN / "journal.jsonl", folder / "begun")
+    (folder / "unfinished").mkdir()
+    shutil.copy(GREEDY_RUN / JOURNAL, folder / "unfinished")
     for model in ("a", "b"):
         (folder / "stock" / model).mkdir(parents=True)
         for file in LOGS:
@@ -339,32 +319,21 @@ def results(tmp_path):
 
 
 def test_a_folder_stands_for_the_finished_runs_in_it(results):
-    stock = results / "stock"
-    assert locate([str(results)]) == [results / "demo", stock / "a", stock / "b"]
-    assert locate([str(stock)]) == [stock / "a", stock / "b"]
-    for path in (
-        results / "demo",
-        results / "begun",
-        stock / "a",
-        LOGS[0],
-        results / "reference",
-        results / "nowhere",
-    ):
-        assert locate([str(path)]) == [path], (
-            "its reader says what is wrong with it, if anything is"
-        )
+    runs = [results / "demo", results / "stock" / "a", results / "stock" / "b"]
+    assert locate([str(results)]) == runs and locate([str(results / "stock")]) == runs[1:]
+    paths = [results / name for name in ("unfinished", "reference", "nowhere")]
+    for path in (*runs, LOGS[0], *paths):
+        assert locate([str(path)]) == [path], "its reader says what is wrong with it"
     for file in LOGS:
-        shutil.copy(file, results / "begun")
-    assert results / "begun" not in locate([str(results)]), (
-        "logs of a run that did not end are none"
-    )
+        shutil.copy(file, results / "unfinished")
+    assert locate([str(results)]) == runs, "logs of an unfinished run are no run"
 
 
-def test_a_link_beside_its_run_is_no_second_run(results):
-    there = locate([str(results)])
+def test_a_link_to_a_run_in_the_same_folder_is_no_second_run(results):
+    runs = locate([str(results)])
     (results / "a-latest").symlink_to(results / "demo")
     (results / "latest-logs").symlink_to(results / "stock")
-    assert locate([str(results)]) == there
+    assert locate([str(results)]) == runs
     elsewhere = results.rename(results.with_name("moved"))
     results.mkdir()
     (results / "link").symlink_to(elsewhere / "demo")
@@ -374,55 +343,49 @@ def test_a_link_beside_its_run_is_no_second_run(results):
 
 
 def test_logs_named_by_condition_are_one_run(results):
-    assert locate(["wo=a", str(results / "demo"), "mless=b"]) == [
-        results / "demo",
-        {"wo": Path("a"), "mless": Path("b")},
-    ]
-    odd = results / "x=y"
-    odd.mkdir()
-    assert locate([str(odd)]) == [odd], "what exists is a path"
+    logs = {"wo": Path("a"), "mless": Path("b")}
+    assert locate(["wo=a", str(results / "demo"), "mless=b"]) == [results / "demo", logs]
+    (results / "x=y").mkdir()
+    assert locate([str(results / "x=y")]) == [results / "x=y"], "what exists is a path"
     with pytest.raises(ConfigError, match=r"the condition 'wo' has a log already, a"):
         locate(["wo=a", "wo=b"])
     with pytest.raises(ConfigError, match="xxx: expected a run's path: File name too long"):
         locate(["x" * 5000])
 
 
-def test_one_run_is_one(results):
+def test_where_one_run_is_expected_several_are_refused(results):
     assert locate_one([str(results / "demo")]) == results / "demo"
     shutil.rmtree(results / "stock")
     assert locate_one([str(results)]) == results / "demo"
-    with pytest.raises(ConfigError, match=r"Expected one run, got 2: .*demo, .*begun"):
-        locate_one([str(results / "demo"), str(results / "begun")])
+    with pytest.raises(ConfigError, match=r"Expected one run, got 2: .*demo, .*unfinished"):
+        locate_one([str(results / "demo"), str(results / "unfinished")])
 
 
-def test_a_folder_holding_one_log_is_that_log(results):
-    folder = results / "one"
+def test_a_folder_with_one_log_stands_for_the_log(results):
+    folder = results / "logs"
     for condition in ("wo", "mless"):
+        (log,) = GREEDY_RUN.glob(f"samples_demo_{condition}_*")
         (folder / condition / "model").mkdir(parents=True)
-        for file in GREEDY_RUN.glob(f"samples_demo_{condition}_*"):
-            shutil.copy(file, folder / condition / "model")
-    rows = json.loads(table_page(f"wo={folder / 'wo'}", f"mless={folder / 'mless'}", form="json"))[
-        "rows"
-    ]
-    assert [(row["condition"], round(row["accuracy"], 1)) for row in rows] == [
-        ("wo", 86.8),
-        ("mless", 87.0),
-    ]
-    with pytest.raises(Exception, match=r"one is a folder with 2 sample logs: expected one"):
-        table_page(f"wo={folder}", f"mless={folder / 'mless'}")
+        shutil.copy(log, folder / condition / "model")
+    wo, mless = f"wo={folder / 'wo'}", f"mless={folder / 'mless'}"
+    rows = json.loads(table_page(wo, mless, form="json"))["rows"]
+    accuracies = {row["condition"]: row["accuracy"] for row in rows}
+    assert accuracies == pytest.approx({"wo": 86.8, "mless": 87.0}, abs=0.05)
+    with pytest.raises(RunError, match=r"logs is a folder with 2 sample logs: expected one"):
+        table_page(f"wo={folder}", mless)
     with pytest.raises(RunError, match=r"reference is a folder with 0 sample logs: expected one"):
         table_page(f"wo={results / 'reference'}")
 
 
 @pytest.fixture
 def two_datasets(tmp_path):
-    (tmp_path / "runs").mkdir()
+    """Runs on two datasets."""
     data = tmp_path / "own.jsonl"
-    data.write_text(
-        "".join(json.dumps({"question": f"{i}?", "answer": str(i)}) + "\n" for i in range(4))
-    )
-    for name, dataset in (("first", TOY_DATA), ("second", {"path": str(data)})):
-        write_run(tmp_path / "runs" / name, right, dataset=dataset, limit=4)
+    lines = [json.dumps({"question": f"{n}?", "answer": str(n)}) + "\n" for n in range(4)]
+    data.write_text("".join(lines))
+    (tmp_path / "runs").mkdir()
+    for name, path in (("first", TOY_DATA["path"]), ("second", str(data))):
+        write_run(tmp_path / "runs" / name, right, dataset={"path": path}, limit=4)
     return tmp_path / "runs"
 
 
@@ -434,26 +397,20 @@ def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
     assert page.count("receipt: ") == 2
     boards = json.loads(table_page(two_datasets, models=True, form="json"))
     assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
-    with pytest.raises(
-        ConfigError,
-        match=r"CSV holds one table: expected the runs of one, got tables of demo, .*first; own, .*second",
-    ):
+    with pytest.raises(ConfigError, match=r"got tables of demo, .*first; own, .*second"):
         table_page(two_datasets, models=True, form="csv")
     board = json.loads(table_page(two_datasets / "first", models=True, form="json"))
-    assert board["schema"] == boards[0]["schema"] and "demo, " not in table_page(
-        two_datasets / "first", models=True
-    )
+    assert board["schema"] == boards[0]["schema"]
+    assert "demo, " not in table_page(two_datasets / "first", models=True)
 
 
-def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_another(results):
+def test_runs_that_repeat_or_contradict_another_have_tables_of_their_own(results):
     shutil.rmtree(results / "stock")
     shutil.copytree(GREEDY_RUN, results / "again")
     shutil.copytree(GREEDY_RUN, results / "sampled")
     add_stop(results / "sampled")
-    page = table_page(results, models=True)
-    blocks = [
-        " ".join(block.split()) for block in page.split("\n\n")
-    ]  # a long path folds its title
+    # a long path folds its title
+    blocks = [" ".join(block.split()) for block in table_page(results, models=True).split("\n\n")]
     titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
     heading = "mless-demo, raw, 500 problems, 1 sample each"
     assert titles == [f"{results / name}: {heading}" for name in ("again", "demo", "sampled")]
