@@ -48,7 +48,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
 }
 INTRODUCTION = """# Configs
 
-Written by `python -m tools.reference_pages` from the schema. Defaults stand in brackets. On the command line,
+Written by `python -m tools.reference_pages`. Defaults stand in brackets. The option
 `--set model.model_args.dtype=bfloat16` changes a key.
 """
 
