@@ -92,7 +92,7 @@ class BarsConfig(Strict):
     title: str
     """Their title."""
     runs: tuple[Path, ...] = ()
-    """Run folders, or else a reference."""
+    """Run folders, else a reference."""
     reference: Path | None = None
     """A file of reference numbers."""
     y_limits: Limits = (0, 100)

@@ -53,7 +53,7 @@ class ModelConfig(Strict):
     model_args: dict[str, Any] = Field(default_factory=dict)
     """The backend's arguments. `pretrained: smollm2` is a small real model."""
     label: str | None = None
-    """Its name in tables. By default the end of its path."""
+    """Its name in tables. By default its path's end."""
 
     @model_validator(mode="before")
     @classmethod
