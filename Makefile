@@ -7,11 +7,11 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo example example-anew causes test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
+.PHONY: demo example example-anew test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
 
 # The run goes to results/$(DEMO). Where that folder holds a run with other settings, the command says so and stops:
 # make demo OUTPUT=another/folder
-# README's picture is `mless plot results/products --kind forest`, with its CSV in docs/figures/products.csv.
+# `mless plot results/products --kind forest` draws docs/figures/products.png, with its numbers in products.csv.
 DEMO = products
 OUTPUT = results/$(DEMO)
 demo: .venv/installed
@@ -38,11 +38,6 @@ example: .venv/installed $(EXAMPLE)/run.json
 
 $(EXAMPLE)/run.json: | .venv/installed
 	.venv/bin/mless run configs/runs/example.yaml --output $(@D)
-
-# Why accuracy falls or rises with a filler: one thing changed inside the model in each condition (docs/causes.md).
-causes: .venv/installed
-	.venv/bin/mless run configs/runs/causes.yaml --output results/causes
-	.venv/bin/mless plot results/causes --kind causes -o results/causes
 
 # All of it again, samples too, in a folder beside; the old run goes when the new one is whole.
 example-anew:

@@ -34,23 +34,22 @@ class SeriesConfig(Strict):
     """One line of a panel."""
 
     label: str | None = Field(default=None, min_length=1)
-    """What the legend calls it."""
+    """Its name in the legend."""
     colour: Literal["blue", "red", "green", "orange"] | None = None
     """`blue`, `red`, `green` or `orange`."""
 
 
 class RowConfig(Strict):
-    """What the panels of one row compare."""
+    """One row of panels."""
 
     view: Shown
-    """`full` (every token), `aligned` (tokens of all prompts), `difference` (aligned, less
-    `wo`)."""
+    """`full` (all tokens), `aligned` (those of all prompts), `difference` (aligned, less `wo`)."""
     series: dict[str, SeriesConfig] = Field(min_length=1)
-    """A line for each condition, with its label and colour."""
+    """A line for each condition."""
     y_limits: tuple[Limits, ...] = ()
-    """The ends of the axis, for the row or for each head."""
+    """The axis's ends, for the row or for each head."""
     region: str = "Meaningless tokens"
-    """The name of the inserted tokens."""
+    """The name of the filler."""
 
     @property
     def limits(self) -> Limits:
@@ -70,12 +69,12 @@ class RowConfig(Strict):
 
 
 class HeadConfig(Strict):
-    """Where one column of panels is measured."""
+    """One column of panels."""
 
     layer: Number
-    """Which layer, counted from 1."""
+    """The layer, from 1."""
     head: Number
-    """Which head, counted from 1."""
+    """The head, from 1."""
     title: str | None = None
     """The panel's title."""
     name: str | None = None
@@ -85,16 +84,16 @@ class HeadConfig(Strict):
 
 
 class BarsConfig(Strict):
-    """Accuracy bars of `wo`, `mless` and `mful`: of finished runs, or of reference numbers."""
+    """Accuracies of `wo`, `mless` and `mful` as bars."""
 
     title: str
-    """The title above them."""
+    """Their title."""
     runs: tuple[Path, ...] = ()
-    """Run folders. Either these or a reference."""
+    """Run folders, else a reference."""
     reference: Path | None = None
     """A file of reference numbers."""
     y_limits: Limits = (0, 100)
-    """The ends of the axis, in percent."""
+    """The axis's ends, in percent."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -109,9 +108,9 @@ class ModelConfig(Strict):
     model: str
     """A hub id, a folder or `smollm2`."""
     name: str = ""
-    """The panel's title; by default the model's name."""
+    """The panel's title. By default the model's name."""
     c: float = NEAR_ZERO_FACTORS[0]
-    """Near zero is |a| below 1.4826 MAD c. The study's: 0.1, 0.13, 0.32."""
+    """0.1, 0.13 or 0.32: near zero is |a| below 1.4826 MAD c."""
 
     @property
     def title(self) -> str:
@@ -159,32 +158,31 @@ class FigureConfig(Strict):
     """One figure."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
-    """The figure's name, also that of its files."""
+    """The name of the figure and its files."""
     kind: Literal["curves", "histogram", "token_classes"] = "curves"
-    """`curves` (with `heads` and `rows`), or activations (with `models`): `histogram`,
-    `token_classes`."""
+    """`curves` (with `heads` and `rows`), or, with `models`, `histogram` or `token_classes`."""
     seed_document: str | None = None
-    """The figure of the study that is reproduced."""
+    """The study's figure that is reproduced."""
     model: str | None = None
     """A hub id, a folder or `smollm2`."""
     model_name: str | None = None
-    """What titles call it."""
+    """Its name in titles."""
     prompts: PromptsConfig
-    """Which prompts are averaged."""
+    """The averaged prompts."""
     traces: Path | None = None
-    """Draw what is in these instead, such as a run's own; nothing is measured."""
+    """Stored traces to draw, such as a run's."""
     definition: Definition = "common"
     """Whose queries are averaged: `common` or `published`."""
     y_label: str = "Average attention weight"
-    """The label of the vertical axis."""
+    """The vertical axis's label."""
     exclude_first_token: bool | None = None
-    """Whether the first token is left out. By default for Llama and Gemma."""
+    """The first token is left out. By default for Llama and Gemma."""
     heads: tuple[HeadConfig, ...] = ()
-    """A panel for each in every row."""
+    """The columns of panels."""
     rows: tuple[RowConfig, ...] = ()
     """The rows of panels."""
     models: tuple[ModelConfig, ...] = ()
-    """A panel of activations for each."""
+    """The panels of activations."""
     bars: BarsConfig | None = None
     """Accuracies as bars."""
     note: str | None = None

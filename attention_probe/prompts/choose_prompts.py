@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class PromptsConfig(Criterion):
-    """Which prompts are averaged. They come from one of `run`, `logs` and `dataset`."""
+    """The averaged prompts, from one of `run`, `logs` and `dataset`."""
 
     run: Path | None = None
     """A run, an lm-eval output folder, or a sample log."""
     logs: dict[str, Path] | None = None
     """Sample logs of any task, by condition."""
     dataset: AnyDataset | None = None
-    """Problems to build prompts from, as in a run config."""
+    """Problems, as in a run config."""
     metric: str | None = None
-    """The logs' metric of right and wrong."""
+    """The metric of logs."""
     layout: Layout | None = None
-    """Which of a run's layouts."""
+    """One of the run's layouts."""
     instruction: str | None = None
-    """That of prompts built from a dataset."""
+    """The instruction for a dataset."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -32,12 +32,11 @@ class Criterion(Strict):
     """
 
     flip: Choice | None = None
-    """Only problems with this outcome from `baseline` to `condition`; `changed` for either flip."""
+    """Only problems with this outcome from `baseline` to `condition`; `changed` is either flip."""
     baseline: str = BASELINE
     """The condition before a flip."""
     condition: str = STUDIED
-    """The condition after a flip. With several samples, more or fewer of them are right than
-    before."""
+    """The condition after it. Of several samples, more or fewer are correct."""
     subject: str | None = None
     """Only this subject."""
     level: int | None = None
@@ -45,11 +44,11 @@ class Criterion(Strict):
     ids: tuple[str, ...] = ()
     """Only these problems."""
     n: int | None = Field(default=None, ge=1)
-    """Select this number of problems at random."""
+    """Only this number of problems, drawn at random."""
     seed: int = DEFAULT_SEED
-    """Seed of the random selection."""
+    """The seed of this draw."""
     controls: bool = False
-    """Whether to add matched problems that did not flip."""
+    """Adds matched problems that did not flip."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -87,40 +87,40 @@ class Condition(Strict):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     """Its name in tables."""
     unit: str | None = Field(default=None, min_length=1)
-    """A text of one token that is repeated."""
+    """A repeated text of one token."""
     token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
-    """The exact token ids; a shorter list is repeated."""
+    """Token ids, repeated up to `count`."""
     sentence: StrictInt | None = Field(default=None, ge=1, le=len(SENTENCES))
-    """A sentence's number in sentences.yaml, from 1."""
+    """The number of a sentence in sentences.yaml."""
     text: str | None = Field(default=None, min_length=1)
-    """A text of your own."""
+    """Your own text."""
     count_to: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """The numbers from 1 to this one."""
+    """The numbers from 1 to this."""
     random_ids: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """The number of tokens that are drawn from the words of the vocabulary."""
+    """A number of tokens, drawn from the vocabulary's words."""
     repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
-    """How often the problem stands in the prompt."""
+    """How often the problem appears."""
     fresh: bool = False
-    """Whether random ids are drawn anew for each problem."""
+    """Each problem has its own random tokens."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """The number of filler tokens. By default 55; a text of your own is not cut by default."""
+    """The number of filler tokens. By default 55; a `text` is not cut."""
     separator: str | None = None
-    """The text between two units. By default a blank, and nothing between blank units."""
+    """The text between units. By default a blank, but nothing between blanks."""
     placement: Placement = Placement.BETWEEN
-    """`before_system`, `between`, `before_question`, `each`, `end`, `random`, or in the model's
+    """`before_system`, `between`, `before_question`, `each`, `end`, `random`, or the model's
     `answer`."""
     seed: int = DEFAULT_SEED
-    """The seed of random tokens and of a random placement."""
+    """The seed of random tokens and placements."""
     label: str = ""
     """Words before the filler, such as `Filler:`."""
     instruction: str | None = Field(default=None, min_length=1)
-    """The condition's own system prompt."""
+    """Its own system prompt."""
     cue: str = ""
     """Words after the question, such as `Answer:`."""
     answer_prefix: str = ""
     """The beginning of the model's answer."""
     intervention: Intervention | None = None
-    """A change inside the model while it answers."""
+    """A change inside the model."""
 
     kind: ReferenceKind | None = Field(default=None, exclude=True)
     """The kind of reference condition. None: a condition of the config."""

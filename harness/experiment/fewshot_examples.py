@@ -57,21 +57,21 @@ def _check_format(text: str) -> str:
 
 
 class FewshotConfig(Strict):
-    """Examples with their answers that stand before the question."""
+    """Examples before the question."""
 
     num_fewshot: int = Field(default=8, ge=1)
-    """The number of examples in a prompt. The examples of a file are all used."""
+    """The number of examples in a prompt. A file's are all used."""
     draws: int = Field(default=1, ge=1)
-    """The number of sets of examples. Each problem has all of them, or `repeats` of them."""
+    """The number of sets of examples. Each problem has all, or `repeats`."""
     pool: int | None = Field(default=None, ge=1)
-    """The number of problems from which examples are drawn, and which are no questions. By default
-    5 times `num_fewshot`; for one draw, `num_fewshot`."""
+    """The number of problems for examples, which are not asked. By default 5 times `num_fewshot`;
+    for one draw, `num_fewshot`."""
     seed: int = DEFAULT_SEED
-    """The seed of the pool and of the draws."""
+    """The seed of pool and draws."""
     path: Path | None = None
-    """A JSONL file of examples, which replace drawn ones."""
+    """A JSONL file of examples."""
     format: Annotated[str, AfterValidator(_check_format)] = "Q: {problem}\nA: {answer}"
-    """The text of an example and of the question. In the layout `chat` they are turns instead."""
+    """The text of an example and of the question in `raw`."""
 
     @property
     def frame(self) -> tuple[str, str, str]:

@@ -26,18 +26,18 @@ _OFF: tuple[Any, ...] = (None, 0, 1, [], {})
 
 
 class ExplicitSampling(Strict):
-    """Sampling parameters of your own. A parameter that is left out is off."""
+    """Sampling parameters. Omitted ones are off."""
 
     temperature: float = Field(ge=0, allow_inf_nan=False)
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Only the likeliest tokens whose probabilities sum to this."""
+    """Only the likeliest tokens with this total probability."""
     top_k: int = Field(default=0, ge=0)
     """Only this number of the likeliest tokens; 0 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Only tokens with at least this share of the likeliest token's probability."""
+    """Only tokens with at least this share of the highest probability."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """A value above 1 makes repeated tokens less likely."""
+    """Above 1, repeated tokens become less likely."""
 
 
 _FIELDS = tuple(ExplicitSampling.model_fields)

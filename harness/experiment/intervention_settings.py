@@ -40,7 +40,7 @@ def name_layers(layers: Sequence[int]) -> str:
 
 class _Layered(Strict):
     layers: Layers
-    """The layers, counted from 1: a number, `4-10`, or a list. `layer` is the same."""
+    """A number, `4-10`, or a list, from 1. Also `layer`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -62,11 +62,11 @@ class FillerIntervention(_Layered):
     kind: Literal["filler"]
     """`filler`"""
     other_layers: bool = True
-    """Whether the other layers see the filler."""
+    """Other layers see the filler."""
     scale: bool = True
-    """Whether original tokens get less weight, as they do when the filler takes some."""
+    """Original tokens get less weight, as with the filler."""
     bias: bool = True
-    """Whether the filler's values are added."""
+    """The filler's values are added."""
 
     @property
     def cell(self) -> dict[str, Any]:
@@ -135,16 +135,17 @@ class FillerIntervention(_Layered):
 
 
 class RedistributeIntervention(_Layered):
-    """Activations nearest to zero move outward, token by token."""
+    """Moves the activations nearest to zero outward."""
 
     kind: Literal["redistribute"]
     """`redistribute`"""
     share: float = Field(gt=0, lt=1)
     """The share of a token's activations that moves."""
     sham: Literal["inward", "random"] | None = None
-    """A control that moves as many activations as far: the largest `inward`, or `random` ones."""
+    """A control: the largest activations move `inward`, or `random` ones outward, by the same
+    norm."""
     seed: int = DEFAULT_SEED
-    """The seed of the distances, and of random activations."""
+    """The seed of distances and random activations."""
 
     def resolve(self, *_: object) -> Resolved:
         """The intervention, which is the same on all prompts."""
@@ -158,13 +159,13 @@ class RedistributeIntervention(_Layered):
 
 
 class FunctionIntervention(_Layered):
-    """Activations changed by `change(activations, positions, **arguments)` of a Python file."""
+    """Changes activations by `change(activations, positions, **arguments)` of a Python file."""
 
     kind: Literal["function"]
     """`function`"""
     file: Path
-    """The file. Its function gets activations [token, unit] and positions [token], perhaps of
-    several prompts, and returns the changed activations."""
+    """Its function gets activations [token, unit] and positions [token], perhaps of several
+    prompts, and returns activations."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the function."""
 

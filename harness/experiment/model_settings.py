@@ -11,14 +11,14 @@ from harness.yaml_settings import Strict, find_secrets
 
 
 class ModelConfig(Strict):
-    """The model, the backend that runs it, and the backend's arguments."""
+    """The model and the backend that runs it."""
 
     backend: str = "vllm"
     """`vllm`, or lm-eval's name: `hf`, `local-completions`, `local-chat-completions`."""
     model_args: dict[str, Any] = Field(default_factory=dict)
     """The backend's arguments. `pretrained: smollm2` is a small real model."""
     label: str | None = None
-    """Its name in tables. By default the last component of its path."""
+    """Its name in tables. By default its path's end."""
 
     @model_validator(mode="before")
     @classmethod

@@ -46,14 +46,14 @@ class MadeConfig(Strict):
     make: Literal["products", "sums", "differences", "quotients", "chain"]
     """`products`, `sums`, `differences`, `quotients` or `chain` (`What is 3 + 4 * 2 - 5?`)."""
     seed: int = Field(default=1, ge=0)
-    """The seed of the problems and their order. A larger count begins with the same problems."""
+    """The seed of the problems and their order."""
     operands: tuple[Operand, Operand] = (2, 12)
-    """The smallest and the largest number. Differences and quotients are these sums and products,
-    asked backwards."""
+    """The smallest and largest number. Differences and quotients are sums and products, asked
+    backwards."""
     count: int | None = Field(default=None, ge=1, le=100_000)
     """The number of problems. By default all, at most 200."""
     depth: int = Field(default=3, ge=1, le=20)
-    """The number of operations in a chain. Other problems have one."""
+    """The number of operations in a chain."""
 
     @model_validator(mode="after")
     def _check_operands(self) -> Self:
@@ -183,17 +183,16 @@ _PROBLEM = TypeAdapter(Problem)
 
 
 class DatasetConfig(Strict):
-    """A JSONL file, and the names of its fields."""
+    """A JSONL file and its fields."""
 
     path: Path
     """The file."""
     problem: str = "problem"
-    """The field of the problem. By default `question` is read too."""
+    """The problem's field. By default also `question`."""
     answer: str = "answer"
-    """The field of the gold answer, which is the final answer alone."""
+    """The field of the final answer."""
     id: str | None = "unique_id"
-    """The field of the id; null numbers the lines. By default `id` is read too, else lines are
-    numbered."""
+    """The id's field. By default also `id`, else lines are numbered; null numbers them."""
 
 
 def _tag(value: Any) -> str:

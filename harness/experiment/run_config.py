@@ -49,12 +49,12 @@ def _read_instructions(value: Any) -> Any:
 
 
 class AcrossConfig(Strict):
-    """Other instructions. All conditions run under each of them too."""
+    """Other instructions."""
 
     instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(
         min_length=1, max_length=99
     )
-    """Texts, or a file with one text in each line."""
+    """Texts, or a file with one in each line."""
 
 
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
@@ -64,58 +64,57 @@ class RunConfig(Strict):
     """One experiment."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
-    """The name of the run and of its folder."""
+    """The run's name, also that of its folder."""
     model: ModelConfig
-    """The model and its backend."""
+    """The model."""
     dataset: AnyDataset = "math500"
-    """`math500`, or a mapping: a file, or arithmetic problems."""
+    """`math500`, a file, or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings."""
     sweep: None = None
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
     baseline: str | None = None
-    """The condition with which all others are compared. By default `wo`, else the first."""
+    """The condition to compare with. By default `wo`, else the first."""
     contrasts: tuple[Contrast, ...] | None = None
     """The tested contrasts. By default every condition less the baseline."""
     primary: Contrast | None = None
     """The primary contrast. By default `mless` less the baseline."""
     replicates: int = Field(default=1, ge=1, le=2)
-    """2 adds a repeat run (A/A) of both conditions of the primary contrast, else of the first."""
+    """2 adds a repeat run (A/A) of the primary contrast, else of the first."""
     across: AcrossConfig | None = None
-    """Other instructions, under which all conditions run too."""
+    """Other instructions, under which all conditions also run."""
     positive_control: bool = False
-    """Whether a positive control runs too, which must lower the accuracy: the answer at once, or
-    with `answer: line` the question without examples."""
+    """Adds a condition that must lower accuracy: an immediate answer, or with `answer: line` no
+    examples."""
     layouts: tuple[Layout, ...] = ()
-    """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` where the tokenizer
-    has a template."""
+    """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` if there is a chat
+    template."""
     instruction: str | None = None
-    """The system prompt, by default the study's. With `answer: line` by default `Answer the
-    question.`"""
+    """The system prompt. By default the study's; with `answer: line` `Answer the question.`"""
     fewshot: FewshotConfig | None = None
-    """Examples before the question. By default none."""
+    """Examples before the question."""
     answer: Literal["box", "line"] = "box"
-    """The answer in a completion: its last `box`, or its first `line`, after which it ends."""
+    """The answer: the last `box`, or the first `line`, which ends the completion."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
-    """The number of samples of each problem over all draws of examples, each with its own seed. If
-    it is smaller than the number of draws, it is also the number of draws of each problem."""
+    """The number of samples of each problem. If it is below the number of draws of examples, each
+    problem has this number of draws."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
-    """The maximum number of tokens in a completion."""
+    """The maximum length of a completion, in tokens."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
     record_attention: Literal["all"] | Layers | None = Field(
         default=None, union_mode="left_to_right"
     )
-    """The layers whose attention is stored, for the first sample of each prompt: `1-3`, a list or
-    `all`. See docs/probe.md."""
+    """Layers whose attention is stored for the first sample of each prompt: `1-3`, a list or
+    `all`."""
     audit: bool = True
-    """Whether other graders grade each completion too."""
+    """Other graders also grade each completion."""
     output: Path = Path("results")
-    """The folder that contains the run's folder."""
+    """The folder of runs."""
     seed: int = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
-    """The seed of samples and of all random draws."""
+    """The seed of samples and draws."""
 
     @model_validator(mode="before")
     @classmethod

@@ -22,7 +22,7 @@ from tests.make import ROOT
 from tools import reference_pages
 
 
-@pytest.mark.parametrize("page", ["statistics.md", "grading.md", "finding.md"])
+@pytest.mark.parametrize("page", ["statistics.md", "grading.md", "finding.md", "../README.md"])
 def test_the_python_of_a_page_prints_what_the_page_says(page):
     failed, attempted = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert attempted > 0 and failed == 0
@@ -191,6 +191,28 @@ def test_the_readme_is_short_and_its_table_has_the_numbers_of_its_picture():
     for line, row in zip(lines[1:], picture.iloc[1:].itertuples(), strict=True):
         for cell in (f"{row.accuracy:.1f} ", f"{row.difference:+.1f} [", f"{row.verdict} "):
             assert f" {cell}" in line
+
+
+def test_the_readmes_first_table_has_published_and_measured_numbers():
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(
+        r"^\| (\S+) \| (.+) \| [^|]+, \W*(published|measured)[^|]* \|$", text, re.MULTILINE
+    )
+    printed, bars = read_reference("study-table-1"), read_reference("seed-bar-chart")
+    example = json.loads((ROOT / "results/example/table.json").read_text())["rows"]
+    measured = {row["condition"]: row["accuracy"] for row in example}
+    assert [source for _, _, source in rows] == ["published"] * 3 + ["measured"]
+    for model, numbers, source in rows:
+        cells = [cell.strip(" *") for cell in numbers.split("|")]
+        if source == "measured":
+            conditions = ("wo", "mless", "mful", "random")
+            assert cells == [f"{measured[condition]:.1f}" for condition in conditions]
+            continue
+        in_table = next(row.conditions for row in printed.accuracies if row.model == model)
+        index = [row.model for row in printed.accuracies if row.model in text].index(model)
+        in_chart = bars.accuracies[index].conditions
+        expected = [f"{in_table[name]} ({in_chart[name]:.0f})" for name in ("wo", "mless")]
+        assert cells == [*expected, f"({in_chart['mful']:.0f})", ""]
 
 
 def find_anchors(page):
