@@ -165,7 +165,7 @@ def setup_differences(
     ):
         values = list(dict.fromkeys(value or default for value in ours))
         if values != [theirs]:
-            sentences.append(f"{topic}: theirs is {theirs}; ours {', '.join(values)}.")
+            sentences.append(f"{topic}: {theirs} (published), {', '.join(values)} (run).")
     return sentences
 
 

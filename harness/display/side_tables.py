@@ -107,7 +107,7 @@ SIDE_TABLES = (
         columns=(
             Column("instructions", "instructions", count),
             Column("least most", "from, to", partial(interval, sign=True)),
-            Column("better worse", "better, worse in", "{}, {}".format),
+            Column("better worse", "better, worse", "{}, {}".format),
             Column("difference new_low new_high", f"mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
         ),
@@ -121,7 +121,7 @@ SIDE_TABLES = (
         heading="Compared with other texts of the same length and placement, points",
         meanings=other_texts_and_instructions.TEXT_COLUMNS,
         columns=(
-            Column("texts kind", "against", "{} {}".format),
+            Column("texts kind", "other texts", "{} {}".format),
             Column("least most", "their accuracies", interval),
             Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
@@ -197,11 +197,11 @@ SIDE_TABLES = (
     ),
 )
 PUBLISHED_COLUMNS = (
-    Column("accuracy accuracy_low accuracy_high", f"ours % [{LEVEL}]", _show_accuracy),
+    Column("accuracy accuracy_low accuracy_high", f"run % [{LEVEL}]", _show_accuracy),
     Column("authors_rule", "authors'", number),
-    Column("reference", "theirs", number),
-    Column("difference low high", "our difference", difference),
-    Column("reference_difference", "their difference", signed),
+    Column("reference", "published", number),
+    Column("difference low high", "difference", difference),
+    Column("reference_difference", "published difference", signed),
 )
 """The columns of numbers in the table of published numbers."""
 
@@ -242,9 +242,9 @@ def show_reference(
     heading = f"Reference: {published.source}{{shared}}"
     title, word_columns = _describe_words(heading, ("model", "layout", "condition"), rows)
     samples = published.setup.samples
-    remark = f"theirs: means of {samples} {plural('sample', samples)} a problem"
+    remark = f"published: means of {samples} {plural('sample', samples)} per problem"
     if not published.exact:
-        remark += f", read off a figure to within {published.uncertainty:g} points"
+        remark += f", read from a figure with an error of up to {published.uncertainty:g} points"
     remarks = [f"{remark}.", *differences]
     return Table(title, rows, [*word_columns, *PUBLISHED_COLUMNS], remarks)
 

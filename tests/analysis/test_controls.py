@@ -99,8 +99,8 @@ CUT, WRONG, RIGHT = ["truncated"] * 2, ["incorrect"] * 2, ["correct"] * 2
     ("verdicts", "word", "why"),
     [
         ({"wo": [CUT] * 400, "mless": [CUT] * 400}, "unmeasured", "fewer than half"),
-        ({"wo": [WRONG] * 400, "mless": [WRONG] * 400}, "unmeasured", "end of the scale"),
-        ({"wo": [RIGHT] * 400, "mless": [RIGHT] * 400}, "unmeasured", "end of the scale"),
+        ({"wo": [WRONG] * 400, "mless": [WRONG] * 400}, "unmeasured", "0 or 100 %"),
+        ({"wo": [RIGHT] * 400, "mless": [RIGHT] * 400}, "unmeasured", "0 or 100 %"),
         ({"wo": [RIGHT, WRONG] * 200, "mless": [RIGHT, WRONG] * 200}, "equivalent", None),
         (
             {"wo": [CUT] * 250 + [WRONG] * 150, "mless": [RIGHT] * 50 + [CUT] * 350},
@@ -142,4 +142,4 @@ def test_a_gain_of_fewer_cut_offs_alone_is_called_format():
     }
     assert cells["verdict"] == "better (format)" and cells["answered [95 %]"].startswith("0.0 [")
     assert "better (format)" in str(make_card(board)["answers"])
-    assert "Ungraded: w/o cut off 50.0 %" in make_card(board)["facts"]["Ungraded"]
+    assert "Ungraded: w/o truncated 50.0 %" in make_card(board)["facts"]["Ungraded"]

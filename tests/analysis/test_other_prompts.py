@@ -122,7 +122,7 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_were_asked_under
     assert (row["better"], row["worse"]) == (3, 1)
     figure = draw_instructions(table)
     words = {text.get_text() for text in figure.findobj() if hasattr(text, "get_text")}
-    assert {"the run's own", "w04", "mean"} <= words
+    assert {"the config's", "w04", "mean"} <= words
     assert instructions_table(
         settings_of(worded(effects[:3])), {"mless": ("mless", "wo")}, OTHERS
     ).empty, "too few"
@@ -147,7 +147,7 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     two = {name: of for name, of in asked.items() if OTHERS.get(name, {}).get("number", 0) < 2}
     few = make_leaderboard([evaluation(two, reference_conditions=OTHERS)])
     assert (
-        "of 2 instructions together" in " ".join(show_comparison(few).notes)
+        "for 2 instructions together" in " ".join(show_comparison(few).notes)
         and few.side_tables["instructions"].empty
     )
     assert mless["difference"] == pytest.approx(5) and mless["problems"] == 300
@@ -168,7 +168,7 @@ def test_the_board_shows_instructions_in_a_table_of_their_own():
     board = make_leaderboard([frame])
     rows = board.comparison.set_index("condition")
     assert list(rows.index) == ["wo", "mless"] and rows["repeats"].tolist() == [4, 4]
-    assert "of 4 instructions together" in " ".join(show_comparison(board).notes)
+    assert "for 4 instructions together" in " ".join(show_comparison(board).notes)
     assert [row[0].text for row in show_comparison(board).cells] == ["w/o", "w/ Mless"]
     (row,) = show_side_tables(board)["instructions"].cells
     assert [cell.text for cell in row][:4] == ["w/ Mless", "4", "[+10.0, +10.0]", "4, 0"]
@@ -235,7 +235,7 @@ def test_a_table_goes_by_fields_whatever_the_names_are(tmp_path):
         assert (rows["instructions"] == 4).all() and rows["difference"].to_dict() == {
             name: accuracy - 25 for name, accuracy in expected.items() if name != "wo"
         }
-        assert "of 4 instructions together" in " ".join(show_comparison(board).notes)
+        assert "for 4 instructions together" in " ".join(show_comparison(board).notes)
         assert any("(answer-at-once_)" in note for note in show_comparison(board).notes)
     assert boards[0].reference_conditions == boards[1].reference_conditions
     assert len(boards[0].reference_conditions) == 3 * 6 + 1

@@ -153,7 +153,7 @@ def test_so_many_problems_as_it_says_pass_the_gate_four_times_in_five():
 def test_nothing_answered_cannot_be_judged(tmp_path, capsys, monkeypatch):
     old, new = log(tmp_path / "old.jsonl", [0] * 400), log(tmp_path / "new - er.jsonl", [0] * 400)
     done = here(capsys, monkeypatch, "compare", old, new, "--not-worse-by", "5")
-    assert done.returncode == 3 and "both accuracies are at the end of the scale" in done.stderr
+    assert done.returncode == 3 and "both accuracies are 0 or 100 %" in done.stderr
 
 
 def test_what_cannot_be_paired_is_refused(tmp_path, capsys, monkeypatch):
@@ -321,7 +321,7 @@ def test_against_another_baseline_there_is_no_positive_control():
     )
     control = make_leaderboard([whole], baseline="control")
     assert control.comparison["condition"].tolist() == ["wo", "mless", "control"]
-    assert "difference [95 %]: from w/ Mless in points" in table_page(GREEDY_RUN, baseline="mless")
+    assert "difference [95 %]: compared with w/ Mless, in points" in table_page(GREEDY_RUN, baseline="mless")
 
 
 def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):

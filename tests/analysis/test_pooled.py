@@ -132,7 +132,7 @@ def test_models_that_are_each_inconclusive_are_plain_together():
     assert [row[0].text for row in grid.cells] == ["w/ Mless", "Random sentence", "mless - random"]
     assert (
         grid.header[-1] == "new models"
-        and grid.notes[-1] == "Exploratory: neither adjusted nor judged."
+        and grid.notes[-1] == "Exploratory: p is not adjusted, and there is no verdict."
     )
     assert (
         "new models"

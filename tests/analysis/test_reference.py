@@ -84,10 +84,10 @@ def test_what_differs_in_the_set_up_is_said():
         reference, made.receipt, ["raw", "raw"]
     )
     assert model.startswith("Model: mine is not in the reference")
-    assert dataset == "Dataset: theirs is math500; ours demo."
-    assert sampling.endswith("mean of 5 runs; ours temperature 0.7, top_p 0.95.")
-    assert prompt == "Prompt: theirs is as_published; ours raw."
-    assert grader.startswith("Grader: theirs is ")
+    assert dataset == "Dataset: math500 (published), demo (run)."
+    assert sampling.endswith("mean of 5 runs (published), temperature 0.7, top_p 0.95 (run).")
+    assert prompt == "Prompt: as_published (published), raw (run)."
+    assert grader.startswith("Grader: ") and grader.endswith(" as mathematics (run).")
     same = board(("Qwen2.5-Math-7B", {"wo": 1}), dataset_name="math500")
     said = setup_differences(reference, same.receipt, ["as_published"])
     assert [line.split(":")[0] for line in said] == ["Sampling", "Grader"], (
@@ -118,7 +118,7 @@ def test_bad_references_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"Reference '{name}': .* one of seed-bar-chart, st"):
             read_reference(name)
     with pytest.raises(
-        ConfigError, match="--reference has numbers over all problems: expected no --by beside it"
+        ConfigError, match="--reference has numbers for all problems together: use it without --by"
     ):
         table_page(GREEDY_RUN, by=["level"], reference="study-table-1")
     whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()

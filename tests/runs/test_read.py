@@ -435,7 +435,7 @@ def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
     assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
     with pytest.raises(
         ConfigError,
-        match=r"CSV holds one table: expected the runs of one, got tables of demo, .*first; own, .*second",
+        match=r"CSV has one table: expected runs that form one table, got tables of demo, .*first; own, .*second",
     ):
         table_page(two_datasets, models=True, form="csv")
     board = json.loads(table_page(two_datasets / "first", models=True, form="json"))
