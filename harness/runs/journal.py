@@ -113,14 +113,12 @@ class Journal:
                 continue
             key = _decode(decoder, self.path, number, line).key
             if key in self.keys:
-                raise JournalError(
-                    f"{self.path}, line {number}: the key {key} again. One sample has one line."
-                )
+                raise JournalError(f"{self.path}, line {number}: the key {key} occurs twice.")
             self.keys.add(key)
         torn = os.fstat(self._file).st_size - size
         if torn > 0:
             os.ftruncate(self._file, size)
-            self.repair = f"{self.path.name}: a torn last line of {torn} bytes was dropped"
+            self.repair = f"{self.path.name}: an incomplete last line of {torn} bytes was removed"
         if size == 0:
             self._write_line(header)
 
@@ -325,8 +323,8 @@ def expand(folder: Path) -> None:
         # a kill while compressing leaves two files with the same content
         elif hash_stored(packed) != hash_stored(file):
             raise JournalError(
-                f"{file} and {packed.name} differ, and only one can be the run's. "
-                "Delete the other one."
+                f"{file} and {packed.name} differ, but only one is of this run. "
+                "Delete the other file."
             )
         packed.unlink()
 
@@ -369,8 +367,8 @@ def clear_messages(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             problem = (
-                f"grow: {error.strerror}. Everything before is safe: free some space (or raise the "
-                "quota or file-size limit), and the same command continues."
+                f"grow: {error.strerror}. Everything before is stored: free some space (or raise "
+                "the quota or the file-size limit), then repeat the command."
             )
         else:
             problem = f"be written: {error.strerror}. Make it writable, or choose another --output."

@@ -202,7 +202,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         metric_name, grades = _read_grades(origin, values, line, metric_name)
         prompt = _read_prompt(origin, line, results, grades)
         if prompt.problem_id in prompts:
-            raise RunError(f"{origin}: problem {prompt.problem_id} again.")
+            raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
         prompts[prompt.problem_id] = prompt
         problems[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
     expected = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
@@ -245,8 +245,7 @@ def _read_grades(
     if value not in (0, 1):
         metrics = ", ".join(values.get("metrics") or ()) or "none"
         raise RunError(
-            f"{origin}: the metric {metric!r} is {value}, neither 0 nor 1, so that it says neither "
-            f"right nor wrong. The log has {metrics}."
+            f"{origin}: the metric {metric!r} is {value}: expected 0 or 1. The log has {metrics}."
         )
     return metric, [{"verdict": "correct" if value else "incorrect"}]
 
@@ -365,7 +364,7 @@ def _collect_arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Ar
             prompt.condition = condition = named_condition or prompt.condition
             if not condition:
                 raise RunError(
-                    f"{log.path} names no condition: say which log is which, as wo=FILE mless=FILE."
+                    f"{log.path} names no condition: name that of each log, as wo=FILE mless=FILE."
                 )
             arm_log, prompts = arms.setdefault((condition, prompt.layout), (log, []))
             if arm_log is not log:
@@ -409,7 +408,7 @@ def _merge_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
         ]
         if changed:
             raise ComparisonError(
-                f"{log.path} has other problems under the same ids: {list_first(changed)}."
+                f"{log.path} has different problems with the same ids: {list_first(changed)}."
             )
     return problems
 
@@ -426,8 +425,8 @@ def _read_samples(
     for prompt in prompts:
         if not prompt.verdicts:
             raise RunError(
-                f"{prompt.task}: the log says neither right nor wrong. "
-                "Use --metric to name a metric that does."
+                f"{prompt.task}: the log has no verdict. Use --metric to name a metric that is 0 "
+                "or 1."
             )
         graded_samples += [pair for pair in prompt.graded_samples if pair[1].verdict]
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}

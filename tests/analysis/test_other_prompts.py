@@ -267,7 +267,7 @@ def test_what_names_no_instructions_is_refused(across, said, tmp_path):
     path.write_text("name: x\nmodel: {model_args: {pretrained: x}}\nconditions: [wo, mless]\n")
     with pytest.raises(ConfigError, match=said):
         load_config(path, [f"across={across}"])
-    with pytest.raises(ConfigError, match="across: a condition has its own instruction"):
+    with pytest.raises(ConfigError, match="across: needs conditions that set no instruction"):
         load_config(
             path,
             ["across={instructions: [Do it.]}", "conditions=[wo, {name: own, instruction: Do.}]"],

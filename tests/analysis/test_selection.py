@@ -185,7 +185,7 @@ def test_of_another_tasks_logs_the_metric_and_its_filter_are_chosen(tmp_path):
             "exact_match,strict",
             r"got 0 under the filter 'strict'; the log has boxed, whole\.",
         ),
-        (tmp_path, None, "names no condition: say which log is which"),
+        (tmp_path, None, "names no condition: name that of each log"),
     ):
         with pytest.raises(RunError, match=message):
             read_source(path, metric=metric)
@@ -199,7 +199,7 @@ def test_logs_whose_prompts_are_not_told_are_named(tmp_path):
     for change, message in (
         (
             lambda line: line["arguments"]["gen_args_0"].update(arg_0=['[{"role": "user"}]']),
-            "sent as chat messages",
+            "server applied its chat template",
         ),
         (lambda line: line["arguments"].clear(), "no prompt text"),
     ):

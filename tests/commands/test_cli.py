@@ -292,7 +292,7 @@ BASE = {"model": {"backend": "hf", "model_args": {"pretrained": TOY_MODEL}}}
             ["--set", "model.model_args.pretrained=some/model"],
             "The hub could not be reached for some/model",
         ),
-        ({}, ["--set", "model.model_args.max_model_len=256"], "over the context of 256"),
+        ({}, ["--set", "model.model_args.max_model_len=256"], "exceed the context length of 256"),
         (
             {},
             ["--set", "model.model_args.max_model_len=4k"],
@@ -358,9 +358,7 @@ def test_a_used_output_folder_is_refused_before_the_plan_is_built(
 
 def test_an_error_that_quotes_control_characters_is_one_line_of_plain_ones(capsys, monkeypatch):
     done = here(capsys, monkeypatch, "table", "no\x1b[2Jsuch\nfol\u202eder\x9b")
-    refused(
-        done, "no<U+001B>[2Jsuch fol<U+202E>der<U+009B> holds no finished run: expected run.json"
-    )
+    refused(done, "no<U+001B>[2Jsuch fol<U+202E>der<U+009B> has no finished run: expected run.json")
     assert done.stderr.rstrip("\n").isprintable()
 
 

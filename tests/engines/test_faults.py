@@ -513,7 +513,7 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
     told = lines[lines.index("first 2") - 1]
     assert (
         told.startswith("mless: ")
-        and "cannot grow: No space left on device. Everything before is safe: free" in told
+        and "cannot grow: No space left on device. Everything before is stored: free" in told
     )
     assert done.returncode == 0, done.stderr
     assert verdicts(tmp_path / "copy") == verdicts(our_run[0])

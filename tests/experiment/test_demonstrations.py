@@ -138,7 +138,7 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
     [
         (
             {"num_fewshot": 200, "draws": 3},
-            "1000 problems in their pool and one to ask, got 500 problems in 500",
+            "1000 problems in their pool and one question, got 500 problems in 500",
         ),
         ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
         ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),

@@ -184,7 +184,7 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
     served = {"model": "m", "base_url": "http://x", "max_length": 99, "enable_thinking": True}
     unknown = f"model={{backend: local-completions, model_args: {json.dumps(served)}}}"
     with pytest.raises(
-        ConfigError, match="sets enable_thinking of the chat template, and the layout is raw"
+        ConfigError, match="sets enable_thinking of the chat template, but the layout is raw"
     ):
         planned("layouts=[]", unknown, limit=1)
 

@@ -102,7 +102,7 @@ def test_filler_takes_its_condition_from_metadata():
         (
             {"pretrained": TOY_MODEL, "max_model_len": 1024},
             PromptMismatchError,
-            "over the context of 1024",
+            "exceed the context length of 1024",
         ),
     ],
 )

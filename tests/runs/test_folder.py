@@ -144,7 +144,9 @@ def test_a_first_line_that_is_torn_or_lacks_an_arm_and_a_session_without_its_con
     ):
         load_run(run)
     (run / JOURNAL).write_text("")
-    with pytest.raises(JournalError, match=r"journal.jsonl is empty, or its first line is torn"):
+    with pytest.raises(
+        JournalError, match=r"journal.jsonl is empty, or its first line is incomplete"
+    ):
         load_run(run)
 
 
@@ -529,7 +531,7 @@ def test_regrading_that_fails_leaves_nothing_half(demo_run):
 
 def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
     RunFolder(tmp_path / "run", identity, stored_prompts(plan)).__exit__()
-    with pytest.raises(RunError, match=r"holds no finished run: the command that began it"):
+    with pytest.raises(RunError, match=r"has no finished run: repeat the command that began it"):
         load_run(tmp_path / "run")
 
 

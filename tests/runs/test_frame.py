@@ -97,9 +97,9 @@ BAD = [
     (PROMPTS, 1, {"doc": {}}, "prompts.jsonl is missing or damaged: .*`id`"),
     (PROMPTS, 1, {"prompt": "x"}, "prompts.jsonl is missing or damaged"),
     (PROMPTS, 1, None, "prompts.jsonl is missing or damaged"),
-    (RECEIPT, 1, b'{"tasks":\xff}', "run.json is torn or damaged"),
-    (RECEIPT, 1, b"[" * 100_000, "run.json is torn or damaged"),
-    (RECEIPT, 1, {"task_version": float("nan")}, "run.json is torn or damaged"),
+    (RECEIPT, 1, b'{"tasks":\xff}', "run.json is incomplete or damaged"),
+    (RECEIPT, 1, b"[" * 100_000, "run.json is incomplete or damaged"),
+    (RECEIPT, 1, {"task_version": float("nan")}, "run.json is incomplete or damaged"),
     (RECEIPT, 1, b'{"format": 1}', "run.json: .*field `run`"),
     (
         RECEIPT,
@@ -133,7 +133,7 @@ def test_files_that_are_not_there_are_named(demo_run):
     rewritten = (demo_run / JOURNAL).read_text().splitlines(keepends=True)[:2]
     (demo_run / JOURNAL).write_text("".join(rewritten))
     shutil.copy(GREEDY_RUN / SCORES, demo_run)
-    with pytest.raises(RunError, match="holds no sample"):
+    with pytest.raises(RunError, match="has no sample"):
         read_outcomes(demo_run)
 
 
@@ -159,9 +159,7 @@ def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(tmp_p
     content, before = journal.read_text(), load_run(demo_run)
     journal.write_text(content + content.splitlines()[5] + "\n")
     for read in (load_run, read_outcomes):
-        with pytest.raises(
-            RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, is there twice"
-        ):
+        with pytest.raises(RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, occurs twice"):
             read(demo_run)
     expand(demo_run)
     journal.write_text(content)

@@ -77,7 +77,7 @@ def test_a_record_twice_is_refused(tmp_path):
     path = filled(tmp_path / "j")
     with path.open("a") as journal:
         journal.write(json.dumps(record(1)) + "\n")
-    with pytest.raises(JournalError, match="j, line 5: the key k1 again"):
+    with pytest.raises(JournalError, match="j, line 5: the key k1 occurs twice"):
         Journal(path, HEADER)
 
 
@@ -135,7 +135,7 @@ def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
 
 
 def test_a_full_file_system_is_told_the_same_way(tmp_path):
-    message = "x cannot grow: No space left on device. Everything before is safe"
+    message = "x cannot grow: No space left on device. Everything before is stored"
     with pytest.raises(JournalError, match=message), clear_messages(tmp_path / "x"):
         Path("/dev/full").write_bytes(b"x")
 

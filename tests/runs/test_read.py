@@ -76,11 +76,11 @@ def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
 OTHER = [
     (
         {"lines": [log_line(i, f"Another, {i}?") for i in range(20)]},
-        "has other problems under the same ids: 0, 1, 2 and 17",
+        "has different problems with the same ids: 0, 1, 2 and 17",
     ),
     (
         {"lines": [log_line(i, target="0") for i in range(20)]},
-        "has other problems under the same ids: 1, 2, 3",
+        "has different problems with the same ids: 1, 2, 3",
     ),
     (
         {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
@@ -143,7 +143,7 @@ def test_our_tasks_have_one_version(tmp_path):
 def test_a_log_is_whole(tmp_path):
     with pytest.raises(RunError, match="samples are missing: expected 20, got 19"):
         Run.load(both(tmp_path, [log_line(i) for i in range(19)]))
-    with pytest.raises(RunError, match="line 2: problem 0 again"):
+    with pytest.raises(RunError, match="line 2: problem 0 occurs twice"):
         Run.load({"wo": write_log(tmp_path, [log_line(0), log_line(0)])})
 
 
@@ -152,8 +152,8 @@ BAD_LINES = [
     for changes, message in (
         ({"doc": None}, r"\$.doc"),
         ({"arguments": {}}, "no prompt text in its `arguments`"),
-        ({"exact_match": [1]}, "'exact_match' is \\[1\\], neither 0 nor 1"),
-        ({"exact_match": float("nan")}, "'exact_match' is nan, neither 0 nor 1"),
+        ({"exact_match": [1]}, "'exact_match' is \\[1\\]: expected 0 or 1"),
+        ({"exact_match": float("nan")}, "'exact_match' is nan: expected 0 or 1"),
     )
 ] + [
     ("{", "not a line of lm_eval"),
@@ -288,8 +288,8 @@ def test_one_dataset_is_the_same_problems():
     for pair, message in (
         ([first, other_dataset], "another dataset: 1111"),
         ([other_dataset, first], "another dataset: 2222"),
-        ([log, stranger], "other problems under the ids 1"),
-        ([log, elsewhere], "no problem is in both"),
+        ([log, stranger], "different problems have the ids 1"),
+        ([log, elsewhere], "they have no problem in common"),
     ):
         with pytest.raises(ComparisonError, match=message):
             join(pair)
@@ -303,7 +303,8 @@ def test_every_command_refuses_in_one_line(tmp_path, command, capsys, monkeypatc
     refused(here(capsys, monkeypatch, command, str(folder), "--metric", "acc"), "--metric acc")
     (folder / "run.json").write_bytes(b'{"tasks":\xff}')
     refused(
-        here(capsys, monkeypatch, command, str(folder), *options), "run.json is torn or damaged"
+        here(capsys, monkeypatch, command, str(folder), *options),
+        "run.json is incomplete or damaged",
     )
     shutil.copy(GREEDY_RUN / "run.json", folder)
     journal = folder / "journal.jsonl"
@@ -314,7 +315,7 @@ def test_every_command_refuses_in_one_line(tmp_path, command, capsys, monkeypatc
     logs = both(tmp_path / "logs", [log_line(i, f"Other {i}") for i in range(20)])
     named = [f"{name}={path}" for name, path in logs.items()]
     if command != "show":  # which takes one
-        refused(here(capsys, monkeypatch, command, *named, *options), "under the same ids")
+        refused(here(capsys, monkeypatch, command, *named, *options), "with the same ids")
     assert Run.load(GREEDY_RUN, metric="verdict").metric == "verdict"
 
 
@@ -380,7 +381,7 @@ def test_logs_named_by_condition_are_one_run(results):
     odd = results / "x=y"
     odd.mkdir()
     assert locate([str(odd)]) == [odd], "what exists is a path"
-    with pytest.raises(ConfigError, match=r"the condition 'wo' has a log already, a"):
+    with pytest.raises(ConfigError, match=r"the condition 'wo' already has the log a"):
         locate(["wo=a", "wo=b"])
     with pytest.raises(ConfigError, match="xxx: expected a run's path: File name too long"):
         locate(["x" * 5000])
