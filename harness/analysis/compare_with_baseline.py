@@ -61,7 +61,7 @@ COMPARISON_COLUMNS = {
     "margin": "equivalence margin, points",
     "aa_difference": "difference of the repeat runs minus that of the first runs",
     "aa_samples": "completions in the repeat runs of both conditions",
-    "aa_changed": "completions of these that differ from the first run",
+    "aa_changed": "number of them that differ from the first run",
     "verdict": "better, worse, equivalent, inconclusive or unmeasured; missing if not tested",
     "unmeasured": "reason why equivalence cannot be shown",
 }

@@ -237,7 +237,7 @@ class RunConfig(Strict):
         }
         if len(tasks) < len(layouts) * len(self.all_conditions):
             names = ", ".join(self.condition_names)
-            yield f"conditions: names and names with a layout (name_layout) must differ, got {names}"
+            yield f"conditions: names must differ, also from names with a layout (name_layout); got {names}"
         has_instruction = any(condition.instruction for condition in self.conditions)
         replaces_instruction = self.instruction is not None or self.across or has_instruction
         if Layout.AS_PUBLISHED in self.layouts and replaces_instruction:

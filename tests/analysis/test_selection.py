@@ -212,7 +212,7 @@ def test_a_prompt_that_is_not_the_hashed_one_is_refused(tmp_path):
     path = shutil.copy(logs(GREEDY_RUN)["mless"], tmp_path / "samples.jsonl")
     rewrite(path, lambda line: line["arguments"]["gen_args_0"].update(arg_0="another"))
     with pytest.raises(
-        PromptMismatchError, match=r"samples.jsonl, line 1: the prompt is not the one"
+        PromptMismatchError, match=r"samples.jsonl, line 1: the prompt differs from that of the run"
     ):
         read_source(path)
 
