@@ -23,7 +23,7 @@ def config(folder, **changes):
 
 def points(n, k, tests):
     effect = minimal_detectable_effect(n=n, k=k, discordance=0.1, alpha=0.05 / tests)
-    return f"differences from {100 * effect:.1f} points on"
+    return f"smallest difference: {100 * effect:.1f} points"
 
 
 @pytest.mark.parametrize(
