@@ -119,7 +119,7 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     )
     right = first.pivot(index=["problem_id", "draw"], columns="condition", values="correct")
     moved = f"{(right['wo'] != right['mless']).sum()} of {len(right)} problems by draw"
-    assert head[4] == f"listed      {moved}, changed, by the share of their samples that is right"
+    assert head[4] == f"listed      {moved}, changed, compared by the share of correct samples"
 
 
 def made(verdicts, *, completions=None, answers=None):
