@@ -112,7 +112,10 @@ def _print_version(is_requested: bool) -> None:
 @app.callback()
 def mless(
     _: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Put meaningless tokens before a maths question, and measure the change in accuracy."""

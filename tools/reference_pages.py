@@ -63,11 +63,9 @@ TABLES: dict[str, dict[str, str]] = {
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 
-Written by `python -m tools.reference_pages`. A column is listed once, in the first table that has
-it. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha; `high` is the end above
-`low`. `audit` has, for `ours` and each [grader](grading.md), the percent right and
-`GRADER_difference`: points from the baseline, over the problems that it judged under both.
-`boxes_after_first` counts samples with a further box.
+Written by `python -m tools.reference_pages`. Differences are in points. A column is listed in the
+first table that has it with this meaning. Each column with `low` in its name has one with `high`,
+the upper end of the interval.
 """
 
 

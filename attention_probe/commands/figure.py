@@ -15,17 +15,20 @@ def figure(
     ],
     overrides: Overrides = None,
     layers: Annotated[
-        str | None, typer.Option(help="Of traces: only these, such as 1-3; a figure each.")
+        str | None,
+        typer.Option(help="With traces: only these layers, such as 1-3, in a figure each."),
     ] = None,
-    heads: Annotated[str | None, typer.Option(help="Of traces: only these, such as 1,5.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path(
+    heads: Annotated[
+        str | None, typer.Option(help="With traces: only these heads, such as 1,5.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
         "results/figures"
     ),
 ) -> None:
     """Draw a figure, or a figure of each layer of traces: PNG, SVG, PDF and its numbers as CSV.
 
-    Numbers of a config that are not measured yet are measured first.
+    Missing measurements of a config are made first.
     """
     from attention_probe.figures.figure_config import load_figure_config
     from attention_probe.figures.trace_figures import draw_traces

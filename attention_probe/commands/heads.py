@@ -30,7 +30,7 @@ def heads(
 ) -> None:
     """Rank all heads by the difference of a measure, with p corrected for the number of heads.
 
-    With several conditions on a side the string is the unit, else the prompt.
+    The unit is the prompt, or the condition if a side has several conditions.
     """
     from functools import partial
 

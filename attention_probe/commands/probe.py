@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.commands.options import (
-    Baseline,
     Condition,
     DrawCount,
     DrawSeed,
@@ -43,42 +42,46 @@ def probe(
     model: Annotated[
         str | None, typer.Option(help="Model folder or hub name; default: the run's.")
     ] = None,
-    layers: Annotated[str, typer.Option(help="Counted from 1, such as 1,3 or 1-3.")] = "1",
+    layers: Annotated[str, typer.Option(help="Layers, counted from 1, such as 1,3 or 1-3.")] = "1",
     conditions: Annotated[
-        str | None, typer.Option(help="Such as mless,random; default: the run's.")
+        str | None, typer.Option(help="Conditions, such as mless,random; default: the run's.")
     ] = None,
     layout: LayoutName = None,
     flip: Annotated[
         Choice | None,
-        typer.Option(help="Only problems with this outcome; `changed`: either direction."),
+        typer.Option(help="Only problems with this outcome; `changed`: in either direction."),
     ] = None,
-    baseline: Baseline = BASELINE,
+    baseline: Annotated[str, typer.Option(help="Baseline of --flip.")] = BASELINE,
     condition: Condition = STUDIED,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")
+        bool,
+        typer.Option("--controls", help="Add to each problem a matched problem that did not flip."),
     ] = False,
     subject: Subject = None,
     level: Level = None,
-    ids: Annotated[str | None, typer.Option(help="Only these problems, comma-separated.")] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="Only problems with these ids, separated by commas.")
+    ] = None,
     n: DrawCount = None,
     seed: DrawSeed = DEFAULT_SEED,
     queries: Annotated[
         Literal["prompt", "completion"],
-        typer.Option(help="Whose attention: the prompt's, or the recorded answer's."),
+        typer.Option(help="Tokens whose attention is recorded: prompt or recorded completion."),
     ] = "prompt",
     decompose: Annotated[
         bool,
         typer.Option(
-            "--decompose", help="Position-gap control; shift, scale and bias of each head's output."
+            "--decompose", help="Also record position shift, scale and bias of each head's output."
         ),
     ] = False,
     activations: Annotated[
-        bool, typer.Option("--activations", help="Record the first MLP too.")
+        bool, typer.Option("--activations", help="Also record the first MLP.")
     ] = False,
-    dtype: Annotated[Dtype, typer.Option(help="Type that the layers are computed in.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    dtype: Annotated[Dtype, typer.Option(help="Number type of the computation.")] = "float32",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder of traces; continued if it is there.")
+        Path,
+        typer.Option("--output", "-o", help="Folder of traces. An existing folder is continued."),
     ] = Path("probe.traces"),
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head in a folder of traces."""

@@ -23,17 +23,17 @@ from harness.experiment.conditions import Condition
 
 CAUSE_COLUMNS = {
     "model": "the model's label",
-    "layout": "how instruction, filler and problem make a prompt",
-    "filler": "the condition with the filler as it is",
-    "condition": "the condition that is compared with the position gap",
-    "layers": "layers in which scale and bias are switched; missing for the filler as it is",
-    "valid_attention": "whether attention weights add up to 1: scale and bias both on, or both off",
+    "layout": "raw, chat or as_published",
+    "filler": "condition with the complete filler",
+    "condition": "arm, or the complete filler, that is compared with the position gap",
+    "layers": "layers of the arm's intervention; missing for the complete filler",
+    "valid_attention": "whether attention weights add up to 1: scale and bias are both on or both off",
     "problems": "number of problems",
-    "difference": "accuracy less that of the position gap, points",
+    "difference": "accuracy minus that of the position gap",
     "low": "lower end of its 95 % interval",
     "high": "upper end",
-    "p": "its two-sided p-value",
-    "p_adjusted": "the same, adjusted for all conditions of this filler (Holm)",
+    "p": "its p-value, not adjusted",
+    "p_adjusted": "p after Holm over all arms of this filler",
 }
 """Meaning of each column of `causes_table`."""
 

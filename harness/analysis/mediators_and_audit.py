@@ -15,13 +15,13 @@ from harness.grading import GRADERS
 
 MEDIATOR_COLUMNS = {
     "samples": "number of samples, without repeat runs",
-    "no_box": "percent that ended by themselves without an answer in a closed box",
+    "no_box": "percent that ended without an answer in a closed box",
     "truncated": "percent that reached the token limit without an answer in a closed box",
-    "refused": "percent whose answer the grader refused to read",
+    "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
     "characters": "mean characters of a completion",
-    "looping": "percent that end in a loop: the last 100 characters occur at least 4 times",
+    "looping": "percent that end in a loop: their last 100 characters occur at least 4 times",
 }
 """Meaning of each column of `mediator_table`."""
 

@@ -35,18 +35,18 @@ FEWEST_DRAWS = FEWEST_MODELS
 few models."""
 
 POOLED_COLUMNS = {
-    "layout": "how instruction, filler and problem make a prompt",
-    "condition": "the condition, or a contrast with another baseline",
+    "layout": "raw, chat or as_published",
+    "condition": "the condition, or a contrast such as mless - random",
     "baseline": "the condition that it is compared with",
-    "models": "models that have both",
-    "problems": "problems that all of them were asked",
-    "difference": "mean over models of the difference in accuracy, points",
-    "low": "lower end of its 95 % interval: these models, new problems",
+    "models": "models that have both conditions",
+    "problems": "problems that all these models were asked",
+    "difference": "mean difference over the models",
+    "low": "lower end of its 95 % interval for these models and new problems",
     "high": "upper end",
-    "p": "its two-sided p-value, over problems; exploratory, so neither adjusted nor judged",
-    "new_low": "lower end of the interval for new models, never shorter than for these models",
+    "p": "its p-value, not adjusted",
+    "new_low": "lower end of the interval for new models and new problems",
     "new_high": "upper end",
-    "new_p": "its p-value",
+    "new_p": "p-value that belongs to this interval",
 }
 """Meaning of each column of `pool`."""
 

@@ -16,17 +16,17 @@ from harness.yaml_settings import Strict, read_values, validate
 
 REFERENCE_COLUMNS = {
     "model": "the model's name in the reference",
-    "layout": "layout of the run; missing where there is no run",
+    "layout": "layout of the run; missing if there is no run",
     "condition": "the condition",
     "accuracy": "accuracy of the run, percent",
     "accuracy_low": "lower end of its score interval, percent",
     "accuracy_high": "upper end",
-    "authors_rule": "accuracy of the run by the grading rule of the study",
+    "authors_rule": "accuracy of the run by the study's grading rule, percent",
     "reference": "published accuracy, percent",
-    "difference": "difference from the baseline in the run, points",
-    "low": "lower end of its 95 % interval, points",
+    "difference": "difference from the baseline in the run",
+    "low": "lower end of its 95 % interval",
     "high": "upper end",
-    "reference_difference": "published difference from the baseline, points",
+    "reference_difference": "published difference from the baseline",
 }
 """Meaning of each column of `reference_table`."""
 
@@ -161,7 +161,7 @@ def setup_differences(
     ):
         values = list(dict.fromkeys(value or default for value in ours))
         if values != [theirs]:
-            sentences.append(f"{topic}: theirs is {theirs}; ours {', '.join(values)}.")
+            sentences.append(f"{topic}: {theirs} (published), {', '.join(values)} (run).")
     return sentences
 
 

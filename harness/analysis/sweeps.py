@@ -22,21 +22,21 @@ FEWEST_LENGTHS = 3
 
 SWEEP_COLUMNS = {
     "model": "the model's label",
-    "layout": "how instruction, filler and problem make a prompt",
-    "filler": "the text that is repeated, or the kind of filler",
-    "placement": "where the filler stands in the prompt",
-    "words": "other text in the prompt that the baseline lacks",
-    "lengths": "its numbers of tokens",
+    "layout": "raw, chat or as_published",
+    "filler": "the repeated text, or the kind of filler",
+    "placement": "the filler's placement",
+    "words": "the condition's instruction, cue or answer prefix",
+    "lengths": "numbers of tokens of the filler",
     "problems": "number of problems",
-    "difference": "mean over all lengths of the difference from the baseline, points",
-    "low": "lower end of its 95 % interval, points",
+    "difference": "mean difference over all lengths",
+    "low": "lower end of its 95 % interval",
     "high": "upper end",
-    "longest_less_shortest": "accuracy with the longest filler less that with the shortest, points",
-    "longest_low": "lower end of its 95 % interval, points",
+    "longest_less_shortest": "accuracy with the longest filler minus that with the shortest",
+    "longest_low": "lower end of its 95 % interval",
     "longest_high": "upper end",
-    "p": "two-sided, of both being 0",
+    "p": "p-value of both differences being 0",
     "p_adjusted": "p after Holm over the rows of the table",
-    "best": "the length with the most right samples, tokens; not tested",
+    "best": "number of tokens with the most correct samples; not tested",
 }
 """Meaning of each column of `sweep_table`."""
 

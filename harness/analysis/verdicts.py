@@ -78,14 +78,14 @@ def explain_unmeasured(
         return None
     sides = [row_by_name[row["baseline"]], row]
     if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
-        return "fewer than half of the samples of one side have a graded answer"
+        return "fewer than half of the samples of one condition have a graded answer"
     # a score interval ends at 0 or 100 only if no sample, or every sample, is right
     if all(side["accuracy_low"] <= 0 or side["accuracy_high"] >= 100 for side in sides):
-        return "both accuracies are at the end of the scale"
+        return "both accuracies are 0 or 100 %"
     for name, fields in reference_conditions.items():
         control = row_by_name.get(name)
         if fields["kind"] != POSITIVE_CONTROL or control is None:
             continue
         if control["p"] >= ALPHA or control["difference"] > 0:
-            return "the positive control was not seen"
+            return "the positive control was not detected"
     return None

@@ -11,16 +11,16 @@ def compare(
     old: Annotated[
         str, typer.Argument(metavar="A", help="A run, RUN:CONDITION, or a sample log of lm-eval.")
     ],
-    new: Annotated[str, typer.Argument(metavar="B", help="The same: it is compared with A.")],
+    new: Annotated[str, typer.Argument(metavar="B", help="Likewise. The table shows B minus A.")],
     metric: Metric = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Filter of the metric, where a log has several.")
+        str | None, typer.Option("--filter", help="Filter of the metric, if a log has several.")
     ] = None,
     not_worse_by: Annotated[
         float | None,
         typer.Option(
             metavar="POINTS",
-            help="Exit with 0 if B surely loses less than POINTS, 1 if it is worse, 3 otherwise.",
+            help="Exit with 0 if B is shown to lose less than POINTS, 1 if B is worse, else 3.",
         ),
     ] = None,
     form: FormatName = "text",
@@ -28,7 +28,7 @@ def compare(
 ) -> None:
     """Compare two conditions of runs, or two logs of any lm-eval task, paired by problem.
 
-    RUN without a condition means the baseline of the run.
+    A run without a condition means its baseline.
     """
     from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
     from harness.display.table_page import show_board

@@ -10,7 +10,8 @@ from harness.commands.options import Overrides
 
 def fetch(
     config: Annotated[
-        Path, typer.Argument(help="A run config, or `smollm2`: prints that model's folder last.")
+        Path,
+        typer.Argument(help="A run config; or `smollm2`, whose folder is the last line printed."),
     ],
     overrides: Overrides = None,
 ) -> None:

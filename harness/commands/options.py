@@ -14,7 +14,7 @@ RunNames = Annotated[
     ),
 ]
 Metric = Annotated[
-    str | None, typer.Option(help="Metric to read verdicts from in logs of other tasks.")
+    str | None, typer.Option(help="Metric that decides right or wrong in logs of other tasks.")
 ]
 FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
 SplitBy = Annotated[
@@ -22,16 +22,16 @@ SplitBy = Annotated[
 ]
 Baseline = Annotated[
     str | None,
-    typer.Option(help="Condition that the others are compared with; default: the run's."),
+    typer.Option(help="Baseline of all differences; default: the run's baseline."),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns below a text table.")]
 Condition = Annotated[str, typer.Option(help="Condition that is compared with the baseline.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
 LayoutName = Annotated[
-    str | None, typer.Option(help="raw, chat or as_published, where there are several.")
+    str | None, typer.Option(help="raw, chat or as_published, if the run has several layouts.")
 ]
-Subject = Annotated[str | None, typer.Option(help="Only this subject.")]
-Level = Annotated[int | None, typer.Option(help="Only this level.")]
+Subject = Annotated[str | None, typer.Option(help="Only problems of this subject.")]
+Level = Annotated[int | None, typer.Option(help="Only problems of this level.")]
 DrawCount = Annotated[
     int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")
 ]
@@ -40,6 +40,8 @@ DrawSeed = Annotated[int, typer.Option(help="Seed of the random draw.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a value of the config, such as model.label=NAME; repeatable.",
     ),
 ]

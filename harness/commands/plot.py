@@ -17,7 +17,7 @@ def plot(
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
         "figures"
     ),
 ) -> None:

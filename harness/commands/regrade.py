@@ -23,7 +23,7 @@ def regrade(
     completion: Annotated[
         str, typer.Option(help="Column of completions in a CSV or JSONL.")
     ] = "completion",
-    gold: Annotated[str, typer.Option(help="Column of gold answers in it.")] = "gold",
+    gold: Annotated[str, typer.Option(help="Column of gold answers in a CSV or JSONL.")] = "gold",
 ) -> None:
     """Grade and audit a finished run again; or grade the completions of any log or table."""
     from harness.execution.grade_again import regrade as regrade_run

@@ -25,10 +25,11 @@ def report(
     margin: Margin = None,
     metric: Metric = None,
     layer: Annotated[
-        int | None, typer.Option(help="Counted from 1; default: the first of the traces.")
+        int | None,
+        typer.Option(help="Layer, counted from 1; default: the first layer of the traces."),
     ] = None,
     head: Annotated[
-        list[int] | None, typer.Option(help="Counted from 1; repeatable; default: all.")
+        list[int] | None, typer.Option(help="Head, counted from 1; repeatable; default: all heads.")
     ] = None,
     definition: Annotated[
         Definition, typer.Option(help="Queries that the attention curves average over.")

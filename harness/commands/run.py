@@ -12,17 +12,16 @@ from harness.commands.options import Overrides
 def run(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A run config, e.g. configs/runs/products.yaml; or give --model."),
+        typer.Argument(help="A run config, such as configs/runs/products.yaml; or use --model."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="ORG/NAME", help="Run this model on MATH-500, without a config of your own."
-        ),
+        typer.Option(metavar="ORG/NAME", help="Run this model on MATH-500 without a config."),
     ] = None,
     overrides: Overrides = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="math500|FILE", help="Problems: a JSONL file.")
+        str | None,
+        typer.Option(metavar="math500|FILE", help="Problems: MATH-500, or a JSONL file."),
     ] = None,
     conditions: Annotated[
         str | None, typer.Option(metavar="wo,mless", help="Only these of the study's conditions.")
@@ -30,7 +29,9 @@ def run(
     max_gen_toks: Annotated[
         int | None, typer.Option(metavar="N", help="Maximum length of a completion, in tokens.")
     ] = None,
-    repeats: Annotated[int | None, typer.Option(metavar="N", help="Samples a problem.")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(metavar="N", help="Samples of each problem.")
+    ] = None,
     apply_chat_template: Annotated[
         bool | None, typer.Option(help="Set the layout to chat, or to raw; default: the config's.")
     ] = None,

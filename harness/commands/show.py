@@ -22,7 +22,7 @@ def show(
         str, typer.Argument(metavar="RUN", help="A run folder, or an lm-eval output folder.")
     ],
     problem: Annotated[
-        str | None, typer.Argument(metavar="[PROBLEM]", help="The id of one of its problems.")
+        str | None, typer.Argument(metavar="[PROBLEM]", help="The id of a problem of the run.")
     ] = None,
     changed: Annotated[
         bool, typer.Option("--changed", help="Print the problems that a condition changed.")
@@ -30,7 +30,7 @@ def show(
     baseline: Baseline = None,
     condition: Annotated[
         str | None,
-        typer.Option(help="Only this condition of a problem; with --changed, default mless."),
+        typer.Option(help="Only this condition; with --changed, the default is mless."),
     ] = None,
     direction: Annotated[
         Choice, typer.Option(help="With --changed: only problems with this outcome.")

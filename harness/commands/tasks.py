@@ -15,9 +15,7 @@ def tasks(
     ] = None,
     conditions: Annotated[
         str | None,
-        typer.Option(
-            help="With --wrap: wo,mless or as in a run config; default: the study's four."
-        ),
+        typer.Option(help="With --wrap: conditions as in a run config; default: the study's four."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="With --wrap: the new task folder.")

@@ -49,26 +49,26 @@ DIFFERENCE = Column(
     "difference low high",
     f"difference [{LEVEL}]",
     difference,
-    "from {baseline} in points, paired by problem; the interval is not adjusted for several tests, "
-    "p is",
+    "compared with {baseline}, in points, paired by problem; the interval is not adjusted for "
+    "several tests",
 )
 P = Column("p_adjusted", "p adj.", p_value, "sign-flip test, adjusted by Holm over {family}")
 ANSWERS = Column(
     "answered_difference answered_low answered_high",
     f"answered [{LEVEL}]",
     difference,
-    "the part of it among answered samples: pairs that both have a graded answer; "
-    "the rest is format",
+    "difference among answered samples: over pairs of samples that both have a graded answer; "
+    "the rest of the difference is format",
 )
 VERDICT = Column(
     "verdict role within_margin margin by_format",
     "verdict",
     verdict,
-    f"of {{prompts}}. better, worse: adjusted p < {ALPHA:g}; "
-    f"equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for several, "
-    f"lies between {MINUS}{{margin:g}} and +{{margin:g}} points, of at least {{fewest}}; "
-    "else inconclusive: the data neither show an effect nor rule one out; "
-    "(format): among answered samples nothing shows",
+    f"for {{prompts}}. better, worse: adjusted p < {ALPHA:g}; "
+    f"equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for several tests, "
+    f"lies between {MINUS}{{margin:g}} and +{{margin:g}} points, on at least {{fewest}}; "
+    "inconclusive: none of these, so there may be an effect; "
+    "(format): the difference may be due to format alone",
     numeric=False,
     strong=True,
 )
@@ -81,8 +81,8 @@ It is bold if its test was passed, and in brackets if it is exploratory.
 
 UNGRADED_ENDINGS = (
     Column("no_box", "no box %", number),
-    Column("truncated", "cut off", number),
-    Column("refused", "unread", number),
-    Column("timed_out", "late", number),
+    Column("truncated", "truncated", number),
+    Column("refused", "refused", number),
+    Column("timed_out", "timeout", number),
 )
 """The percentages of samples without a grade, by the way in which they ended."""

@@ -31,7 +31,7 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[st
     """The facts that the legends name, and the remarks in the order in which they matter."""
     compared = [row for row in rows if row["role"] != "baseline"]
     if not compared:
-        return {}, ["One condition only: nothing is compared."]
+        return {}, ["There is only one condition, so nothing is compared."]
     # what is said about all rows must hold for the one with the fewest draws
     draws = min(row["draws"] for row in compared)
     is_for_new_examples = draws >= FEWEST_DRAWS
@@ -52,13 +52,13 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[st
     remarks = [*remark_ungraded(board), *_remark_tests(board, compared, judged)]
     if is_for_new_examples:
         remarks.append(
-            f"{draws} draws of examples: intervals and p are for new draws from the same pool, as "
-            "draws and problems are crossed random effects."
+            f"{draws} draws of examples: intervals and p are for new draws from the same pool, "
+            "because draws and problems are crossed random effects."
         )
     elif examples:
         remarks.append(
-            "Verdicts, intervals and p are for these examples: with other examples they "
-            f"may differ. From {FEWEST_DRAWS} draws on they are for new examples."
+            "Verdicts, intervals and p are for these examples and may differ with others. "
+            f"From {FEWEST_DRAWS} draws of examples on, they are for new draws."
         )
     if not board.by:
         remarks += [*remark_noise(board), *_remark_draws(board)]
@@ -73,7 +73,7 @@ def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) ->
         family = f"the {tests} registered beforehand ({names})"
     else:
         article = "the" if len(judged) == 1 else "all"
-        family = f"{article} {tests} shown, not registered beforehand"
+        family = f"{article} {tests} of this table, not registered beforehand"
     # The instruction with the number 0 is the run's own.
     instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
     prompts = "this prompt"
@@ -112,19 +112,21 @@ def _remark_tests(
             share = ", with an equal share of alpha for each model and layout"
         yield (
             f"*: the primary contrast, tested first{share}. "
-            "The others are tested only if it is significant."
+            "The other contrasts are tested only if it is significant."
         )
     if not judged:
         yield (
             "No test was registered beforehand, so all are exploratory: "
-            "neither adjusted nor judged."
+            "p is not adjusted, and there is no verdict."
         )
     elif len(judged) < len(compared):
-        yield "exploratory: not registered beforehand, so neither adjusted nor judged."
+        yield (
+            "exploratory: not registered beforehand, so p is not adjusted, and there is no verdict."
+        )
     contrasts = [row["condition"] for row in compared if row["baseline"] != board.baseline]
     if contrasts:
         names = ", ".join(dict.fromkeys(contrasts))
-        yield f"{names}: the first condition less the second."
+        yield f"{names}: the first condition minus the second."
 
 
 def remark_ungraded(board: Leaderboard) -> Iterator[str]:
@@ -178,7 +180,7 @@ def _remark_endings(board: Leaderboard, judged: Sequence[Row]) -> Iterator[str]:
         if counts:
             texts.append(f"{label(name)} {', '.join(counts)}")
     text = "; ".join(texts)
-    advice = ": raise max_gen_toks" if "cut off" in text else ""
+    advice = ": raise max_gen_toks" if "truncated" in text else ""
     yield f"Ungraded: {text}{advice}."
 
 
@@ -192,9 +194,9 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
         elif row["role"] == "reference":
             # the control must lower the accuracy: a rise does not show that the run can see effects
             is_visible = row["p"] < ALPHA and row["difference"] < 0
-            outcome = "NOT SEEN: this run has not shown that it could see any effect"
+            outcome = "NOT DETECTED, so this run may be unable to detect any effect"
             if is_visible:
-                outcome = "seen: grader and pairing work"
+                outcome = "detected, so grader and pairing work"
             change = difference(row["difference"], row["low"], row["high"])
             yield (
                 f"Positive control, {setting} ({row['condition']}): "

@@ -88,8 +88,8 @@ def show_leaderboard(board: Leaderboard) -> Table:
         if name != first_name:
             columns.append(replace(comparison_columns.BARE, heading=label(name), of=name))
     order = (
-        "Best baseline first. All but the baseline's are differences: bold if the test was passed, "
-        "else in brackets if exploratory."
+        "The best baseline comes first. Columns of other conditions have differences: bold if "
+        "significant, in brackets if exploratory."
     )
     sorted_rows = sorted(settings.values(), key=lambda row: -row[board.baseline]["accuracy"])
     return Table(title, sorted_rows, columns, [order, *remarks])

@@ -33,7 +33,7 @@ That of a small model in docs/figures/instructions.csv is several times as large
 
 PROMPT_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
-    for name in ("condition", "layout", "filler", "place", "least", "median", "most")
+    for name in ("condition", "layout", "filler", "position", "least", "median", "most")
 )
 
 
@@ -139,14 +139,14 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
             golds.append(f"{problem.id}: {problem.answer[:60]} ({reason})")
     if golds:
         share = f"{len(golds)} of {len(problems)} gold answers cannot be compared"
-        yield f"golds     {share}: only an identical text is right. {list_first(golds, 5)}"
+        yield f"golds     {share}: only an identical text is correct. {list_first(golds, 5)}"
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:
-            more = f" ({len(notes) - 1} more like it)" if len(notes) > 1 else ""
+            more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
             yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{more}"
     before_raw = plan.raw_prefix or "no BOS token"
-    yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {before_raw}"
+    yield f"layouts   {', '.join(config.layouts)}; before text outside a chat: {before_raw}"
 
 
 def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
@@ -164,8 +164,8 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
     if interventions:
         number = len(interventions)
         yield (
-            f"inside    {number} conditions change the model; "
-            f"{ARM_PROMPTS} prompts of each check it"
+            f"arms      {number} conditions have an intervention, "
+            f"which is checked on {ARM_PROMPTS} prompts of each"
         )
     layers = config.record_attention
     if layers:
@@ -196,13 +196,13 @@ def _make_prompt_table(plan: Plan) -> Table:
                 position += f" in {len(prompt.fillers)} parts"
             row |= {
                 "filler": _count_filler(plan, arms),
-                "place": position,
+                "position": position,
                 "least": str(min(lengths)),
                 "median": f"{statistics.median(lengths):.0f}",
                 "most": str(max(lengths)),
             }
         rows.append(row)
-    title = "Tokens of the filler + its separators, its place, tokens of the prompt"
+    title = "Tokens of the filler + its separators, its position, tokens of the prompt"
     return Table(title, rows, PROMPT_COLUMNS)
 
 
@@ -228,18 +228,15 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         if tests > 1:
             alpha += f" / {tests}"
         draws = 1
-        assumption = (
-            "samples with and without a filler disagree on "
-            f"{100 * PLANNED_DISCORDANCE:.0f} % of the problems"
-        )
+        assumption = f"at a discordance of {100 * PLANNED_DISCORDANCE:.0f} %"
         # From this number of draws on the test is for new draws too.
         if config.draws >= FEWEST_DRAWS:
             draws = config.draws
-            assumption += f" and the effect scatters between draws by {spread}"
+            assumption += f" and a standard deviation between draws of {spread}"
         effect = _find_smallest_effect(config, problems, draws, alpha=ALPHA / tests)
         tested = ", ".join(contrast_name(*pair) for pair in contrasts)
         yield (
-            f"detects   differences from {effect} on ({tested}; {power}, {alpha}, if {assumption})"
+            f"detects   smallest difference: {effect} ({tested}; {power}, {alpha}, {assumption})"
         )
     sentences = [condition for condition in config.conditions if condition.sentence]
     random_ids = [condition for condition in config.conditions if condition.random_ids]
@@ -254,8 +251,8 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     for noun, count in counts.items():
         effect = _find_smallest_effect(config, problems, count)
         yield (
-            f"new       mean effects over new {noun} from {effect} on ({count} {noun}; "
-            f"{power}, if the effect scatters between {noun} by {spread})"
+            f"new       smallest mean effect for new {noun}: {effect} ({count} {noun}; "
+            f"{power}, at a standard deviation between {noun} of {spread})"
         )
 
 

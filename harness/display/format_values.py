@@ -75,7 +75,7 @@ def flips(up: Any, down: Any) -> str:
 def define_flips(samples: int) -> str:
     """The definition of flips in tables, the report and `mless show`."""
     mean = ", mean over pairs of samples" if samples > 1 else ""
-    return f"problems from wrong to right and from right to wrong{mean}"
+    return f"problems that change from wrong to right, and from right to wrong{mean}"
 
 
 def describe_repeat(row: Mapping[str, Any]) -> str:

@@ -85,9 +85,9 @@ def describe_changes(
     """
     change = difference(row["difference"], row["low"], row["high"])
     flip_counts = flips(row["wrong_to_right"], row["right_to_wrong"])
-    repeat = "both sides were run once, so the noise of the difference is not known"
+    repeat = "both conditions were run once, so the noise of the difference is unknown"
     if row["aa_difference"] is not None:
-        repeat = f"both sides were run again: {describe_repeat(row)}"
+        repeat = f"both conditions were run again: {describe_repeat(row)}"
     matching = sum(count for outcome, count in outcomes.items() if criterion.selects(outcome))
     total = sum(outcomes.values())
     # with several draws of examples, a problem counts once for each
@@ -99,9 +99,9 @@ def describe_changes(
         listed += f" ({', '.join(filter_texts)})"
     listed += f", {str(criterion.flip).replace('_', ' ')}"
     if row["repeats"] > 1:
-        listed += ", by the share of their samples that is right"
+        listed += ", compared by the share of correct samples"
     if outcomes["undecided"]:
-        listed += f"; {outcomes['undecided']} lack a verdict under one of the two"
+        listed += f"; {outcomes['undecided']} have no verdict under one of the two conditions"
     lines = [
         f"difference  {change} points, {LEVEL} interval",
         f"flips       {flip_counts}: {define_flips(row['repeats'])}",

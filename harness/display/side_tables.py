@@ -87,7 +87,7 @@ def _show_validity(is_valid: Any) -> str:
 SIDE_TABLES = (
     SideTable(
         key="pooled",
-        heading="All models together{shared}, in points",
+        heading="One effect over all models{shared}, points",
         meanings=pool_models.POOLED_COLUMNS,
         words=("layout", "condition", "models", "problems"),
         columns=(
@@ -95,7 +95,7 @@ SIDE_TABLES = (
             Column("p", "p", p_value),
             Column("new_low new_high", "new models", _show_new_models),
         ),
-        remarks=("Exploratory: neither adjusted nor judged.",),
+        remarks=("Exploratory: p is not adjusted, and there is no verdict.",),
     ),
     SideTable(
         key="instructions",
@@ -104,33 +104,33 @@ SIDE_TABLES = (
         columns=(
             Column("instructions", "instructions", count),
             Column("least most", "from, to", partial(interval, sign=True)),
-            Column("better worse", "better, worse in", "{}, {}".format),
+            Column("better worse", "better, worse", "{}, {}".format),
             Column("difference new_low new_high", f"mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
         ),
         remarks=(
-            "Verdicts above are of these instructions; the interval here is for new ones of this "
-            "kind, on new problems.",
+            "The verdicts above refer to these instructions. The interval of this mean is for new "
+            "instructions of this kind and new problems.",
         ),
     ),
     SideTable(
         key="texts",
-        heading="Against other texts of as many tokens at its place, points",
+        heading="Compared with other texts of the same length and placement, points",
         meanings=other_texts_and_instructions.TEXT_COLUMNS,
         columns=(
-            Column("texts kind", "against", "{} {}".format),
+            Column("texts kind", "other texts", "{} {}".format),
             Column("least most", "their accuracies", interval),
-            Column("difference new_low new_high", f"less their mean [{LEVEL}]", difference),
+            Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
         ),
         remarks=(
-            "Intervals are for new texts of the kind, on new problems. Exploratory: neither "
-            "adjusted nor judged.",
+            "Intervals are for new texts of this kind and new problems. Exploratory: p is not "
+            "adjusted, and there is no verdict.",
         ),
     ),
     SideTable(
         key="sweeps",
-        heading="Lengths of a filler, difference in points",
+        heading="Lengths of a filler, points",
         meanings=sweeps.SWEEP_COLUMNS,
         words=("model", "layout", "filler", "placement", "words"),
         columns=(
@@ -138,7 +138,7 @@ SIDE_TABLES = (
             Column("difference low high", f"all lengths [{LEVEL}]", difference),
             Column(
                 "longest_less_shortest longest_low longest_high",
-                "longest less shortest",
+                "longest minus shortest",
                 difference,
             ),
             Column("p_adjusted", "p adj.", p_value),
@@ -153,18 +153,18 @@ SIDE_TABLES = (
         columns=(
             Column("layers", "layers", _show_layers),
             Column("valid_attention", "weights add up to 1", _show_validity),
-            Column("difference low high", f"less the gap [{LEVEL}]", difference),
+            Column("difference low high", f"minus the gap [{LEVEL}]", difference),
             Column("p_adjusted", "p adj.", p_value),
         ),
         remarks=(
-            "Each condition is compared with the position gap. Where scale or bias is on alone, "
-            "attention weights do not add up to 1: this is not valid attention, and no prompt "
-            "makes a model compute it.",
+            "Each condition is compared with the position gap. With scale or bias alone, attention "
+            "weights do not add up to 1. This is not valid attention: no prompt makes a model "
+            "compute it.",
         ),
     ),
     SideTable(
         key="mediators",
-        heading="What else changed: percent of the samples",
+        heading="Mediators, percent of the samples",
         meanings=mediators_and_audit.MEDIATOR_COLUMNS,
         columns=(
             *UNGRADED_ENDINGS,
@@ -175,11 +175,14 @@ SIDE_TABLES = (
     ),
     SideTable(
         key="audit",
-        heading="The same completions by other graders: percent right, difference in points",
+        heading="Other graders of the same completions, percent correct and difference",
         meanings={
-            "exact_match_boxed": "lm-eval's exact_match on the last box",
-            "authors_rule": "the study's rule: the answer may be a substring of the gold",
-            "authors_rule_strict": "the same without substrings",
+            "ours": "percent correct by mless; GRADER_difference has the change from the baseline",
+            "math_verify": "lm-eval's call of math_verify on the full text",
+            "exact_match_boxed": "lm-eval's minerva comparison of the last box",
+            "authors_rule": "the study's rule, which accepts substrings of the gold answer",
+            "authors_rule_strict": "the study's rule with equality",
+            "boxes_after_first": "number of samples with a further box after the first",
         },
         columns=(
             Column("math_verify math_verify_difference", "math_verify", _show_grader),
@@ -191,11 +194,11 @@ SIDE_TABLES = (
     ),
 )
 PUBLISHED_COLUMNS = (
-    Column("accuracy accuracy_low accuracy_high", f"ours % [{LEVEL}]", _show_accuracy),
+    Column("accuracy accuracy_low accuracy_high", f"run % [{LEVEL}]", _show_accuracy),
     Column("authors_rule", "authors'", number),
-    Column("reference", "theirs", number),
-    Column("difference low high", "our difference", difference),
-    Column("reference_difference", "their difference", signed),
+    Column("reference", "published", number),
+    Column("difference low high", "difference", difference),
+    Column("reference_difference", "published difference", signed),
 )
 """The columns of numbers in the table of published numbers."""
 
@@ -236,9 +239,9 @@ def show_reference(
     heading = f"Reference: {published.source}{{shared}}"
     title, word_columns = _describe_words(heading, ("model", "layout", "condition"), rows)
     samples = published.setup.samples
-    remark = f"theirs: means of {samples} {plural('sample', samples)} a problem"
+    remark = f"published: means of {samples} {plural('sample', samples)} per problem"
     if not published.exact:
-        remark += f", read off a figure to within {published.uncertainty:g} points"
+        remark += f", read from a figure with an error of up to {published.uncertainty:g} points"
     remarks = [f"{remark}.", *differences]
     return Table(title, rows, [*word_columns, *PUBLISHED_COLUMNS], remarks)
 

@@ -87,12 +87,10 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
     """
     if options.form == "csv" and len(options.side_tables) + bool(options.reference) > 1:
         raise ConfigError(
-            "CSV holds one table: expected one of --mediators, --audit and --reference at most."
+            "CSV has one table: use only one of --mediators, --audit and --reference."
         )
     if options.reference and options.by:
-        raise ConfigError(
-            "--reference has numbers over all problems: expected no --by beside it. Leave one out."
-        )
+        raise ConfigError("--reference has numbers for all problems together: use it without --by.")
     loaded = [Run.load(run, metric=options.metric) for run in locate(runs)]
     groups = group_by_table(loaded) if options.models else [loaded]
     pages = [_make_page(group, options) for group in groups]
@@ -100,8 +98,8 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
         names = [_name_page(page.board) for page in pages]
         if options.form == "csv":
             raise ConfigError(
-                "CSV holds one table: expected the runs of one, "
-                f"got tables of {'; '.join(names)}. Name those of one."
+                "CSV has one table: expected runs that form one table, "
+                f"got tables of {'; '.join(names)}."
             )
         for name, page in zip(names, pages, strict=True):
             table = page.tables[0]
@@ -169,5 +167,5 @@ def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:
         tables += page.tables
         footer += [receipt_line(entry) for entry in page.board.receipt]
     if form == "text" and not explain:
-        footer.insert(0, "What each column means, and more: --explain.")
+        footer.insert(0, "--explain adds the meaning of each column.")
     return render(tables, form, footer, explain=explain)

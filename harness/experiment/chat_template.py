@@ -47,8 +47,7 @@ def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
     switches = arguments.get("chat_template_args") or {}
     if not isinstance(switches, Mapping):
         raise ConfigError(
-            "chat_template_args: expected a mapping of the template's own switches, "
-            f"got {switches!r}."
+            f"chat_template_args: expected a mapping of the template's switches, got {switches!r}."
         )
     thinking = arguments.get("enable_thinking")
     return ({} if thinking is None else {"enable_thinking": thinking}) | dict(switches)

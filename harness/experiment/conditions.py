@@ -165,10 +165,10 @@ class Condition(Strict):
         for key, fillers in fillers_by_key.items():
             if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
                 raise ValueError(
-                    f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}"
+                    f"{key}: needs one of {', '.join(fillers)}, got {self.filler or 'no filler'}"
                 )
         if self.intervention and self.intervention.kind == "filler" and not self.filler:
-            raise ValueError("intervention: of the kind filler, and the condition has none")
+            raise ValueError("intervention: the kind filler needs a condition with a filler")
         return self
 
     @property
@@ -369,7 +369,7 @@ def as_condition(value: Any) -> Condition:
             f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}."
         )
     if condition.name in study:
-        raise ConfigError(f"{where} has the name of one of the study's own conditions.")
+        raise ConfigError(f"{where} has the name of a condition of the study.")
     return condition
 
 

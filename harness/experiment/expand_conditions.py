@@ -65,7 +65,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         ConfigError: the sweep is no mapping.
     """
     if not isinstance(sweep, Mapping):
-        raise ConfigError(f"sweep: expected lists by a condition's keys, got {sweep!r}.")
+        raise ConfigError(f"sweep: expected a list for each key of a condition, got {sweep!r}.")
     lists = {}
     for key, value in sweep.items():
         lists[key] = value if isinstance(value, list) else [value]

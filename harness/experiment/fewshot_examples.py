@@ -138,7 +138,7 @@ class FewshotConfig(Strict):
             problems = sum(map(len, pool))
             raise ConfigError(
                 f"fewshot: expected {self.num_fewshot} examples of different clusters, {size} "
-                f"problems in their pool and one to ask, got {problems} problems in {len(pool)} "
+                f"problems in their pool and one question, got {problems} problems in {len(pool)} "
                 "clusters."
             )
         return pool

@@ -77,11 +77,11 @@ class FillerIntervention(_Layered):
     @model_validator(mode="after")
     def _check_switches(self) -> Self:
         if self.other_layers and self.scale and self.bias:
-            raise ValueError("other_layers, scale and bias are all on: that changes nothing")
+            raise ValueError("other_layers, scale and bias are all on, which changes nothing")
         if not self.other_layers and (self.scale or self.bias) and self.layers != (1,):
             raise ValueError(
                 "other_layers is off, so scale and bias need Layer 1: "
-                "later layers depend on what is below"
+                "later layers depend on earlier layers"
             )
         return self
 
@@ -114,8 +114,8 @@ class FillerIntervention(_Layered):
         ]
         if size <= 0 or not starts:
             raise PromptMismatchError(
-                f"{location}: the filler is not one run of tokens whose removal leaves the "
-                "baseline's."
+                f"{location}: expected a filler of consecutive tokens, and without them the "
+                "prompt of the baseline."
             )
         start = starts[0]
         resolved = {

@@ -149,7 +149,7 @@ def _choose_layouts(config: RunConfig, model: ModelTokenizer | None) -> tuple[La
     if switches and Layout.CHAT not in layouts:
         raise ConfigError(
             f"model.model_args sets {', '.join(switches)} of the chat template, "
-            f"and the layout is {', '.join(layouts)}."
+            f"but the layout is {', '.join(layouts)}."
         )
     return layouts
 

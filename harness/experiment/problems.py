@@ -59,7 +59,7 @@ class MadeConfig(Strict):
     def _check_operands(self) -> Self:
         low, high = self.operands
         if low > high:
-            raise ValueError(f"operands: expected the least number first, got {low} and {high}")
+            raise ValueError(f"operands: expected the smallest number first, got {low} and {high}")
         if self.count is not None and self.count > self._possible:
             raise ValueError(
                 f"count: {low} to {high} give {self._possible} {self.make}, got {self.count}"
@@ -314,10 +314,10 @@ def _read_problems(
         except ValidationError as error:
             raise DataError(explain(error, f"{location} ({', '.join(record)})")) from None
         if problem.id in problems:
-            raise DataError(f"{location}: the id {problem.id!r} stands in an earlier line too.")
+            raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
         problems[problem.id] = problem
     if not problems:
-        raise DataError(f"{source}: no problems in it. Expected one JSON object per line.")
+        raise DataError(f"{source} has no problems: expected one JSON object per line.")
     if any(problem.cluster for problem in problems.values()):
         # a problem's id may be the name of another problem's cluster
         for name, problem in problems.items():

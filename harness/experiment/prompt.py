@@ -356,7 +356,7 @@ def refuse_other_text(text: str, sha256: str, where: str) -> None:
     text_sha256 = hash_text(text)
     if text_sha256 != sha256:
         raise PromptMismatchError(
-            f"{where}: the prompt is not the one that was run: "
+            f"{where}: the prompt differs from that of the run: "
             f"expected SHA-256 {sha256[:12]}, got {text_sha256[:12]}."
         )
 

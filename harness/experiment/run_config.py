@@ -163,20 +163,20 @@ class RunConfig(Strict):
         }
         if len(tasks) < len(layouts) * len(self.all_conditions):
             names = ", ".join(self.condition_names)
-            yield f"conditions: names must differ, also as name_layout; got {names}"
+            yield f"conditions: names must differ, also from names with a layout (name_layout); got {names}"
         has_instruction = any(condition.instruction for condition in self.conditions)
         replaces_instruction = self.instruction is not None or self.across or has_instruction
         if Layout.AS_PUBLISHED in self.layouts and replaces_instruction:
-            yield "instruction: the layout as_published has the authors' own"
+            yield "instruction: the layout as_published has the authors' instruction"
         if self.across and has_instruction:
-            yield "across: a condition has its own instruction"
+            yield "across: needs conditions that set no instruction"
 
     def _find_example_faults(self) -> Iterator[str]:
         fewshot = self.fewshot
         if self.repeats % self.draws_per_problem:
             yield f"repeats: expected a multiple of {self.draws} draws, or fewer than these"
         if fewshot and Layout.AS_PUBLISHED in self.layouts:
-            yield "fewshot: as_published has none"
+            yield "fewshot: the layout as_published has no examples"
         if self.positive_control and self.answer == "line" and not fewshot:
             yield "positive_control: there are no examples to leave out"
         if fewshot and fewshot.path and fewshot.draws > 1:
@@ -210,7 +210,7 @@ class RunConfig(Strict):
         if prefixed and self.model.templates_itself:
             yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
         if self.record_attention and BASELINE not in self.condition_names:
-            yield f"record_attention: expected the condition {BASELINE} as reference of all tokens"
+            yield f"record_attention: needs the condition {BASELINE}, whose tokens are the reference"
         if not self.model.name:
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
 

@@ -164,7 +164,7 @@ def _find_faults(
     if prompt.straddling:
         yield (
             condition.is_exact,
-            f"{location}: {prompt.straddling} tokens cover filler and neighbouring text at once.",
+            f"{location}: {prompt.straddling} tokens cover both filler and neighbouring text.",
         )
     if condition.tokens is not None:
         expected = condition.tokens * len(prompt.fillers)
@@ -180,7 +180,10 @@ def _find_faults(
         examples = " or its examples'" if "demonstration" in roles else ""
         yield True, f"{location}: its{examples} token ids differ from those without a filler."
     if not (condition.is_exact or filler_tokens or prompt.straddling):
-        yield True, f"{location}: the filler is not in the prompt. Templates trim blanks."
+        yield (
+            True,
+            f"{location}: the filler is not in the prompt, perhaps because the template trims blanks.",
+        )
 
 
 def _refuse_faults(arm: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -> None:
@@ -191,7 +194,7 @@ def _refuse_faults(arm: ConditionPrompts, model: ModelTokenizer, max_gen_toks: i
     elif model.context_length is not None and longest + max_gen_toks > model.context_length:
         fault = (
             f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
-            f"are over the context of {model.context_length}."
+            f"exceed the context length of {model.context_length}."
         )
     if fault:
         raise PromptMismatchError(

@@ -123,12 +123,10 @@ def load_tokenizer(
         )
     # some classes load without the files, and read every text as nothing or as unknown tokens
     if set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids):
-        raise ModelError(
-            f"{name} holds no tokenizer. Expected tokenizer.json, or tokenizer.model, in it."
-        )
+        raise ModelError(f"{name} has no tokenizer: expected tokenizer.json or tokenizer.model.")
     if not tokenizer.is_fast:
         raise ModelError(
-            f"{name} has no fast tokenizer, and only fast ones give character offsets."
+            f"{name} has no fast tokenizer, and only fast tokenizers give character offsets."
         )
     # mless checks lengths itself, with a clearer message
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
@@ -219,8 +217,8 @@ def fit_filler(
     if encoded_ids != token_ids:
         raise PromptMismatchError(
             f"Filler {condition.name!r}: its token_ids decode to {text[:40]!r}..., which this "
-            f"tokenizer reads back as {len(encoded_ids)} other ids. "
-            "Give ids whose text stands by itself, or a `unit`."
+            f"tokenizer encodes as {len(encoded_ids)} other ids. "
+            "Expected ids that this tokenizer gives for their text, or a `unit`."
         )
     return text
 

@@ -90,18 +90,18 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
     """
 
     math_verify: Annotated[
-        bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")
+        bool | None, column("audit: lm-eval's call of math_verify on the full text")
     ] = None
     exact_match_boxed: Annotated[
-        bool | None, column("audit: lm-eval's minerva exact_match on the last box")
+        bool | None, column("audit: lm-eval's minerva comparison of the last box")
     ] = None
     authors_rule: Annotated[
-        bool | None, column("audit: the study's own rule, substrings included")
+        bool | None, column("audit: the study's rule, which accepts substrings")
     ] = None
-    authors_rule_strict: Annotated[
-        bool | None, column("audit: the study's rule without substrings")
-    ] = None
-    boxes_after_first: Annotated[int | None, column("further boxes after the first")] = 0
+    authors_rule_strict: Annotated[bool | None, column("audit: the study's rule with equality")] = (
+        None
+    )
+    boxes_after_first: Annotated[int | None, column("number of boxes after the first")] = 0
 
 
 class Audit(AuditColumns, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ def locate(names: Sequence[str]) -> list[RunPath]:
             raise ConfigError(f"{name[:60]}: expected a run's path: {error.strerror}.") from None
         if condition in logs:
             raise ConfigError(
-                f"{name}: the condition {condition!r} has a log already, {logs[condition]}."
+                f"{name}: the condition {condition!r} already has the log {logs[condition]}."
             )
         logs[condition] = Path(file)
     return [*runs, logs] if logs else runs

@@ -33,7 +33,7 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
             if reason := _describe_disagreement(earlier, later):
                 raise ComparisonError(
                     f"{later.name} cannot be compared with {earlier.name}: {reason}. "
-                    "Give them to separate commands."
+                    "Use a separate command for each."
                 )
     if len(runs) == 1:
         return runs[0].samples
@@ -84,9 +84,9 @@ def describe_problem_differences(old: Run, new: Run) -> str:
         return ""
     shared = [name for name in old.problems if name in new.problems]
     if not shared:
-        return "no problem is in both"
+        return "they have no problem in common"
     changed = [name for name in shared if old.problems[name] != new.problems[name]]
-    return f"other problems under the ids {list_first(changed)}" if changed else ""
+    return f"different problems have the ids {list_first(changed)}" if changed else ""
 
 
 def _refuse_repeated_runs(runs: Sequence[Run]) -> None:

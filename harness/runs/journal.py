@@ -101,15 +101,13 @@ class Journal:
                 continue
             key = _decode(decoder, self.path, number, line).key
             if key in self.keys:
-                raise JournalError(
-                    f"{self.path}, line {number}: the key {key} again. One sample has one line."
-                )
+                raise JournalError(f"{self.path}, line {number}: the key {key} occurs twice.")
             self.keys.add(key)
         torn = os.fstat(self._file).st_size - size
         if torn > 0:
             # so that the next record does not continue the torn line
             os.ftruncate(self._file, size)
-            self.repair = f"{self.path.name}: a torn last line of {torn} bytes was dropped"
+            self.repair = f"{self.path.name}: an incomplete last line of {torn} bytes was removed"
         if size == 0:
             self._write_line(header)
 

@@ -132,7 +132,7 @@ def _collect_arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Ar
             prompt.condition = condition = named_condition or prompt.condition
             if not condition:
                 raise RunError(
-                    f"{log.path} names no condition: say which log is which, as wo=FILE mless=FILE."
+                    f"{log.path} names no condition: name that of each log, as wo=FILE mless=FILE."
                 )
             arm_log, prompts = arms.setdefault((condition, prompt.layout), (log, []))
             if arm_log is not log:
@@ -176,7 +176,7 @@ def _merge_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
         ]
         if changed:
             raise ComparisonError(
-                f"{log.path} has other problems under the same ids: {list_first(changed)}."
+                f"{log.path} has different problems with the same ids: {list_first(changed)}."
             )
     return problems
 
@@ -193,8 +193,8 @@ def _read_samples(
     for prompt in prompts:
         if not prompt.verdicts:
             raise RunError(
-                f"{prompt.task}: the log says neither right nor wrong. "
-                "Use --metric to name a metric that does."
+                f"{prompt.task}: the log has no verdict. Use --metric to name a metric that is 0 "
+                "or 1."
             )
         graded_samples += [pair for pair in prompt.graded_samples if pair[1].verdict]
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}

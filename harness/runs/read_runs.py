@@ -108,7 +108,7 @@ class Run:
         run = _read_folder(path)
         if metric not in (None, run.metric):
             raise ConfigError(
-                f"--metric {metric}: {path} is a run of mless, whose verdicts are its own grader's."
+                f"--metric {metric}: {path} is a run of mless, which has verdicts instead of metrics."
             )
         return run
 
@@ -169,9 +169,9 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     for prompt in prompts:
         if not prompt.prompt:
             raise RunError(
-                f"{prompt.task}: the prompt was sent as chat messages, and the text that the "
-                "server made of them is not recorded. Run the task through a backend that "
-                "templates by itself (hf, vllm, local-completions)."
+                f"{prompt.task}: the server applied its chat template, and the text of the prompt "
+                "is not recorded. Run the task through a backend that applies the template itself "
+                "(hf, vllm, local-completions)."
             )
         refuse_other_text(prompt.prompt, prompt.prompt_sha256, prompt.task)
     layouts = list(dict.fromkeys(prompt.layout for prompt in prompts))
@@ -206,8 +206,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
 def _refuse_server_templates(name: str, prompts: Sequence[AnsweredPrompt]) -> None:
     if any(prompt.prompt_token_sha256 is None for prompt in prompts):
         raise RunError(
-            f"{name}: a server templated its chat prompts, so the text that the model got is not "
-            "recorded. Run it again with `model.model_args.tokenizer` named."
+            f"{name}: a server applied its chat template, so the text of the prompts is not "
+            "recorded. Set `model.model_args.tokenizer` and run it again."
         )
 
 

@@ -99,7 +99,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         metric_name, grades = _read_grades(origin, values, line, metric_name)
         prompt = _read_prompt(origin, line, results, grades)
         if prompt.problem_id in prompts:
-            raise RunError(f"{origin}: problem {prompt.problem_id} again.")
+            raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
         prompts[prompt.problem_id] = prompt
         problems[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
     # lm-eval's own count of documents: a log that is shorter was cut off
@@ -143,8 +143,7 @@ def _read_grades(
     if value not in (0, 1):
         metrics = ", ".join(values.get("metrics") or ()) or "none"
         raise RunError(
-            f"{origin}: the metric {metric!r} is {value}, neither 0 nor 1, so that it says neither "
-            f"right nor wrong. The log has {metrics}."
+            f"{origin}: the metric {metric!r} is {value}: expected 0 or 1. The log has {metrics}."
         )
     return metric, [{"verdict": "correct" if value else "incorrect"}]
 

@@ -63,9 +63,7 @@ class Document(Struct):
     condition: str
     system: str
     segments: list[Segment]
-    cluster: Annotated[
-        str, column("what the problem counts as one with; there only if problems have clusters")
-    ] = ""
+    cluster: Annotated[str, column("the problem's cluster; no column if no problem has one")] = ""
 
 
 def prompt_id(problem_id: str, draw: int) -> str:
@@ -86,25 +84,25 @@ class Prompt(Struct, omit_defaults=True):
     """
 
     task: str
-    condition: Annotated[str, column("what stands between instruction and problem", "category")]
+    condition: Annotated[str, column("the condition's name", "category")]
     layout: Annotated[
         str,
         column(
-            "how instruction, filler and problem make a prompt: raw, chat or as_published",
+            "raw, chat or as_published",
             "category",
         ),
     ]
     prompt: str
     prompt_sha256: Annotated[str, column("hash of the prompt's text")]
     prompt_token_sha256: Annotated[
-        str | None, column("hash of the prompt's token ids; missing where they were not known")
+        str | None, column("hash of the prompt's token ids; missing if they are unknown")
     ]
     doc: JsonObject
     answer_prefix: str = ""
     thinking_opened: bool = False
     read: str = "box"
     draw: Annotated[
-        int, column("which draw of examples, from 1; no column where there is one at most")
+        int, column("number of the draw of examples, from 1; no column without several draws")
     ] = 0
 
     @staticmethod
@@ -157,18 +155,20 @@ class Sample(Keyed, kw_only=True, gc=False):
 
     task: str
     problem_id: str
-    sample_index: Annotated[int, column("which of the problem's samples, from 0")]
+    sample_index: Annotated[int, column("number of the sample among the problem's samples, from 0")]
     replicate: Annotated[
         int,
         column("0 for the first run of the condition, 1 for its repeat run (A/A)"),
     ] = 0
-    seed: Annotated[int | None, column("the sample's seed; missing when greedy", "int64")] = None
+    seed: Annotated[
+        int | None, column("the sample's seed; missing if decoding is greedy", "int64")
+    ] = None
     prompt_token_sha256: str | None
     prompt_tokens: Annotated[int | None, column("tokens of the prompt")] = None
-    completion: Annotated[str, column("what the model wrote")]
+    completion: Annotated[str, column("the text that the model generated")]
     completion_tokens: Annotated[int | None, column("tokens of the completion")]
     finish_reason: Annotated[
-        str | None, column("stop or length; missing where the backend does not say")
+        str | None, column("stop or length; missing if the backend does not report it")
     ] = None
 
     @staticmethod
@@ -205,7 +205,7 @@ class Graded(AuditColumns, frozen=True, kw_only=True):
         Verdict, column("correct, incorrect, no_box, truncated, refused, timeout or crashed")
     ]
     answer: Annotated[
-        str | None, column("what the last closed box holds, or the first line; missing without one")
+        str | None, column("content of the last closed box, or the first line; missing if empty")
     ]
     reason: Annotated[str | None, column("why a sample was refused")] = None
     audit_reason: Annotated[str | None, column("why an audit grader gave no verdict")] = None
@@ -389,13 +389,13 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     **_columns(Prompt, "condition", "layout"),
     "filler": (
         "string",
-        "what is inserted: the repeated text, or the kind of filler; missing without one",
+        "the repeated text, or the kind of filler; missing without a filler",
     ),
-    "filler_tokens": ("int32", "its stated number of tokens; missing where none is stated"),
-    "placement": ("string", "where it stands; missing without one"),
+    "filler_tokens": ("int32", "the filler's number of tokens; missing if none is stated"),
+    "placement": ("string", "the filler's placement; missing without a filler"),
     "words": (
         "string",
-        "the condition's own instruction, cue or answer prefix; empty if it has none",
+        "the condition's instruction, cue or answer prefix; empty if it states none",
     ),
     **_columns(Document, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),

@@ -51,15 +51,15 @@ def read_receipt(folder: Path) -> JsonObject:
     path = folder / RECEIPT
     if not path.is_file():
         if is_stored(folder / JOURNAL):
-            remedy = "the command that began it continues it"
+            remedy = "repeat the command that began it"
         else:
             remedy = f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl"
-        raise RunError(f"{folder} holds no finished run: {remedy}.")
+        raise RunError(f"{folder} has no finished run: {remedy}.")
     try:
         receipt = msgspec.json.decode(path.read_bytes(), type=JsonObject)
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
-            f"{path} is torn or damaged: {error}. The command that made it makes it again."
+            f"{path} is incomplete or damaged: {error}. Repeat the command that wrote it."
         ) from None
     fit(Receipt, receipt, path)
     return receipt
@@ -75,7 +75,7 @@ def read_identity(path: Path) -> Identity:
     header = read_header(journal)
     if not header:
         raise JournalError(
-            f"{journal} is empty, or its first line is torn. Restore it from a copy."
+            f"{journal} is empty, or its first line is incomplete. Restore it from a copy."
         )
     return fit(Identity, header, journal)
 
@@ -92,9 +92,7 @@ def read_sessions(path: Path) -> tuple[list[JsonObject], JsonObject]:
     notes = read_notes(path / JOURNAL)
     sessions = [note for note in notes if note["key"].startswith(SESSION)]
     if not sessions:
-        raise JournalError(
-            f"{path} holds no sample yet. Continue it with the command that began it."
-        )
+        raise JournalError(f"{path} has no sample yet. Repeat the command that began it.")
     fit(SessionNote, sessions[-1], path / JOURNAL)
     timings = [note for note in notes if note["key"].startswith(TIMING)]
     # a session that only graded has no speed
@@ -218,5 +216,5 @@ def refuse_missing(
     if short:
         raise JournalError(
             f"{path}: samples are missing: expected {sum(expected)}, got {sum(counts)}, too few of "
-            f"problem {list_first(short)}. The command that began the run continues it."
+            f"problem {list_first(short)}. Repeat the command that began the run."
         )

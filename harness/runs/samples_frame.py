@@ -154,7 +154,7 @@ def read_frame(
     samples = _gather(sample_records, _KEY | index | _FACTS | (_TEXTS if texts else {}))
     scores = _gather(score_records, _KEY | _GRADES | (_REASONS if texts else {}))
     if samples.empty:
-        raise RunError(f"{folder} holds no sample. The command that began it continues it.")
+        raise RunError(f"{folder} has no sample. Repeat the command that began it.")
     # `left`, so that a sample without a score is found and refused
     frame = samples.merge(scores, on="key", how="left", indicator="scored")
     _refuse_bad_samples(folder, frame, prompts)
@@ -191,7 +191,7 @@ def _refuse_bad_samples(
     """Raise RunError if a sample has no score or is there twice, or a folder lacks samples."""
     for is_bad, problem in (
         (frame["scored"] == "left_only", "has no score. Run `mless regrade` on the folder"),
-        (frame["key"].duplicated(), "is there twice"),
+        (frame["key"].duplicated(), "occurs twice"),
     ):
         if is_bad.any():
             sample = frame[is_bad].iloc[0]

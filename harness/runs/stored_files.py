@@ -107,8 +107,8 @@ def expand(folder: Path) -> None:
         # a kill while compressing leaves two files with the same content
         elif hash_stored(packed) != hash_stored(file):
             raise JournalError(
-                f"{file} and {packed.name} differ, and only one can be the run's. "
-                "Delete the other one."
+                f"{file} and {packed.name} differ, but only one is of this run. "
+                "Delete the other file."
             )
         packed.unlink()
 
@@ -152,8 +152,8 @@ def clear_messages(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             problem = (
-                f"grow: {error.strerror}. Everything before is safe: free some space (or raise the "
-                "quota or file-size limit), and the same command continues."
+                f"grow: {error.strerror}. Everything before is stored: free some space (or raise "
+                "the quota or the file-size limit), then repeat the command."
             )
         else:
             problem = f"be written: {error.strerror}. Make it writable, or choose another --output."

@@ -84,8 +84,8 @@ HALF_RIGHT = [RIGHT, WRONG] * 200
     ("wo", "mless", "verdict", "reason"),
     [
         ([CUT] * 400, [CUT] * 400, "unmeasured", "fewer than half"),
-        ([WRONG] * 400, [WRONG] * 400, "unmeasured", "end of the scale"),
-        ([RIGHT] * 400, [RIGHT] * 400, "unmeasured", "end of the scale"),
+        ([WRONG] * 400, [WRONG] * 400, "unmeasured", "0 or 100 %"),
+        ([RIGHT] * 400, [RIGHT] * 400, "unmeasured", "0 or 100 %"),
         (HALF_RIGHT, HALF_RIGHT, "equivalent", None),
         ([CUT] * 250 + [WRONG] * 150, [RIGHT] * 50 + [CUT] * 350, "better", "fewer than half"),
     ],
@@ -123,4 +123,4 @@ def test_a_gain_only_of_fewer_truncated_samples_is_called_format():
     assert cells["answered [95 %]"].startswith("0.0 [")
     card = make_card(board)
     assert "better (format)" in str(card["answers"])
-    assert "Ungraded: w/o cut off 50.0 %" in card["facts"]["Ungraded"]
+    assert "Ungraded: w/o truncated 50.0 %" in card["facts"]["Ungraded"]

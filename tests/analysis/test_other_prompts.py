@@ -114,7 +114,7 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_conditions_have(
     assert (row["better"], row["worse"]) == (3, 1)
     figure = draw_instructions(table)
     words = {text.get_text() for text in figure.findobj() if hasattr(text, "get_text")}
-    assert {"the run's own", "w04", "mean"} <= words
+    assert {"the config's", "w04", "mean"} <= words
     few = settings_of(accuracies_under(effects[:3]))
     assert instructions_table(few, {"mless": ("mless", "wo")}, OTHER_INSTRUCTIONS).empty
 
@@ -136,13 +136,13 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     assert flips == pytest.approx(pairs), "of pairs under one instruction"
     grid, side_tables = show_comparison(board), show_side_tables(board)
     assert [cells[0].text for cells in grid.cells] == ["w/o", "w/ Mless"]
-    assert "of 4 instructions together" in " ".join(grid.notes)
+    assert "for 4 instructions together" in " ".join(grid.notes)
     (cells,) = side_tables["instructions"].cells
     assert [cell.text for cell in cells][:4] == ["w/ Mless", "4", "[\u221220, +30]", "2, 2"]
     assert '"instructions": [' in as_json(board) and "texts" not in side_tables
     two = {name: verdicts[name] for name in ("wo", "mless", "a-1", "b-1")}
     board = make_leaderboard([evaluation(two, reference_conditions=OTHER_INSTRUCTIONS)])
-    assert "of 2 instructions together" in " ".join(show_comparison(board).notes)
+    assert "for 2 instructions together" in " ".join(show_comparison(board).notes)
     assert board.side_tables["instructions"].empty
 
 
@@ -236,7 +236,7 @@ def test_a_name_that_is_a_control_in_only_one_of_two_runs_is_refused():
         (["across={instructions: 2}"], "across.instructions"),
         (
             ["across={instructions: [Do it.]}", "conditions=[wo, {name: own, instruction: Do.}]"],
-            "across: a condition has its own instruction",
+            "across: needs conditions that set no instruction",
         ),
     ],
 )

@@ -97,13 +97,13 @@ def test_without_a_margin_the_exit_code_is_0(compare_logs):
 
 
 def test_a_score_between_0_and_1_is_refused(compare_logs):
-    refused(compare_logs([0.5] * 9, [0.5] * 9), "is 0.5, neither 0 nor 1")
+    refused(compare_logs([0.5] * 9, [0.5] * 9), "is 0.5: expected 0 or 1")
 
 
 def test_accuracies_of_0_cannot_be_judged(compare_logs):
     process = compare_logs([0] * 400, [0] * 400, "--not-worse-by", "5")
     assert process.returncode == 3
-    assert "both accuracies are at the end of the scale" in process.stderr
+    assert "both accuracies are 0 or 100 %" in process.stderr
 
 
 def test_the_number_of_problems_for_a_power_of_80_percent_is_suggested():
@@ -238,7 +238,9 @@ def test_compared_with_another_baseline_there_is_no_positive_control():
     assert board.reference_conditions == {}
     board = make_leaderboard([run], baseline="control")
     assert board.comparison["condition"].tolist() == ["wo", "mless", "control"]
-    assert "difference [95 %]: from w/ Mless in points" in table_page(GREEDY_RUN, baseline="mless")
+    assert "difference [95 %]: compared with w/ Mless, in points" in table_page(
+        GREEDY_RUN, baseline="mless"
+    )
 
 
 def test_the_journal_says_what_a_run_registered_and_not_the_receipt(tmp_path):

@@ -116,7 +116,7 @@ def test_models_that_are_each_inconclusive_have_an_effect_together():
     names = [cells[0].text for cells in grid.cells]
     assert names == ["w/ Mless", "Random sentence", "mless - random"]
     assert grid.header[-1] == "new models"
-    assert grid.notes[-1] == "Exploratory: neither adjusted nor judged."
+    assert grid.notes[-1] == "Exploratory: p is not adjusted, and there is no verdict."
     two_models = show_side_tables(make_leaderboard(runs_with_small_gains()[:2]))["pooled"]
     assert "new models" not in two_models.header
 

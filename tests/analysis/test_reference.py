@@ -67,10 +67,10 @@ def test_differences_of_the_set_up_are_named():
         reference, board.receipt, ["raw", "raw"]
     )
     assert model.startswith("Model: mine is not in the reference")
-    assert dataset == "Dataset: theirs is math500; ours demo."
-    assert sampling.endswith("mean of 5 runs; ours temperature 0.7, top_p 0.95.")
-    assert prompt == "Prompt: theirs is as_published; ours raw."
-    assert grader.startswith("Grader: theirs is ")
+    assert dataset == "Dataset: math500 (published), demo (run)."
+    assert sampling.endswith("mean of 5 runs (published), temperature 0.7, top_p 0.95 (run).")
+    assert prompt == "Prompt: as_published (published), raw (run)."
+    assert grader.startswith("Grader: ") and grader.endswith(" as mathematics (run).")
     board = make_board(("Qwen2.5-Math-7B", {"wo": 1}), dataset_name="math500")
     differences = setup_differences(reference, board.receipt, ["as_published"])
     assert [text.partition(":")[0] for text in differences] == ["Sampling", "Grader"]
@@ -105,6 +105,6 @@ def test_a_reference_that_cannot_be_read_is_refused(tmp_path):
     for name in ("table-9", str(tmp_path)):
         with pytest.raises(ConfigError, match=f"Reference '{name}': .* one of seed-bar-chart, st"):
             read_reference(name)
-    message = "--reference has numbers over all problems: expected no --by beside it"
+    message = "--reference has numbers for all problems together: use it without --by"
     with pytest.raises(ConfigError, match=message):
         table_page(GREEDY_RUN, by=["level"], reference="study-table-1")

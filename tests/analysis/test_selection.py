@@ -159,7 +159,7 @@ def test_a_metric_that_logs_do_not_have_is_refused(filtered_logs, tmp_path):
     for path, metric, message in (
         (filtered_logs, "acc", r"line 1: the metric 'acc' is None.*The log has exact_match"),
         (filtered_logs, "exact_match,x", r"0 under the filter 'x'; the log has boxed, last\."),
-        (tmp_path, None, "names no condition: say which log is which"),
+        (tmp_path, None, "names no condition: name that of each log"),
     ):
         with pytest.raises(RunError, match=message):
             read_source(path, metric=metric)
@@ -172,7 +172,7 @@ def test_logs_without_the_text_of_a_prompt_and_two_logs_of_a_condition_are_refus
         read_source(tmp_path)
     chat = {"gen_args_0": {"arg_0": ['[{"role": "user"}]']}}
     rewrite(path, lambda arguments: arguments.update(chat), line=4)
-    with pytest.raises(RunError, match=r"line 5: .*sent as chat messages"):
+    with pytest.raises(RunError, match=r"line 5: .*server applied its chat template"):
         read_source(path)
     rewrite(path, dict.clear, line=4)
     with pytest.raises(RunError, match=r"line 5: .*no prompt text"):
@@ -182,7 +182,7 @@ def test_logs_without_the_text_of_a_prompt_and_two_logs_of_a_condition_are_refus
 def test_a_prompt_whose_hash_differs_is_refused(tmp_path):
     path = shutil.copy(find_logs(GREEDY_RUN)["mless"], tmp_path / "samples.jsonl")
     rewrite(path, lambda arguments: arguments["gen_args_0"].update(arg_0="another"))
-    message = r"samples.jsonl, line 1: the prompt is not the one"
+    message = r"samples.jsonl, line 1: the prompt differs from that of the run"
     with pytest.raises(PromptMismatchError, match=message):
         read_source(path)
 

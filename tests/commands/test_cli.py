@@ -277,7 +277,7 @@ HUGGING_FACE = {"model": {"backend": "hf", "model_args": {"pretrained": TOY_MODE
         ({}, "-o /dev/null", "/dev/null cannot be used: Not a directory"),
         ({}, "pretrained=./nowhere", "Model folder ./nowhere does not exist"),
         ({}, "pretrained=some/model", "The hub could not be reached for some/model"),
-        ({}, "max_model_len=256", "over the context of 256"),
+        ({}, "max_model_len=256", "exceed the context length of 256"),
         ({}, "max_model_len=4k", "expected a whole number above 0, got '4k'."),
         ({}, "data_parallel_size=0", "data_parallel_size is '0'"),
         ({}, "enable_thinking=true", "reads no switch 'enable_thinking'"),

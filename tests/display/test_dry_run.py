@@ -23,7 +23,7 @@ def config(folder, **changes):
 
 def points(n, k, tests):
     effect = minimal_detectable_effect(n=n, k=k, discordance=0.1, alpha=0.05 / tests)
-    return f"differences from {100 * effect:.1f} points on"
+    return f"smallest difference: {100 * effect:.1f} points"
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_from_four_draws_on_the_smallest_difference_is_that_for_new_draws(tmp_pa
         changes = {"fewshot": {"draws": draws}, "repeats": draws, "layouts": ["raw"]}
         (line,) = describe_power(config(tmp_path, **changes), 500)
         effect = minimal_detectable_effect(n=500, k=draws, discordance=0.1, **further)
-        assert f"differences from {100 * effect:.1f} points on" in line
-        assert ("the effect scatters between draws by 2 points" in line) == (draws == 4)
+        assert f"smallest difference: {100 * effect:.1f} points (" in line
+        assert ("a standard deviation between draws of 2 points" in line) == (draws == 4)
 
 
 def test_what_tests_nothing_or_too_little_says_so(tmp_path):
     assert [*describe_power(config(tmp_path, contrasts=[]), 500)] == []
     assert "detects" not in describe_plan(make_plan(config(tmp_path, contrasts=[]), limit=3))
     (line,) = describe_power(config(tmp_path), 3)
-    assert "differences from more than 10 points on" in line
+    assert "smallest difference: more than 10 points (" in line
 
 
 def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
@@ -99,7 +99,7 @@ def test_a_run_with_several_instructions_or_texts_says_which_mean_effects_it_wou
     for line, noun, count in ((by_text, "texts", 8), (by_instruction, "instructions", 6)):
         effect = minimal_detectable_effect(n=500, discordance=0.1, prompts=count, spread=0.02)
         assert (
-            f"mean effects over new {noun} from {100 * effect:.1f} points on ({count} {noun}; 80 % power"
+            f"mean effect for new {noun}: {100 * effect:.1f} points ({count} {noun}; 80 % power"
             in line
         )
 

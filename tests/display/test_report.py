@@ -290,7 +290,7 @@ def test_the_list_names_the_flips_of_the_table_by_their_definition(effect):
     index, _ = details(page.read_text())
     assert (
         index["define_flips"]
-        == "problems from wrong to right and from right to wrong, mean over pairs of samples"
+        == "problems that change from wrong to right, and from right to wrong, mean over pairs of samples"
     )
     for _, row in compare(load_run(run, replicates=True), **REGISTERED).iloc[1:].iterrows():
         pairs = [
@@ -373,7 +373,7 @@ def test_two_models_in_one_page(tmp_path):
 @pytest.mark.parametrize("name", ["journal.jsonl", "journal.jsonl.xz", "run.json", "header.json"])
 def test_a_file_of_a_run_or_of_traces_is_not_written_over(tmp_path, name):
     shutil.copy(GREEDY_RUN / "run.json", tmp_path / name)
-    with pytest.raises(ConfigError, match="is a file of another kind"):
+    with pytest.raises(ConfigError, match="is no report: expected an "):
         write_report([GREEDY_RUN], tmp_path / name.removesuffix(".xz"))
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
@@ -382,7 +382,7 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     run = write_run(tmp_path / "run", judged, limit=2, conditions=["wo"])
     write_report([run], tmp_path / "page.html")
     assert (
-        "There is one condition only, so nothing is compared."
+        "There is only one condition, so nothing is compared."
         in (tmp_path / "page.html").read_text()
     )
 

@@ -114,12 +114,12 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     assert head[2] == f"flips       {count}: {defined}"
     assert mless["aa_difference"] == 0, "greedy, and each draw's answers are its own"
     assert head[3] == (
-        "A/A         both sides were run again: 0 of 480 completions differ, "
+        "A/A         both conditions were run again: 0 of 480 completions differ, "
         "and the difference changes by 0.0 points"
     )
     right = first.pivot(index=["problem_id", "draw"], columns="condition", values="correct")
     moved = f"{(right['wo'] != right['mless']).sum()} of {len(right)} problems by draw"
-    assert head[4] == f"listed      {moved}, changed, by the share of their samples that is right"
+    assert head[4] == f"listed      {moved}, changed, compared by the share of correct samples"
 
 
 def made(verdicts, *, completions=None, answers=None):

@@ -189,12 +189,12 @@ def test_the_positive_control_says_whether_the_run_could_see_anything():
         seen, table = note(0.1, k=k)
         assert (
             f"{signed(table.loc['control', 'difference'])} [" in seen
-            and ": seen: grader and pairing work." in seen
+            and ": detected, so grader and pairing work." in seen
         )
     assert table.loc["control", "role"] == "reference"
     assert table.loc["control", ["tests", "p_adjusted", "verdict"]].isna().all()
-    assert "NOT SEEN: this run has not shown that it could see any effect" in note(0.5)[0]
-    assert "NOT SEEN" in note(0.9)[0], "it did no harm"
+    assert "NOT DETECTED, so this run may be unable to detect any effect" in note(0.5)[0]
+    assert "NOT DETECTED" in note(0.9)[0], "it did no harm"
 
 
 def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
@@ -235,7 +235,7 @@ def test_splits_by_subject_and_level_have_rows_in_order():
         (
             {"form": "csv", "side_tables": ["audit", "mediators"]},
             ConfigError,
-            "CSV holds one table",
+            "CSV has one table",
         ),
     ],
 )

@@ -467,7 +467,7 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
     assert "first 2" in lines, process.stderr
     message = lines[lines.index("first 2") - 1]
     assert message.startswith("mless: ")
-    assert "cannot grow: No space left on device. Everything before is safe: free" in message
+    assert "cannot grow: No space left on device. Everything before is stored: free" in message
     assert process.returncode == 0, process.stderr
     check_verdicts(copy, our_run)
     assert len(read_receipt(copy)["sessions"]) == 2

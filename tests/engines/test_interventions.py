@@ -234,7 +234,9 @@ PRODUCTS = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_
 def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
     filler = {"name": "x", "unit": "/", "placement": "each"}
     settings = config(["wo", filler, {"causes": "x", "layer": 1}], **PRODUCTS)
-    with pytest.raises(Exception, match="one run of tokens whose removal leaves the baseline's"):
+    with pytest.raises(
+        Exception, match="expected a filler of consecutive tokens, and without them"
+    ):
         make_plan(settings, limit=2)
 
 

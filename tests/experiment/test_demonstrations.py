@@ -139,7 +139,7 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
     [
         (
             {"num_fewshot": 200, "draws": 3},
-            "1000 problems in their pool and one to ask, got 500 problems in 500",
+            "1000 problems in their pool and one question, got 500 problems in 500",
         ),
         ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
         ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),
@@ -194,7 +194,7 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     assert len(list(run.glob("samples_demo_x_chat_draw-2_*.jsonl"))) == 1
     page = " ".join(table_page(run).split())
     assert "5 problems, 4 samples each" in page and "x - wo by draw, made, raw: -100.0, 0.0" in page
-    assert "of this prompt with these examples" in page and "p are for these examples" in page
+    assert "for this prompt with these examples" in page and "p are for these examples" in page
     assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
     texts = {
         row["prompt_sha256"]: row["prompt"].prompt_sha256 for row in read_samples([Run.load(run)])
@@ -248,7 +248,7 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
         and row["p"] > 0.05
     )
     assert table["draws"][0]["differences"] == [-100, -100, 0, 0, 0]
-    assert "of this prompt with new draws of examples" in " ".join(table_page(run).split())
+    assert "for this prompt with new draws of examples" in " ".join(table_page(run).split())
     plan, identity = make_plan(load_config(run.with_suffix(".yaml")), limit=45), read_identity(run)
     assert plan.arms.keys() == identity.arms.keys()
     larger = replace(identity, limit=45, prompts_sha256=plan.prompts_sha256)

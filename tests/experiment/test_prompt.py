@@ -137,7 +137,9 @@ def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_pat
         make_plan(load_config(TOY_CONFIG, [f"dataset={{path: {tmp_path / 'odd.jsonl'}}}"]))
     )
     said = " ".join(said.split())
-    assert "golds 7 of 8 gold answers cannot be compared: only an identical text is right." in said
+    assert (
+        "golds 7 of 8 gold answers cannot be compared: only an identical text is correct." in said
+    )
     assert (
         r"p1: \sum_{k=1}^n a_k (not read as mathematics)" in said
         and "((( (nested deeper than 40)" in said
@@ -184,7 +186,7 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
     served = {"model": "m", "base_url": "http://x", "max_length": 99, "enable_thinking": True}
     unknown = f"model={{backend: local-completions, model_args: {json.dumps(served)}}}"
     with pytest.raises(
-        ConfigError, match="sets enable_thinking of the chat template, and the layout is raw"
+        ConfigError, match="sets enable_thinking of the chat template, but the layout is raw"
     ):
         planned("layouts=[]", unknown, limit=1)
 
@@ -198,4 +200,4 @@ def test_without_layouts_a_model_with_a_chat_template_is_asked_through_it(toy_to
         load_config(TOY_CONFIG, ["layouts=[]", f"model.model_args.tokenizer={tmp_path}"]), limit=1
     )
     assert plain.config.layouts == ("raw",) and plain.config.identity()["layouts"] == ["raw"]
-    assert "layouts   raw; before a text that is no chat: no BOS token" in describe_plan(plain)
+    assert "layouts   raw; before text outside a chat: no BOS token" in describe_plan(plain)

@@ -102,10 +102,10 @@ def test_an_override_that_cannot_be_is_refused(tmp_path, override, said):
         ([{**GOOD, "answer": " "}], "got ' '"),
         ([{**GOOD, "answer": float("nan")}], "got nan"),
         ([{**GOOD, "answer": True}], "got True"),
-        ([GOOD, GOOD], "line 2: the id 'a' stands in an earlier line too"),
+        ([GOOD, GOOD], "line 2: the id 'a' occurs in an earlier line"),
         ([GOOD, '{"problem": "x", "ans', "", " "], "line 2: expected a JSON object"),
         (["[1, 2]"], "line 1: expected a JSON object, got '[1, 2]'"),
-        ([""], "no problems in it"),
+        ([""], "has no problems"),
         *(
             ([{**GOOD, field: "\ud800"}], r"got '\ud800'")
             for field in ("unique_id", "problem", "answer", "solution")

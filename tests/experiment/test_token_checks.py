@@ -81,7 +81,7 @@ def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem
     [
         (
             {"unit": "/", "separator": ""},
-            r"merges the unit '/': expected 55 filler tokens, got|cover filler and",
+            r"merges the unit '/': expected 55 filler tokens, got|cover both filler and",
         ),
         (
             {"unit": "qxzvkj", "count": 5},
@@ -122,7 +122,7 @@ def test_a_token_that_covers_filler_and_problem_is_seen():
         ["/ \n\nWhat"]
     )  # what precedes the problem is then part of its first token
     with pytest.raises(
-        PromptMismatchError, match="problem p: 1 tokens cover filler and neighbouring text"
+        PromptMismatchError, match="problem p: 1 tokens cover both filler and neighbouring text"
     ):
         build(tokenizer, named_conditions()["mless"], of=problems(p="What is $2$?"))
 
@@ -137,6 +137,8 @@ def test_the_published_filler_straddles_the_full_stop_where_tokenizers_merge():
 
 def test_a_prompt_longer_than_the_context_is_refused(toy_tokenizer):
     mless = named_conditions()["mless"]
-    with pytest.raises(PromptMismatchError, match=r"max_gen_toks 64 are over the context of 128"):
+    with pytest.raises(
+        PromptMismatchError, match=r"max_gen_toks 64 exceed the context length of 128"
+    ):
         build(toy_tokenizer, mless, length=128, max_gen_toks=64)
     assert build(toy_tokenizer, mless, length=4096, max_gen_toks=2048)

@@ -49,9 +49,9 @@ def test_token_ids_stand_for_themselves_or_are_refused(toy_tokenizer):
     # half of a word's tokens, repeated: their text is tokenized otherwise
     piece = toy_tokenizer.encode("th", add_special_tokens=False)[0]
     condition = Condition(name="ids", token_ids=(piece, toy_tokenizer.encode("e")[0]), count=9)
-    with pytest.raises(PromptMismatchError, match=r"reads back as \d+ other ids"):
+    with pytest.raises(PromptMismatchError, match=r"encodes as \d+ other ids"):
         fit_filler(condition, toy_tokenizer)
-    with pytest.raises(PromptMismatchError, match=r"decode to ''.* reads back as 0 other ids"):
+    with pytest.raises(PromptMismatchError, match=r"decode to ''.* encodes as 0 other ids"):
         fit_filler(Condition(name="ids", token_ids=(999999,)), toy_tokenizer)
 
 
@@ -194,6 +194,6 @@ def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
 def test_a_model_folder_without_a_tokenizer_is_refused_as_such(kind, tmp_path):
     """Two of them load all the same in transformers: one reads every text as nothing, one as unknown."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    told = "holds no tokenizer. Expected tokenizer.json, or|cannot be loaded: .* instantiate the backend tokenizer"
+    told = "has no tokenizer: expected tokenizer.json or|cannot be loaded: .* instantiate the backend tokenizer"
     with pytest.raises(ModelError, match=rf"{tmp_path} ({told})"):
         load_tokenizer(str(tmp_path))

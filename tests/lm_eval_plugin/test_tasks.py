@@ -92,7 +92,7 @@ def test_filler_takes_its_condition_from_metadata(metadata, ending):
         ({"count": 0}, ConfigError, "count: .* got 0"),
         ({"unit": "qxzvkj"}, PromptMismatchError, "splits the unit 'qxzvkj'"),
         ({"placement": "middle"}, ConfigError, "placement"),
-        ({"max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
+        ({"max_model_len": 1024}, PromptMismatchError, "exceed the context length of 1024"),
     ],
 )
 def test_bad_metadata_is_refused_in_one_clear_line(metadata, error, message):

@@ -149,7 +149,7 @@ def test_a_torn_first_line_a_missing_arm_and_a_session_without_config_are_named(
     header["arms"].pop("demo_wo")
     for text, message in (
         (json.dumps(header) + "\n" + rest, "prompts.jsonl is missing or damaged: its prompts"),
-        ("", "journal.jsonl is empty, or its first line is torn"),
+        ("", "journal.jsonl is empty, or its first line is incomplete"),
     ):
         (run / JOURNAL).write_text(text)
         with pytest.raises(JournalError, match=message):
@@ -474,7 +474,7 @@ def test_regrading_that_fails_leaves_all_files_as_they_were(demo_run):
 
 
 def test_an_unfinished_run_is_no_table(started_run):
-    with pytest.raises(RunError, match=r"holds no finished run: the command that began it"):
+    with pytest.raises(RunError, match=r"has no finished run: repeat the command that began it"):
         load_run(started_run)
 
 

@@ -99,9 +99,9 @@ def test_a_damaged_or_missing_line_is_named(demo_run, name, number, change, mess
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (b'{"tasks":\xff}', "run.json is torn or damaged"),
-        (b"[" * 100_000, "run.json is torn or damaged"),
-        ({"task_version": float("nan")}, "run.json is torn or damaged"),
+        (b'{"tasks":\xff}', "run.json is incomplete or damaged"),
+        (b"[" * 100_000, "run.json is incomplete or damaged"),
+        ({"task_version": float("nan")}, "run.json is incomplete or damaged"),
         (b'{"format": 1}', "run.json: .*field `run`"),
         ({"config": {"conditions": [], "model": {}}}, r"`backend` - at `\$.config.model`"),
     ],
@@ -124,7 +124,7 @@ def test_missing_scores_and_missing_samples_are_named(demo_run):
     lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
     (demo_run / JOURNAL).write_text("".join(lines[:2]))
     shutil.copy(GREEDY_RUN / SCORES, demo_run)
-    with pytest.raises(RunError, match="holds no sample"):
+    with pytest.raises(RunError, match="has no sample"):
         read_outcomes(demo_run)
 
 
@@ -143,7 +143,7 @@ def test_a_repeated_sample_is_refused(tmp_path):
     with (run / JOURNAL).open("a+") as journal:
         journal.seek(0)
         journal.write(journal.readlines()[5])
-    refuse_to_read(run, r"sample 0 of problem demo/\S+, demo_\w+, is there twice")
+    refuse_to_read(run, r"sample 0 of problem demo/\S+, demo_\w+, occurs twice")
 
 
 def test_a_damaged_score_is_graded_again(tmp_path):

@@ -81,7 +81,7 @@ def test_a_damaged_line_in_the_middle_is_named(path, damage):
 def test_a_repeated_record_is_refused(path):
     with path.open("a") as journal:
         journal.write(json.dumps(make_record(1)) + "\n")
-    with pytest.raises(JournalError, match="j, line 5: the key k1 again"):
+    with pytest.raises(JournalError, match="j, line 5: the key k1 occurs twice"):
         Journal(path, HEADER)
 
 
@@ -135,7 +135,7 @@ def test_a_full_disk_stops_cleanly_and_the_journal_can_be_continued_later(tmp_pa
 
 
 def test_a_full_file_system_is_reported_in_the_same_way(tmp_path):
-    message = "x cannot grow: No space left on device. Everything before is safe"
+    message = "x cannot grow: No space left on device. Everything before is stored"
     with pytest.raises(JournalError, match=message), clear_messages(tmp_path / "x"):
         Path("/dev/full").write_bytes(b"x")
 

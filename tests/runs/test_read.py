@@ -83,11 +83,11 @@ def configure(**changes):
     [
         (
             {"lines": [log_line(n, f"Another, {n}?") for n in range(20)]},
-            "has other problems under the same ids: 0, 1, 2 and 17",
+            "has different problems with the same ids: 0, 1, 2 and 17",
         ),
         (
             {"lines": [log_line(n, target="0") for n in range(20)]},
-            "has other problems under the same ids: 1, 2, 3",
+            "has different problems with the same ids: 1, 2, 3",
         ),
         (
             {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
@@ -140,7 +140,7 @@ def test_our_tasks_have_one_version(tmp_path):
 def test_a_log_with_missing_or_repeated_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="samples are missing: expected 20, got 19"):
         Run.load(write_logs(tmp_path, LINES[:19]))
-    with pytest.raises(RunError, match="line 2: problem 0 again"):
+    with pytest.raises(RunError, match="line 2: problem 0 occurs twice"):
         Run.load({"wo": write_log(tmp_path, [LINES[0], LINES[0]])})
 
 
@@ -149,8 +149,8 @@ def test_a_log_with_missing_or_repeated_samples_is_refused(tmp_path):
     [
         ({"doc": None}, r"\$.doc"),
         ({"arguments": {}}, "no prompt text in its `arguments`"),
-        ({"exact_match": [1]}, "'exact_match' is \\[1\\], neither 0 nor 1"),
-        ({"exact_match": float("nan")}, "'exact_match' is nan, neither 0 nor 1"),
+        ({"exact_match": [1]}, "'exact_match' is \\[1\\]: expected 0 or 1"),
+        ({"exact_match": float("nan")}, "'exact_match' is nan: expected 0 or 1"),
         ("{", "not a line of lm_eval"),
         ("\udcff", "not a line of lm_eval"),
         ("3", "got `int`"),
@@ -277,8 +277,8 @@ def test_runs_of_the_same_problems_are_of_one_dataset():
     for runs, message in (
         ([first, other_dataset], "another dataset: 1111"),
         ([other_dataset, first], "another dataset: 2222"),
-        ([log, changed], "other problems under the ids 1"),
-        ([log, elsewhere], "no problem is in both"),
+        ([log, changed], "different problems have the ids 1"),
+        ([log, elsewhere], "they have no problem in common"),
     ):
         with pytest.raises(ComparisonError, match=message):
             join(runs)
@@ -295,7 +295,7 @@ def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, command, capsy
 
     refuse("--metric acc", str(folder), "--metric", "acc")
     (folder / RECEIPT).write_bytes(b'{"tasks":\xff}')
-    refuse("run.json is torn or damaged", str(folder), *output)
+    refuse("run.json is incomplete or damaged", str(folder), *output)
 
 
 def test_the_metric_of_a_run_may_be_named():
@@ -347,7 +347,7 @@ def test_logs_named_by_condition_are_one_run(results):
     assert locate(["wo=a", str(results / "demo"), "mless=b"]) == [results / "demo", logs]
     (results / "x=y").mkdir()
     assert locate([str(results / "x=y")]) == [results / "x=y"], "what exists is a path"
-    with pytest.raises(ConfigError, match=r"the condition 'wo' has a log already, a"):
+    with pytest.raises(ConfigError, match=r"the condition 'wo' already has the log a"):
         locate(["wo=a", "wo=b"])
     with pytest.raises(ConfigError, match="xxx: expected a run's path: File name too long"):
         locate(["x" * 5000])

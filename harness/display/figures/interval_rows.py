@@ -54,8 +54,8 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
             cells = {"%": number(value), "interval": interval(low, high)}
             rows.append(FigureRow(name, cells, looks[row["condition"]], value, low, high))
     note = (
-        f"Lines: {LEVEL} score intervals, each of one accuracy by itself. Whether two conditions "
-        "differ is a paired question: overlap does not answer it, the forest plot does."
+        f"Lines: {LEVEL} score intervals of single accuracies. Their overlap does not show whether "
+        "two conditions differ, because samples are paired by problem: see the forest plot."
     )
     figure, axes = draw_rows(rows, note=note, title=visible(title, keep=""))
     axes.set_xlabel("Accuracy (%)")
@@ -81,12 +81,12 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
         f"Shaded: the margin of {points(margin)}."
     )
     if table["aa_difference"].notna().any():
-        note += " A/A: both sides run again, less the first time; how many completions differ."
+        note += " A/A: the difference of the repeat runs minus the first; completions that differ."
     if pooled is not None and len(pooled):
         rows += _make_pooled_rows(pooled, looks)
         note += (
-            " Diamonds with a line behind: all models together on new problems; "
-            "the line: new models too."
+            " Diamonds: these models and new problems; "
+            "the line behind them: new models and new problems."
         )
     figure, axes = draw_rows(rows, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
@@ -109,9 +109,9 @@ def draw_instructions(table: pandas.DataFrame) -> Figure:
             name = short_label(row["condition"])
             rows.append(FigureRow(f"{setting}: {name} (n = {row['problems']})"))
             look = looks[row["condition"]]
-            # the run's own instruction comes first; the others have the numbers of the config
-            own_effect, *effects = row["effects"]
-            rows.append(_make_difference_row("the run's own", look, own_effect))
+            # the config's instruction comes first; the others have the numbers of the config
+            config_effect, *effects = row["effects"]
+            rows.append(_make_difference_row("the config's", look, config_effect))
             for index, effect in enumerate(effects, start=1):
                 rows.append(_make_difference_row(f"w{index:02}", look, effect))
             outer = row["new_low"], row["new_high"]
@@ -120,10 +120,10 @@ def draw_instructions(table: pandas.DataFrame) -> Figure:
             cells = {**mean.cells, "interval": interval(*outer, sign=True)}
             rows.append(mean._replace(cells=cells))
     note = (
-        "Difference from the baseline under the same instruction; w01 and so on: the config's "
-        f"`across`. Lines: {LEVEL} intervals, not adjusted. Diamonds: the mean of these "
-        "instructions on new problems; the line behind, and its numbers: new instructions of this "
-        "kind too."
+        "Difference from the baseline under the same instruction. w01, w02, ...: the instructions "
+        f"of `across`. Lines: {LEVEL} intervals, not adjusted. Diamonds: the mean for these "
+        "instructions and new problems; the line behind them, and the interval in numbers: for new "
+        "instructions and new problems."
     )
     figure, axes = draw_rows(rows, note=note)
     _mark_zero(axes, "Difference in accuracy (points)")
@@ -158,7 +158,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
                 )
             )
     note = (
-        "Accuracy less that of the position gap. (!): scale or bias alone, whose attention weights "
+        "Accuracy minus that of the position gap. (!): scale or bias alone, whose attention weights "
         "do not add up to 1. This is not valid attention. "
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < {ALPHA}."
     )
@@ -197,7 +197,7 @@ def _make_pooled_rows(pooled: pandas.DataFrame, looks: Mapping[str, Look]) -> It
     """The rows of the contrasts of all models together, by layout."""
     layouts = pooled.groupby("layout", sort=False)
     for layout, contrasts in layouts:
-        name = "all models together"
+        name = "all models"
         if len(layouts) > 1:
             name += f", {layout}"
         yield FigureRow(name)

@@ -59,8 +59,8 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     baseline = figure_style.short_label(table["baseline"].iloc[0])
     step = 0.012 * max(max(lengths) for lengths in doses.values())
     note = (
-        f"Points less {baseline}; lines: {LEVEL} intervals, not adjusted; filled: adjusted "
-        "p < 0.05. Lengths are moved apart a little where lines would cover each other."
+        f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that would "
+        "cover each other are moved apart a little."
     )
     with figure_style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, grid):
         for axes, rows in zip(grid, settings.values(), strict=True):
@@ -149,7 +149,9 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
     """
     looks, settings = figure_style.looks(shares["condition"]), figure_style.split_settings(shares)
     counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
-    note = f"{counts} completions a line; marks: medians, above in the order of the legend."
+    note = (
+        f"{counts} completions per line; marks: medians, listed above in the order of the legend."
+    )
     with figure_style.panels(settings, note, 1.9, sharex=True, sharey=True) as (figure, grid):
         for axes, (setting, rows) in zip(grid, settings.items(), strict=True):
             medians = []
@@ -180,5 +182,5 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
             axes.set_xlabel(f"Length of a completion ({shares['unit'].iloc[0]})")
             axes.grid(axis="x", color=figure_style.GRID, linewidth=0.5)
         grid[0].set_ylim(0, 101)
-        grid[0].set_ylabel("Completions no longer (%)")
+        grid[0].set_ylabel("Completions up to this length (%)")
     return figure

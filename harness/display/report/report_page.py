@@ -91,8 +91,7 @@ def write_report(
         output.parent.mkdir(parents=True, exist_ok=True)
         if is_stored(output) and not output.suffix.startswith(".htm"):
             raise ConfigError(
-                f"{output} is a file of another kind, such as a run's: "
-                "expected an .html file, or none."
+                f"{output} is no report: expected an .html file, or a file that does not exist."
             )
     loaded = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(loaded)
@@ -266,7 +265,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         answers.append({"kind": kind, "verdict": _describe_verdict(row), "text": text})
     counts = [*_count_verdicts(compared, registered=board.contrasts is not None)]
     if not counts:
-        counts = ["There is one condition only, so nothing is compared."]
+        counts = ["There is only one condition, so nothing is compared."]
     facts = _list_facts(board, rows, models)
     return {"question": question, "answers": answers, "counts": counts, "facts": facts}
 
@@ -290,7 +289,7 @@ def _describe_difference(row: Row) -> str:
 def _count_verdicts(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
     """A sentence with the number of each verdict, for tested and for exploratory contrasts."""
     tested = "registered beforehand" if registered else "not registered beforehand"
-    for role, description in {"tested": tested, "exploratory": "besides"}.items():
+    for role, description in {"tested": tested, "exploratory": "not registered beforehand"}.items():
         counts = Counter(
             _describe_verdict({**row, "within_margin": False})
             for row in compared

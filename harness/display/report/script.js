@@ -50,7 +50,7 @@
       const from = cuts[place];
       const piece = plain(text.slice(from, to));
       return [
-        from === fork && to > from ? make("span", { class: "fork", title: "here it begins to differ" }, "\u25b8") : null,
+        from === fork && to > from ? make("span", { class: "fork", title: "the completions differ from here on" }, "\u25b8") : null,
         box >= 0 && from >= box && to <= end ? make("mark", {}, piece) : piece,
       ];
     });
@@ -128,7 +128,7 @@
     return after[0] === after[1] ? "right" : after[0] === 0 ? "wrong" : "same";
   }
 
-  const WORDS = { up: "wrong to right", down: "right to wrong", right: "right in both", wrong: "wrong in both", same: "as often right" };
+  const WORDS = { up: "wrong to right", down: "right to wrong", right: "right in both", wrong: "wrong in both", same: "equally often right" };
   const SEVERAL = { ...WORDS, up: "more often right", down: "less often right" };
   const SIGNS = { up: "\u25b2", down: "\u25bc", right: "\u25cf", wrong: "\u25cb", same: "\u25d0" };
   const words = () => (data.problems.some((one) => Object.values(one.right).some(([, samples]) => samples > 1)) ? SEVERAL : WORDS);
@@ -185,9 +185,9 @@
     if (mine !== asked) return; // something else was asked for meanwhile
     rows = found;
     const sum = data.flips[place(wish("condition"))];
-    const flips = data.conditions.length > 1 && sum ? ` Flips in the table above, ${data.define_flips}: ${sum.replaceAll(" ", "\u00a0")}.` : "";
+    const flips = data.conditions.length > 1 && sum ? ` Flips in the table above: ${data.define_flips}: ${sum.replaceAll(" ", "\u00a0")}.` : "";
     $(".count").textContent = rows.length
-      ? `${rows.length} of ${there.length} problems listed${query ? ", whatever their outcome" : ""}.${flips}`
+      ? `${rows.length} of ${there.length} problems listed${query ? " with any outcome" : ""}.${flips}`
       : query ? "Nothing matches: no problem, answer or completion of these two conditions has this text." : `No problem matches these filters.${flips}`;
     $(".before").textContent = labelOf(data.baseline);
     $(".after").textContent = labelOf(wish("condition"));
@@ -302,7 +302,7 @@
       sample.tokens !== null && `${sample.tokens} tokens`,
       sample.seed !== null && `seed ${sample.seed}`,
       sample.boxes && `${sample.boxes} boxes after the first`,
-      other && other.completion === sample.completion && "word for word as without it",
+      other && other.completion === sample.completion && "identical to the baseline's completion",
       ...sample.remarks,
       ...grades.map((grade, number) => GRADES.has(grade) && `${data.graders[number + 1]}: ${GRADES.get(grade)}`),
     ].filter(Boolean);
