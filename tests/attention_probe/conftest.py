@@ -1,5 +1,6 @@
 import json
 import shutil
+from functools import cache
 
 import pytest
 from typer.testing import CliRunner
@@ -31,15 +32,13 @@ def save_model(folder, model_type, **changes):
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A function from a study model's name to a folder: a narrow model with as many heads."""
-    folders = {}
 
+    @cache
     def save(name):
-        if name not in folders:
-            model_type, heads, kv_heads = STUDY_MODELS[name]
-            shape = {"hidden_size": 4 * heads, "head_dim": 4}
-            shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-            folders[name] = save_model(tmp_path_factory.mktemp(model_type), model_type, **shape)
-        return folders[name]
+        model_type, heads, kv_heads = STUDY_MODELS[name]
+        shape = {"hidden_size": 4 * heads, "head_dim": 4}
+        shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        return save_model(tmp_path_factory.mktemp(model_type), model_type, **shape)
 
     return save
 
