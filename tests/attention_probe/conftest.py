@@ -5,10 +5,11 @@ from functools import cache
 import pytest
 from typer.testing import CliRunner
 
+from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.errors import HarnessError
 from tests.capture_errors import build_whole
-from tests.make import TOY
+from tests.make import TOY, write_traces
 
 STUDY_MODELS = {
     "Qwen/Qwen2.5-Math-7B": ("qwen2", 28, 4),
@@ -41,6 +42,11 @@ def tiny_model(tmp_path_factory):
         return save_model(tmp_path_factory.mktemp(model_type), model_type, **shape)
 
     return save
+
+
+def store(path, traces, **header):
+    """The traces, written to a folder and opened."""
+    return AttentionTraces.open(write_traces(path, traces, **header))
 
 
 def traces_under(traces, condition):
