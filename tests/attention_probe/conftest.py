@@ -53,6 +53,10 @@ def traces_under(traces, condition):
     return [trace for trace in traces if trace.condition == condition]
 
 
+def bar_containers(axes):
+    return [container for container in axes.containers if hasattr(container, "patches")]
+
+
 def run_command(*arguments):
     """What a command of mless prints."""
     result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])

@@ -15,7 +15,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion
 from harness.display.figures.figure_style import LOOKS
 from harness.runs.read_runs import read_source
-from tests.attention_probe.conftest import run_command, traces_under
+from tests.attention_probe.conftest import bar_containers, run_command, traces_under
 from tests.display.test_figures import covered, cut_off, words
 from tests.make import GREEDY_RUN, ROOT, TOY_MODEL
 
@@ -54,10 +54,6 @@ def recorded(traces, condition, name):
 
 def outlines(axes):
     return [patch for patch in axes.patches if isinstance(patch, StepPatch)]
-
-
-def bar_containers(axes):
-    return [container for container in axes.containers if hasattr(container, "patches")]
 
 
 def test_a_drawn_histogram_is_the_mean_of_the_recorded_histograms(traces):
