@@ -20,7 +20,7 @@ STUDY_MODELS = {
 
 
 def save_model(folder, model_type, **changes):
-    """Save a narrow model with random weights of an architecture, with the toy model's tokenizer."""
+    """Save a narrow model of an architecture with random weights and the toy model's tokenizer."""
     bundled = TOY / "model"
     vocabulary = json.loads((bundled / "config.json").read_text())["vocab_size"]
     changes |= {"vocab_size": vocabulary, "max_position_embeddings": 1024, "initializer_range": 0.1}

@@ -31,20 +31,15 @@ def measure(*arguments):
 
 
 @pytest.fixture(scope="module")
-def problem():
-    texts = [problem.problem for problem in TOY_PROBLEMS]
-    return next(text for text in texts if "\\frac" in text and " and " not in text)
-
-
-@pytest.fixture(scope="module")
-def activations(problem):
-    """The toy model's first-MLP activations of a problem, without and behind 20 slashes; its tokens."""
+def activations():
+    """First-MLP activations of a problem, alone and behind 20 slashes, and the problem's tokens."""
+    text = next(toy.problem for toy in TOY_PROBLEMS if "\\frac" in toy.problem)
     tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
     model = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32).eval()
     outputs = []
     activation = model.model.layers[0].mlp.act_fn
     activation.register_forward_hook(lambda *call: outputs.append(call[-1][0]))
-    ids = tokenizer(problem, add_special_tokens=False).input_ids
+    ids = tokenizer(text, add_special_tokens=False).input_ids
     slash = tokenizer(" /", add_special_tokens=False).input_ids
     with torch.inference_mode():
         model(torch.tensor([ids]))
@@ -81,17 +76,6 @@ def test_measures_follow_their_definitions(activations):
     assert numbers["gini"] == pytest.approx(expected, abs=1e-3)
 
 
-def test_larger_activations_lower_the_near_zero_share_and_the_gini_coefficient(activations):
-    without, _, tokens = activations
-    reference = Reference.of(without)
-    before = measure(without, reference, tokens)
-    after = measure(without * 1.5, reference, tokens)
-    for name in ("near_zero_c0.1", "near_zero_c0.13", "near_zero_c0.32", "gini"):
-        assert after[name] < before[name]
-    for name in ("l1", "l2"):
-        assert after[name] == pytest.approx(1.5 * before[name])
-
-
 def test_every_number_has_a_unit(activations):
     without, _, tokens = activations
     assert set(measure(without, Reference.of(without), tokens)) == set(ACTIVATION_UNITS)
@@ -107,22 +91,18 @@ def test_if_most_activations_are_zero_there_is_no_threshold():
     assert numbers["l1"] == pytest.approx(float(sparse.sum() / 3))
 
 
-def test_the_gini_coefficient_is_that_of_the_recorded_histogram(activations):
-    *both, tokens = activations
-    without = both[0]
+def test_the_histogram_has_all_activations_and_a_last_bin_for_the_largest(activations):
+    *tensors, tokens = activations
+    without = tensors[0]
     reference = Reference.of(without)
-    last_counts = []
-    for tensor in both:
+    for tensor in tensors:
         numbers, counts = measure_activations(tensor, reference, tokens)
         assert counts.sum() == tensor.numel()
         assert (len(counts), counts.dtype) == (ACTIVATION_BINS + 1, np.int32)
         assert counts[-1] == (tensor.abs() > np.float32(numbers["histogram_top"])).sum()
         assert numbers["gini"] == gini(counts)
-        last_counts.append(counts[-1])
-    assert last_counts[0] == pytest.approx(0.01 * without.numel(), abs=1)
-    numbers, empty = measure_activations(without * 0, Reference.of(without * 0), tokens)
-    assert len(empty) == ACTIVATION_BINS + 1
-    assert not empty.any()
+    numbers, counts = measure_activations(without * 0, Reference.of(without * 0), tokens)
+    assert counts.tolist() == [0] * (ACTIVATION_BINS + 1)
     assert math.isnan(numbers["gini"])
 
 
@@ -159,32 +139,8 @@ def test_characters_are_classified_in_their_text(text, classes):
     assert letters(text) == classes
 
 
-def test_a_token_of_several_classes_counts_as_the_first():
-    classes = {
-        "^2": "digits",
-        " $-": "operators",
-        "$\\": "other",
-        "frac": "operators",
-        "}{": "other",
-        "": "other",
-        " and": "conjunctions",
-        " x": "other",
-    }
-    assert [CLASSES[index] for index in classify(list(classes))] == list(classes.values())
-
-
-def test_tokens_of_a_real_tokenizer_have_the_classes_of_their_text(problem, activations):
-    tokens = activations[2]
-    assert "".join(tokens) == problem
-    classes = dict(zip(tokens, classify(tokens), strict=True))
-    assert CLASSES[classes["frac"]] == "operators"
-    assert CLASSES[classes[" \\" if " \\" in classes else " $\\"]] == "other"
-    digits = [character for character in problem if character.isdecimal()]
-    assert list(classify(tokens)).count(CLASSES.index("digits")) == len(digits)
-
-
 @given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=10))
-def test_any_tokens_of_any_text_are_classified(text, cuts):
+def test_a_token_has_the_first_class_of_its_characters(text, cuts):
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     tokens = [text[start:end] for start, end in itertools.pairwise(edges)]
     by_character = classify(list(text))

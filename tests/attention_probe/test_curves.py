@@ -66,17 +66,8 @@ def test_the_mean_curve_equals_a_plain_loop(traces, condition, options):
     for name in ("layer", "head", "definition", "view"):
         assert {*getattr(curve, name)} == {options[name]}
     assert {*curve.first_token_excluded} == {options["exclude_first"]}
-
-
-def test_the_aligned_view_omits_the_filler_and_the_full_view_shades_it(traces):
-    options = {"condition": "mless", "layer": 1, "head": 2, "problem_ids": ["p1"]}
-    aligned, full = aligned_curve(traces, **options), full_curve(traces, **options)
-    assert aligned.x.tolist() == list(range(11))
-    assert not aligned.in_filler.any()
-    assert full.x.tolist() == list(range(15))
-    assert full.x[full.in_filler].tolist() == [3, 4, 5, 6]
-    np.testing.assert_array_equal(aligned.mean, full.mean[[0, 1, 2, *range(7, 15)]])
-    assert ({*full.prompts}, {*full.count}) == ({1}, {1})
+    has_filler = (condition, options["view"]) == ("mless", "full")
+    assert curve.x[curve.in_filler].tolist() == ([3, 4, 5, 6] if has_filler else [])
 
 
 def test_few_prompts_give_a_value_with_its_count_and_a_single_prompt_has_no_band(traces):
@@ -90,10 +81,7 @@ def test_few_prompts_give_a_value_with_its_count_and_a_single_prompt_has_no_band
 
 def test_compared_conditions_have_the_same_problems(traces):
     assert shared_problems(traces, ["wo"]) == ["lone", "p0", "p1", "p2", "p3"]
-    shared = shared_problems(traces, ["wo", "mless"])
-    assert shared == ["p0", "p1", "p2", "p3"]
-    curve = aligned_curve(traces, condition="wo", problem_ids=shared, **FIRST_HEAD)
-    assert curve.prompts[0] == 4
+    assert shared_problems(traces, ["wo", "mless"]) == ["p0", "p1", "p2", "p3"]
     message = "has no problem under all of wo, mful; it has wo, mless, random"
     with pytest.raises(ConfigError, match=message):
         shared_problems(traces, ["wo", "mful"])
@@ -107,8 +95,6 @@ def test_controls_are_not_among_the_chosen_problems(tmp_path):
     ]
     with store(tmp_path / "x.traces", prompts) as traces:
         assert chosen_problems(traces, ["wo", "mless"]) == ["p0", "p2"]
-        curve = aligned_curve(traces, condition="mless", baseline="wo", **FIRST_HEAD)
-    assert curve.prompts[0] == 2
 
 
 def test_the_difference_is_paired_by_problem_in_any_order(traces):
@@ -156,45 +142,24 @@ TABLES = hnp.arrays(
 )
 
 
-@given(TABLES, st.integers(0, 5))
-@settings(max_examples=60)
-def test_the_band_contains_the_mean_and_lies_within_the_values(table, seed):
-    bands = zip(*bootstrap_band(table, np.arange(len(table)), draws=400, seed=seed), strict=True)
-    for column, band in zip(table.T, bands, strict=True):
-        values = column[np.isfinite(column)]
-        if len(values) < 2:
-            assert np.isnan(band).all()
-        else:
-            limits = [values.min(), band[0], values.mean(), band[1], values.max()]
-            assert (np.diff(limits) >= -1e-12).all()
-
-
-@given(TABLES.filter(lambda table: np.isfinite(table).any()))
-@settings(max_examples=20)
+@given(TABLES)
+@settings(max_examples=40)
 def test_the_band_equals_that_of_rows_that_are_drawn(table):
     """The weight of a prompt is how often it is drawn: this equals drawing rows and their mean."""
     size = len(table)
-    counts = np.random.default_rng(3).multinomial(size, np.full(size, 1 / size), size=100)
-    column = int(np.isfinite(table).sum(axis=0).argmax())
-    draws = [np.repeat(table[:, column], count) for count in counts]
-    means = [np.nanmean(rows) for rows in draws if np.isfinite(rows).any()]
+    draws = np.random.default_rng(3).multinomial(size, np.full(size, 1 / size), size=100)
     band = np.array(bootstrap_band(table, np.arange(size), draws=100, seed=3))
-    if np.isfinite(table[:, column]).sum() > 1:
-        expected = np.quantile(means, [0.025, 0.975])
-        np.testing.assert_allclose(band[:, column], expected, atol=1e-12)
+    for values, interval in zip(table.T, band.T, strict=True):
+        expected = [np.nan, np.nan]
+        if np.isfinite(values).sum() > 1:
+            samples = [np.repeat(values, counts) for counts in draws]
+            means = [np.nanmean(sample) for sample in samples if np.isfinite(sample).any()]
+            expected = np.quantile(means, [0.025, 0.975])
+        np.testing.assert_allclose(interval, expected, atol=1e-12)
     # further prompts of the same problem, equal to the first, change nothing
     clusters = np.repeat(np.arange(size), 3)
     repeated = bootstrap_band(np.repeat(table, 3, axis=0), clusters, draws=100, seed=3)
     np.testing.assert_allclose(repeated, band, atol=1e-12)
-
-
-def test_the_band_covers_the_true_mean_in_about_95_percent_of_samples():
-    random = np.random.default_rng(5)
-    hits = 0
-    for seed in range(400):
-        low, high = bootstrap_band(random.random((40, 1)), np.arange(40), draws=400, seed=seed)
-        hits += low[0] <= 0.5 <= high[0]
-    assert 0.90 <= hits / 400 <= 0.98
 
 
 def test_every_point_has_its_head_and_condition(traces):

@@ -95,7 +95,7 @@ def legend_texts(legend):
 
 
 def lines_by_name(axes, style="-"):
-    """The curves of a style by their name. The names of dotted curves are hidden from the legend."""
+    """Curves of a style by name. The names of dotted curves are hidden from the legend."""
     lines = [line for line in axes.lines if line.get_linestyle() == style]
     return {
         line.get_label().removeprefix("_"): line

@@ -196,11 +196,3 @@ def test_permuted_labels_equal_a_two_sample_t_test_and_a_loop_over_permutations(
     t, p, *_ = permute_labels(np.ones((3, 2)), np.ones((3, 2)))
     assert (t.tolist(), p.tolist()) == ([0, 0], [1, 1])
     assert np.isinf(permute_labels(np.zeros((3, 1)), np.ones((3, 1)))[0]).all()
-
-
-def test_permuted_labels_keep_their_error_rate_however_skewed_the_strings_are():
-    random, rejected = np.random.default_rng(6), 0
-    for _ in range(300):
-        without, with_it = random.lognormal(size=(2, 4, 24))
-        rejected += permute_labels(without, with_it)[1].min() <= 0.05
-    assert rejected <= 300 * 0.05 + 3 * np.sqrt(300 * 0.05 * 0.95)

@@ -35,16 +35,11 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def receipt_and_traces(source, tmp_path_factory):
+def traces(source, tmp_path_factory):
     path = tmp_path_factory.mktemp("probe") / "example.traces"
-    receipt = run_probe(source, CRITERION, SETTINGS, path)
+    run_probe(source, CRITERION, SETTINGS, path)
     with AttentionTraces.open(path) as traces:
-        yield receipt, traces
-
-
-@pytest.fixture(scope="module")
-def traces(receipt_and_traces):
-    return receipt_and_traces[1]
+        yield traces
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +83,7 @@ def eager(model, token_ids, positions=None):
 
 
 def column_means(weights, queries):
-    """[..., query, key] to the mean of each column strictly below the diagonal over some queries."""
+    """The mean of each column of [..., query, key] below the diagonal over some queries."""
     size = weights.shape[-1]
     means = np.full((*weights.shape[:-2], size), np.nan)
     for key in range(size):
@@ -111,7 +106,7 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_curves_are_column_means_of_eager_attention_under_both_definitions(traces, full_model):
+def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
     assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
     for trace in traces:
         positions = None
@@ -121,26 +116,17 @@ def test_curves_are_column_means_of_eager_attention_under_both_definitions(trace
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
         weights = eager(full_model, trace.token_ids, positions)[0][list(LAYERS)]
         assert_close(trace.mean_all, column_means(weights, np.arange(len(trace.tokens))))
-        common = np.flatnonzero(trace.original_pos >= 0)
-        assert_close(trace.mean_common, column_means(weights, common))
-
-
-def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traces, full_model):
-    for trace in traces:
-        weights = eager(full_model, trace.token_ids)[0][list(LAYERS)]
+        is_original = trace.original_pos >= 0
+        assert_close(trace.mean_common, column_means(weights, np.flatnonzero(is_original)))
         queries = positions_of(trace, "problem")
         filler = mean_mass(weights, queries, positions_of(trace, "filler"))
         assert_close(trace.measures["mass_filler"], filler)
-        inserted = mean_mass(weights, queries, trace.original_pos < 0)
-        assert_close(trace.measures["lambda"], 1 - inserted)
+        assert_close(trace.measures["lambda"], mean_mass(weights, queries, is_original))
         assert_close(sum(trace.measures[name] for name in MASSES), 1)
 
 
-def test_a_heads_output_change_is_decomposed_exactly_in_the_first_layer(
-    receipt_and_traces, full_model
-):
-    receipt, traces = receipt_and_traces
-    assert receipt["self_check"]["eager_error"] < 1e-5
+def test_a_heads_output_change_is_decomposed_exactly_in_the_first_layer(traces, full_model):
+    assert traces.receipt["self_check"]["eager_error"] < 1e-5
     for trace in traces_under(traces, "mless"):
         assert trace.self_check["decomposition_residual"] < 1e-5
         baseline = traces.get(trace.problem_id, "wo")
@@ -221,9 +207,9 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, 
     run_probe(default, Criterion(n=2), settings, path)
     message = r"holds problem demo/\S+ under wo with another prompt, or from another selection"
     selected = tuple(problem.id for problem in select(default, Criterion(n=2)))
-    for other, criterion in ((changed, Criterion(n=4)), (source, Criterion(ids=selected))):
+    for prompts, criterion in ((changed, Criterion(n=4)), (source, Criterion(ids=selected))):
         with pytest.raises(PromptMismatchError, match=message):
-            run_probe(other, criterion, settings, path)
+            run_probe(prompts, criterion, settings, path)
     with AttentionTraces.open(path) as traces:
         assert len(traces) == 4
 
