@@ -1,13 +1,17 @@
 import json
 import shutil
+from functools import cache
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModel
+from typer.testing import CliRunner
 
-from tests.make import TOY
+from attention_probe.traces import AttentionTraces
+from harness import cli
+from harness.errors import HarnessError
+from tests.capture_errors import build_whole
+from tests.make import TOY, write_traces
 
-TINY = {
+STUDY_MODELS = {
     "Qwen/Qwen2.5-Math-7B": ("qwen2", 28, 4),
     "meta-llama/Llama-3.1-8B-Instruct": ("llama", 32, 8),
     "google/gemma-3-4b-it": ("gemma3_text", 8, 4),
@@ -15,31 +19,48 @@ TINY = {
 """Architecture, query heads and key-value heads of the study's models."""
 
 
+def save_model(folder, model_type, **changes):
+    """Save a narrow model of an architecture with random weights and the toy model's tokenizer."""
+    bundled = TOY / "model"
+    vocabulary = json.loads((bundled / "config.json").read_text())["vocab_size"]
+    changes |= {"vocab_size": vocabulary, "max_position_embeddings": 1024, "initializer_range": 0.1}
+    build_whole(model_type, **changes).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(bundled / file, folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    """A folder with a model of three narrow layers, random weights, the heads of one of the study's models."""
-    made, bundled = {}, TOY / "model"
+    """A function from a study model's name to a folder: a narrow model with as many heads."""
 
+    @cache
     def save(name):
-        if name not in made:
-            model_type, heads, kv_heads = TINY[name]
-            folder = tmp_path_factory.mktemp(model_type)
-            config = AutoConfig.for_model(
-                model_type,
-                vocab_size=json.loads((bundled / "config.json").read_text())["vocab_size"],
-                hidden_size=4 * heads,
-                head_dim=4,
-                intermediate_size=32,
-                num_hidden_layers=3,
-                num_attention_heads=heads,
-                num_key_value_heads=kv_heads,
-                max_position_embeddings=1024,
-            )
-            torch.manual_seed(0)
-            AutoModel.from_config(config).save_pretrained(folder)
-            for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-                shutil.copy(bundled / file, folder)
-            made[name] = folder
-        return made[name]
+        model_type, heads, kv_heads = STUDY_MODELS[name]
+        shape = {"hidden_size": 4 * heads, "head_dim": 4}
+        shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        return save_model(tmp_path_factory.mktemp(model_type), model_type, **shape)
 
     return save
+
+
+def store(path, traces, **header):
+    """The traces, written to a folder and opened."""
+    return AttentionTraces.open(write_traces(path, traces, **header))
+
+
+def traces_under(traces, condition):
+    return [trace for trace in traces if trace.condition == condition]
+
+
+def bar_containers(axes):
+    return [container for container in axes.containers if hasattr(container, "patches")]
+
+
+def run_command(*arguments):
+    """What a command of mless prints."""
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, HarnessError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output

@@ -23,114 +23,90 @@ from tests.make import TOY_MODEL, TOY_PROBLEMS
 
 def letters(text):
     """The class of every character, as its initial; `.` for other."""
-    return "".join("doc."[c] for c in classify(list(text)))
+    return "".join("doc."[index] for index in classify(list(text)))
 
 
-def numbers_of(*arguments):
+def measure(*arguments):
     return measure_activations(*arguments)[0]
 
 
 @pytest.fixture(scope="module")
-def problem():
-    return next(
-        p.problem for p in TOY_PROBLEMS if "\\frac" in p.problem and " and " not in p.problem
-    )
-
-
-@pytest.fixture(scope="module")
-def real(problem):
-    """The bundled model's own first-MLP activations of a problem, without and with 20 slashes before it."""
+def activations():
+    """First-MLP activations of a problem, alone and behind 20 slashes, and the problem's tokens."""
+    text = next(toy.problem for toy in TOY_PROBLEMS if "\\frac" in toy.problem)
     tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
     model = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32).eval()
-    kept = []
-    model.model.layers[0].mlp.act_fn.register_forward_hook(lambda *call: kept.append(call[-1][0]))
-    ids = tokenizer(problem, add_special_tokens=False).input_ids
+    outputs = []
+    activation = model.model.layers[0].mlp.act_fn
+    activation.register_forward_hook(lambda *call: outputs.append(call[-1][0]))
+    ids = tokenizer(text, add_special_tokens=False).input_ids
     slash = tokenizer(" /", add_special_tokens=False).input_ids
     with torch.inference_mode():
         model(torch.tensor([ids]))
         model(torch.tensor([slash * 20 + ids]))
-    return kept[0], kept[1][-len(ids) :], [tokenizer.decode([i]) for i in ids]
+    without, with_filler = outputs
+    return without, with_filler[-len(ids) :], [tokenizer.decode([token_id]) for token_id in ids]
 
 
-def test_measures_of_real_activations_are_those_of_the_definitions(real):
-    without, with_filler, tokens = real
+def test_measures_follow_their_definitions(activations):
+    without, with_filler, tokens = activations
     reference = Reference.of(without)
-    found = numbers_of(with_filler, reference, tokens)
-    base, a = (np.abs(t.numpy().astype(np.float64)) for t in (without, with_filler))
+    numbers = measure(with_filler, reference, tokens)
+    base, filled = (np.abs(tensor.numpy().astype(np.float64)) for tensor in activations[:2])
     mad = np.median(np.abs(base - np.median(base)))
     assert reference.mad == pytest.approx(mad, rel=1e-5)
     classes = classify(tokens)
     for c in (0.1, 0.13, 0.32):
-        near = a < np.float32(1.4826 * reference.mad * c)
-        assert found[f"threshold_c{c}"] == pytest.approx(1.4826 * mad * c, rel=1e-5)
-        assert found[f"near_zero_c{c}"] == pytest.approx(near.mean())
+        near_zero = filled < np.float32(1.4826 * reference.mad * c)
+        assert numbers[f"threshold_c{c}"] == pytest.approx(1.4826 * mad * c, rel=1e-5)
+        assert numbers[f"near_zero_c{c}"] == pytest.approx(near_zero.mean())
         for index, name in enumerate(CLASSES):
-            if (classes == index).any():
-                assert found[f"near_zero_{name}_c{c}"] == pytest.approx(
-                    near[classes == index].mean()
-                )
-    assert found["l1"] == pytest.approx(np.linalg.norm(a, 1, axis=1).mean(), rel=1e-6)
-    assert found["l2"] == pytest.approx(np.linalg.norm(a, axis=1).mean(), rel=1e-6)
-    assert found["histogram_top"] == pytest.approx(np.quantile(base, 0.99))
-    edges = [*np.linspace(0, np.quantile(base, 0.99), 101), np.inf]
-    counts = np.histogram(a, bins=edges)[0]
-    pairs = np.abs(counts[:, None] - counts[None]).mean() / (2 * counts.mean())
-    assert found["gini"] == pytest.approx(
-        pairs, abs=1e-3
-    )  # an edge in float64 may move single values
+            shares = near_zero[classes == index]
+            if shares.size:
+                assert numbers[f"near_zero_{name}_c{c}"] == pytest.approx(shares.mean())
+    for order in (1, 2):
+        mean_norm = np.linalg.norm(filled, order, axis=1).mean()
+        assert numbers[f"l{order}"] == pytest.approx(mean_norm, rel=1e-6)
+    top = np.quantile(base, 0.99)
+    assert numbers["histogram_top"] == pytest.approx(top)
+    counts, _ = np.histogram(filled, bins=[*np.linspace(0, top, 101), np.inf])
+    mean_difference = np.abs(counts[:, None] - counts).mean()
+    expected = mean_difference / (2 * counts.mean())
+    # an edge in float64 may move single values to another bin
+    assert numbers["gini"] == pytest.approx(expected, abs=1e-3)
 
 
-def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(real):
-    without, _, tokens = real
-    reference = Reference.of(without)
-    before, after = (
-        numbers_of(without, reference, tokens),
-        numbers_of(without * 1.5, reference, tokens),
-    )
-    for name in ("near_zero_c0.1", "near_zero_c0.13", "near_zero_c0.32", "gini"):
-        assert after[name] < before[name]
-    assert after["l1"] == pytest.approx(1.5 * before["l1"])
-    assert after["l2"] == pytest.approx(1.5 * before["l2"])
-
-
-def test_every_number_has_a_unit(real):
-    without, _, tokens = real
-    assert set(numbers_of(without, Reference.of(without), tokens)) == set(ACTIVATION_UNITS)
+def test_every_number_has_a_unit(activations):
+    without, _, tokens = activations
+    assert set(measure(without, Reference.of(without), tokens)) == set(ACTIVATION_UNITS)
     assert all(ACTIVATION_UNITS.values())
 
 
-def test_where_most_activations_are_zero_there_is_no_threshold():
-    a = torch.nn.functional.relu(
-        torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) - 1
-    )
-    found = numbers_of(a, Reference.of(a), ["2", "+", "x"])
-    assert math.isnan(found["near_zero_c0.1"])
-    assert math.isnan(found["near_zero_digits_c0.1"])
-    assert found["l1"] == pytest.approx(float(a.sum() / 3))
-    nothing = numbers_of(a * 0, Reference.of(a * 0), ["2", "+", "x"])
-    assert math.isnan(nothing["gini"])
+def test_if_most_activations_are_zero_there_is_no_threshold():
+    random = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
+    sparse = torch.nn.functional.relu(random - 1)
+    numbers = measure(sparse, Reference.of(sparse), ["2", "+", "x"])
+    assert math.isnan(numbers["near_zero_c0.1"])
+    assert math.isnan(numbers["near_zero_digits_c0.1"])
+    assert numbers["l1"] == pytest.approx(float(sparse.sum() / 3))
 
 
-def test_the_gini_coefficient_is_that_of_the_histogram_beside_it(real):
-    without, with_filler, tokens = real
+def test_the_histogram_has_all_activations_and_a_last_bin_for_the_largest(activations):
+    *tensors, tokens = activations
+    without = tensors[0]
     reference = Reference.of(without)
-    base = np.abs(without.numpy())
-    for a in (without, with_filler):
-        found, counts = measure_activations(a, reference, tokens)
-        assert (
-            counts.sum() == a.numel()
-            and len(counts) == ACTIVATION_BINS + 1
-            and counts.dtype == np.int32
-        )
-        assert counts[-1] == (np.abs(a.numpy()) > np.float32(found["histogram_top"])).sum()
-        assert found["gini"] == gini(counts)
-    _, counts = measure_activations(without, reference, tokens)
-    assert counts[-1] == pytest.approx(0.01 * base.size, abs=1)
-    _, empty = measure_activations(without * 0, Reference.of(without * 0), tokens)
-    assert not empty.any() and len(empty) == ACTIVATION_BINS + 1 and math.isnan(gini(empty))
+    for tensor in tensors:
+        numbers, counts = measure_activations(tensor, reference, tokens)
+        assert counts.sum() == tensor.numel()
+        assert (len(counts), counts.dtype) == (ACTIVATION_BINS + 1, np.int32)
+        assert counts[-1] == (tensor.abs() > np.float32(numbers["histogram_top"])).sum()
+        assert numbers["gini"] == gini(counts)
+    numbers, counts = measure_activations(without * 0, Reference.of(without * 0), tokens)
+    assert counts.tolist() == [0] * (ACTIVATION_BINS + 1)
+    assert math.isnan(numbers["gini"])
 
 
-def test_what_is_not_finite_is_refused():
+def test_numbers_that_are_not_finite_are_refused():
     for broken in (torch.nan, torch.inf):
         with pytest.raises(ModelError, match="infinite or NaN"):
             Reference.of(torch.full((3, 8), broken))
@@ -159,40 +135,15 @@ def test_what_is_not_finite_is_refused():
         ("", ""),
     ],
 )
-def test_characters_are_classed_in_their_text(text, classes):
+def test_characters_are_classified_in_their_text(text, classes):
     assert letters(text) == classes
 
 
-def test_a_token_of_several_kinds_counts_as_the_first():
-    found = [CLASSES[c] for c in classify(["^2", " $-", "$\\", "frac", "}{", "", " and", " x"])]
-    assert found == [
-        "digits",
-        "operators",
-        "other",
-        "operators",
-        "other",
-        "other",
-        "conjunctions",
-        "other",
-    ]
-
-
-def test_a_real_tokenizer_gives_the_classes_of_its_text(problem):
-    tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
-    tokens = [tokenizer.decode([i]) for i in tokenizer(problem, add_special_tokens=False).input_ids]
-    assert "".join(tokens) == problem
-    found = dict(zip(tokens, classify(tokens), strict=True))
-    assert CLASSES[found["frac"]] == "operators"
-    assert CLASSES[found[" \\" if " \\" in found else " $\\"]] == "other"
-    assert sum(c == 0 for c in classify(tokens)) == sum(
-        character.isdecimal() for character in problem
-    )
-
-
 @given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=10))
-def test_any_text_in_any_pieces_is_classed(text, cuts):
+def test_a_token_has_the_first_class_of_its_characters(text, cuts):
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     tokens = [text[start:end] for start, end in itertools.pairwise(edges)]
-    whole = classify(list(text))
-    for token, start, kind in zip(tokens, edges, classify(tokens), strict=False):
-        assert kind == min(whole[start : start + len(token)], default=CLASSES.index("other"))
+    by_character = classify(list(text))
+    for token, start, index in zip(tokens, edges, classify(tokens), strict=False):
+        classes = by_character[start : start + len(token)]
+        assert index == min(classes, default=CLASSES.index("other"))

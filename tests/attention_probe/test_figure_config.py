@@ -38,86 +38,94 @@ SHAPES = {
 """Layers and query heads, of the models' config.json."""
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_head_exists_and_is_named_in_its_title(path):
-    config = load_figure_config(path)
-    assert config.name == path.stem
+def assert_heads_exist(config):
     for panel in config.panels:
         layers, heads = SHAPES[panel.head.model]
-        assert panel.head.layer <= layers and panel.head.head <= heads
+        assert panel.head.layer <= layers
+        assert panel.head.head <= heads
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_head_exists_and_its_title_names_it(path):
+    config = load_figure_config(path)
+    assert config.name == path.stem
+    assert_heads_exist(config)
+    for panel in config.panels:
         assert f"Head {panel.head.head}" in panel.title
 
 
-def test_every_seed_figure_has_a_config_and_a_twin_on_smollm2_with_heads_by_the_rule():
-    study = {load_figure_config(path).seed_document for path in STUDY}
-    assert len(study) == len(STUDY) == 5
+def scaled_heads(panels):
+    """Layers and heads of the panels in SmolLM2, at the same share of all heads, once each."""
+    scaled = []
+    for panel in panels:
+        layer, head = panel.head.layer, -(-9 * panel.head.head // SHAPES[panel.head.model][1])
+        scaled.append((layer, head if (layer, head) not in scaled else head + 1))
+    return scaled
+
+
+def test_every_study_figure_has_a_config_and_a_twin_on_smollm2_with_heads_by_the_rule():
+    documents = {load_figure_config(path).seed_document for path in STUDY}
+    assert len(documents) == len(STUDY) == 5
     for path in STUDY:
-        config, twin = (
-            load_figure_config(path),
-            load_figure_config(path.with_name(f"{path.stem}-smollm2.yaml")),
-        )
-        for row, other in zip(config.rows, twin.rows, strict=True):
-            assert (
-                row.y_limits and row.model_copy(update={"y_limits": ()}) == other
-            )  # another model has other weights
+        config = load_figure_config(path)
+        twin = load_figure_config(path.with_name(f"{path.stem}-smollm2.yaml"))
+        for row, twin_row in zip(config.rows, twin.rows, strict=True):
+            assert row.y_limits
+            # another model has other weights
+            assert twin_row == row.model_copy(update={"y_limits": ()})
         for name in ("seed_document", "prompts", "y_label", "definition"):
             assert getattr(config, name) == getattr(twin, name)
         assert (config.bars is None) == (twin.bars is None)
-        places = []
-        for panel in config.panels[: len(config.heads)]:
-            head = -(-9 * panel.head.head // SHAPES[panel.head.model][1])
-            layer = panel.head.layer
-            places.append((layer, head if (layer, head) not in places else head + 1))
-        assert [(head.layer, head.head) for head in twin.heads] == places
+        heads = [(head.layer, head.head) for head in twin.heads]
+        assert heads == scaled_heads(config.panels[: len(config.heads)])
         assert {panel.head.model for panel in twin.panels} == {"smollm2"}
 
 
-def test_the_first_token_is_left_out_for_llama_and_gemma_unless_told(tmp_path):
+def test_the_first_token_is_left_out_for_llama_and_gemma_by_default(tmp_path):
+    for model_type, is_left_out in (("llama", True), ("gemma3_text", True), ("qwen2", False)):
+        header = make_header(options={"model_type": model_type})
+        assert leaves_out_first_token(header) == is_left_out
     assert load(tmp_path).exclude_first_token is None
-    assert [
-        leaves_out_first_token(make_header(options={"model_type": t}))
-        for t in ("llama", "gemma3_text", "qwen2")
-    ] == [True, True, False]
     assert load(tmp_path, MINIMAL, "exclude_first_token=false").exclude_first_token is False
 
 
-def test_what_a_head_leaves_out_is_the_figures(tmp_path):
+def test_a_head_without_a_model_has_that_of_the_figure(tmp_path):
     text = MINIMAL.replace("head: 1}", "head: 1}, {layer: 2, head: 5}")
-    first, second = load(
-        tmp_path, text.replace("{layer: 1,", "{model: a/Other-1B, name: Other, layer: 1,")
-    ).panels
-    assert (first.title, first.head.model) == ("Other Layer 1 Head 1", "a/Other-1B")
-    assert (second.title, second.head.model) == ("model Layer 2 Head 5", MODEL)
-    one = load(tmp_path, text)  # of one model, which is named once
-    assert [one.title, *(panel.title for panel in one.panels)] == [
-        "model",
-        "Layer 1 Head 1",
-        "Layer 2 Head 5",
+    with_model = text.replace("{layer: 1,", "{model: a/Other-1B, name: Other, layer: 1,")
+    panels = load(tmp_path, with_model).panels
+    assert [(panel.title, panel.head.model) for panel in panels] == [
+        ("Other Layer 1 Head 1", "a/Other-1B"),
+        ("model Layer 2 Head 5", MODEL),
     ]
+    config = load(tmp_path, text)
+    assert config.title == "model", "the only model is named once"
+    assert [panel.title for panel in config.panels] == ["Layer 1 Head 1", "Layer 2 Head 5"]
 
 
-def test_another_model_keeps_nothing_that_was_said_of_the_first(tmp_path):
-    said = "note: of demo\nmodel_name: Demo\nbars: {title: t, runs: [r]}\n"
-    text = said + MINIMAL.replace("head: 1}", "head: 1, title: Demo}").replace(
-        "aligned,", "aligned, y_limits: [[0, 1]],"
+def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
+    titled = MINIMAL.replace("head: 1}", "head: 1, title: Demo}")
+    limited = titled.replace("aligned,", "aligned, y_limits: [[0, 1]],")
+    text = "note: of demo\nmodel_name: Demo\nbars: {title: t, runs: [r]}\n" + limited
+    changed = load(tmp_path, text, "model=a/Other-1B", "note=of the other")
+    assert (changed.title, changed.note, changed.bars) == ("Other-1B", "of the other", None)
+    (panel,) = changed.panels
+    assert (panel.title, panel.y_limits) == ("Layer 1 Head 1", None)
+    unchanged = load(tmp_path, text, f"model={MODEL}")
+    assert unchanged == load(tmp_path, text)
+    (panel,) = unchanged.panels
+    assert unchanged.bars
+    assert panel.title == "Demo"
+    assert panel.y_limits
+    text = (
+        "name: x\nkind: histogram\nprompts: {dataset: math500}\n"
+        "models: [{name: Demo, model: toy, c: 0.32}]"
     )
-    other = load(tmp_path, text, "model=a/Other-1B", "note=of the other")
-    assert (other.title, other.note, other.bars) == ("Other-1B", "of the other", None)
-    assert [(panel.title, panel.y_limits) for panel in other.panels] == [("Layer 1 Head 1", None)]
-    same = load(tmp_path, text, f"model={MODEL}")
-    assert (
-        same == load(tmp_path, text)
-        and same.bars
-        and same.panels[0].title == "Demo"
-        and same.panels[0].y_limits
-    )
-    first_mlp = "name: x\nkind: histogram\nprompts: {dataset: math500}\nmodels: [{name: Demo, model: toy, c: 0.32}]"
-    (model,) = load(tmp_path, first_mlp, "models.0.model=smollm2").models
+    (model,) = load(tmp_path, text, "models.0.model=smollm2").models
     assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes", "key"),
+    ("old", "new", "message"),
     [
         ("head: 1", "haed: 1", r"unknown key 'heads.0.haed'"),
         ("head: 1", "head: 0", r"heads.0.head: .*greater than or equal to 1"),
@@ -141,53 +149,44 @@ def test_another_model_keeps_nothing_that_was_said_of_the_first(tmp_path):
         ("rows:", "models: [{name: x, model: y}]\nrows:", r"kind: curves needs `heads` and `rows`"),
     ],
 )
-def test_what_is_refused(tmp_path, was, becomes, key):
-    text = MINIMAL.replace(was, becomes, 1)
+def test_a_faulty_figure_config_is_refused(tmp_path, old, new, message):
+    text = MINIMAL.replace(old, new, 1)
     assert text != MINIMAL
-    with pytest.raises(ConfigError, match=key):
+    with pytest.raises(ConfigError, match=message):
         load(tmp_path, text)
 
 
-def appendix_commands():
-    """The words of each `mless figure` command for the appendix's heads, as bash splits them."""
+def test_the_heads_of_the_appendix_exist():
+    """The words of each `mless figure` command of the page are those that bash splits."""
     text = (ROOT / "docs/reproduce.md").read_text()
     (block,) = re.findall(r"```bash\n(qwen=.*?)```", text, re.DOTALL)
     script = "mless() { printf '%s\\0' \"$@\"; printf '\\n'; }\n" + block
-    said = subprocess.run(
-        ["bash", "-euc", script], capture_output=True, text=True, check=True
-    ).stdout
-    return [line.split("\0")[:-1] for line in said.splitlines()]
-
-
-def test_the_appendixs_heads_exist():
-    commands = appendix_commands()
-    assert len(commands) == 9
-    for _, path, *options in commands:
+    command = ["bash", "-euc", script]
+    stdout = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = stdout.splitlines()
+    assert len(lines) == 9
+    for line in lines:
+        _, path, *options, _ = line.split("\0")
+        assert set(options[::2]) == {"--set"}
         config = load_figure_config(ROOT / path, options[1::2])
-        assert set(options[::2]) == {"--set"} and config.name.startswith("figure-")
-        for panel in config.panels:
-            layers, heads = SHAPES[panel.head.model]
-            assert (
-                panel.head.layer <= layers and panel.head.head <= heads and panel.y_limits is None
-            )
+        assert config.name.startswith("figure-")
+        assert_heads_exist(config)
+        assert not any(panel.y_limits for panel in config.panels)
         assert config.title == (config.model_name or config.model.rpartition("/")[2])
 
 
 @pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
-def test_every_seed_figure_is_drawn_from_a_model_with_as_many_heads(
+def test_every_study_figure_is_drawn_from_a_model_with_as_many_heads(
     path, tiny_model, tmp_path, monkeypatch
 ):
-    monkeypatch.chdir(ROOT)  # the reference numbers' path is of the repository
+    monkeypatch.chdir(ROOT)  # the path of the reference numbers begins at the repository
     config = load_figure_config(path)
-    chosen = [
-        f"heads.{index}.model={tiny_model(panel.head.model)}"
-        for index, panel in enumerate(config.panels[: len(config.heads)])
-    ]
-    config = load_figure_config(path, [*chosen, "prompts.n=2"])
-    files = make_figure(config, folder=tmp_path)
-    assert {file.name for file in files} == {
-        f"{path.stem}.{kind}" for kind in ("png", "svg", "pdf", "csv")
-    }
+    overrides = ["prompts.n=2"]
+    for index, panel in enumerate(config.panels[: len(config.heads)]):
+        overrides.append(f"heads.{index}.model={tiny_model(panel.head.model)}")
+    files = make_figure(load_figure_config(path, overrides), folder=tmp_path)
+    assert {file.suffix for file in files} == {".png", ".svg", ".pdf", ".csv"}
+    assert {file.stem for file in files} == {path.stem}
     points = pandas.read_csv(tmp_path / f"{path.stem}.csv")
-    layer_heads = points.loc[points["kind"] == "curve", ["layer", "head"]].drop_duplicates()
-    assert layer_heads.to_numpy().tolist() == [[head.layer, head.head] for head in config.heads]
+    heads = points.loc[points["kind"] == "curve", ["layer", "head"]].drop_duplicates()
+    assert heads.to_numpy().tolist() == [[head.layer, head.head] for head in config.heads]

@@ -1,16 +1,11 @@
-import json
-import math
 import re
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
 from attention_probe.measure.head_decomposition import decompose
@@ -19,17 +14,20 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
-from harness import cli
 from harness.analysis.choose_problems import Criterion, select
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
-from tests.capture_errors import build_whole
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, read_source, write_traces
+from harness.runs.read_runs import read_source
+from tests.attention_probe.conftest import run_command, save_model, traces_under
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, write_traces
 
 LAYERS = (0, 2)
-BUILT = ("probe", "--dataset", TOY / "demo.jsonl")
+CRITERION = Criterion(n=5, seed=3)
+SETTINGS = ProbeSettings(layers=LAYERS, record=Record(decompose=True, activations=True))
+COMPLETION = ProbeSettings(conditions=("mless",), record=Record(completion=True))
+PROBE_DATASET = ("probe", "--dataset", TOY / "demo.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +36,15 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def criterion():
-    return Criterion(n=5, seed=3)
-
-
-@pytest.fixture(scope="module")
-def settings():
-    return ProbeSettings(layers=LAYERS, record=Record(decompose=True, activations=True))
-
-
-@pytest.fixture(scope="module")
-def traced(source, criterion, settings, tmp_path_factory):
+def traces(source, tmp_path_factory):
     path = tmp_path_factory.mktemp("probe") / "example.traces"
-    receipt = run_probe(source, criterion, settings, path)
+    run_probe(source, CRITERION, SETTINGS, path)
     with AttentionTraces.open(path) as traces:
-        yield traces, receipt
+        yield traces
 
 
 @pytest.fixture(scope="module")
-def whole_model():
+def full_model():
     model = AutoModelForCausalLM.from_pretrained(
         TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
     )
@@ -64,68 +52,39 @@ def whole_model():
 
 
 @pytest.fixture
-def command():
-    def call(*arguments):
-        done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-        if isinstance(done.exception, HarnessError):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    return call
-
-
-@pytest.fixture
-def model_of(tmp_path):
-    def build(model_type, **changes):
-        bundled, folder = TOY / "model", tmp_path / model_type
-        vocabulary = json.loads(Path(bundled, "config.json").read_text())["vocab_size"]
-        build_whole(
-            model_type,
-            vocab_size=vocabulary,
-            max_position_embeddings=1024,
-            initializer_range=0.1,
-            **changes,
-        ).save_pretrained(folder)
-        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            shutil.copy(Path(bundled, file), folder)
-        return folder
-
-    return build
+def path(tmp_path):
+    return tmp_path / "t.traces"
 
 
 def eager(model, token_ids, positions=None):
-    """Whole attention matrices [layer, head, query, key] and head outputs [layer, head, query, head_dim].
+    """Attention matrices [layer, head, query, key] and head outputs [layer, head, query, head_dim].
 
-    With `positions` the tokens stand there, and not at 0, 1, 2, ...
+    `positions` are those of the tokens, 0, 1, 2, ... without it.
     """
-    places = np.arange(len(token_ids)) if positions is None else positions
-    given = {
-        "position_ids": torch.tensor(places[None]),
-        "attention_mask": torch.ones(1, len(places)),
+    if positions is None:
+        positions = np.arange(len(token_ids))
+    inputs = {
+        "input_ids": torch.tensor(token_ids[None].astype(np.int64)),
+        "position_ids": torch.tensor(positions[None]),
+        "attention_mask": torch.ones(1, len(positions)),
     }
-    given["input_ids"] = torch.tensor(token_ids[None].astype(np.int64))
-    given = {name: tensor.to(model.device) for name, tensor in given.items()}
-    outputs = {}
+    inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    outputs = []
     hooks = [
-        layer.self_attn.o_proj.register_forward_pre_hook(
-            lambda _, given, number=number: outputs.__setitem__(number, given[0])
-        )
-        for number, layer in enumerate(model.model.layers)
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args: outputs.append(args[0][0]))
+        for layer in model.model.layers
     ]
     with torch.inference_mode():
-        found = model(**given, output_attentions=True)
+        attentions = model(**inputs, output_attentions=True).attentions
     for hook in hooks:
         hook.remove()
     heads = model.config.num_attention_heads
-    mixed = [outputs[n][0].unflatten(-1, (heads, -1)).transpose(0, 1) for n in range(len(outputs))]
-    return torch.stack([a[0] for a in found.attentions]).cpu().numpy(), torch.stack(
-        mixed
-    ).cpu().numpy()
+    by_head = torch.stack(outputs).unflatten(-1, (heads, -1)).transpose(1, 2)
+    return torch.cat(attentions).cpu().numpy(), by_head.cpu().numpy()
 
 
 def column_means(weights, queries):
-    """[..., query, key] to the mean of each column strictly below the diagonal over some queries."""
+    """The mean of each column of [..., query, key] below the diagonal over some queries."""
     size = weights.shape[-1]
     means = np.full((*weights.shape[:-2], size), np.nan)
     for key in range(size):
@@ -135,154 +94,134 @@ def column_means(weights, queries):
     return means
 
 
-def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(traced, whole_model):
-    traces, _ = traced
+def mean_mass(weights, queries, keys):
+    """The share of attention that keys receive from each head, as a mean over queries."""
+    return weights[:, :, queries][..., keys].sum(-1).mean(-1)
+
+
+def positions_of(trace, role):
+    return np.flatnonzero(trace.roles == ROLES.index(role))
+
+
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
     assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
     for trace in traces:
         positions = None
         if trace.condition == "mless+gap":
-            positions = np.flatnonzero(traces.get(trace.problem_id, "mless").original_pos >= 0)
+            filled = traces.get(trace.problem_id, "mless")
+            positions = np.flatnonzero(filled.original_pos >= 0)
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
-        weights = eager(whole_model, trace.token_ids, positions)[0][list(LAYERS)]
-        everyone, common = np.arange(len(trace.tokens)), np.flatnonzero(trace.original_pos >= 0)
-        np.testing.assert_allclose(trace.mean_all, column_means(weights, everyone), atol=1e-5)
-        np.testing.assert_allclose(trace.mean_common, column_means(weights, common), atol=1e-5)
+        weights = eager(full_model, trace.token_ids, positions)[0][list(LAYERS)]
+        assert_close(trace.mean_all, column_means(weights, np.arange(len(trace.tokens))))
+        is_original = trace.original_pos >= 0
+        assert_close(trace.mean_common, column_means(weights, np.flatnonzero(is_original)))
+        queries = positions_of(trace, "problem")
+        filler = mean_mass(weights, queries, positions_of(trace, "filler"))
+        assert_close(trace.measures["mass_filler"], filler)
+        assert_close(trace.measures["lambda"], mean_mass(weights, queries, is_original))
+        assert_close(sum(trace.measures[name] for name in MASSES), 1)
 
 
-def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traced, whole_model):
-    traces, _ = traced
-    for trace in traces:
-        weights = eager(whole_model, trace.token_ids)[0][list(LAYERS)]
-        queries = np.flatnonzero(trace.roles == ROLES.index("problem"))
-        filler = trace.roles == ROLES.index("filler")
-        expected = weights[:, :, queries][..., filler].sum(-1).mean(-1)
-        np.testing.assert_allclose(trace.measures["mass_filler"], expected, atol=1e-5)
-        inserted = weights[:, :, queries][..., trace.original_pos < 0].sum(-1).mean(-1)
-        np.testing.assert_allclose(trace.measures["lambda"], 1 - inserted, atol=1e-5)
-        np.testing.assert_allclose(sum(trace.measures[name] for name in MASSES), 1, atol=1e-5)
-
-
-def test_the_change_of_a_heads_output_splits_exactly_in_the_first_layer(traced, whole_model):
-    traces, receipt = traced
-    assert receipt["self_check"]["eager_error"] < 1e-5
-    for trace in (one for one in traces if one.condition == "mless"):
+def test_a_heads_output_change_is_decomposed_exactly_in_the_first_layer(traces, full_model):
+    assert traces.receipt["self_check"]["eager_error"] < 1e-5
+    for trace in traces_under(traces, "mless"):
         assert trace.self_check["decomposition_residual"] < 1e-5
-        without = traces.get(trace.problem_id, "wo")
-        original, changed = (eager(whole_model, one.token_ids)[1] for one in (without, trace))
-        problem = [np.flatnonzero(one.roles == ROLES.index("problem")) for one in (without, trace)]
-        o_wo, o_with = original[:, :, problem[0]], changed[:, :, problem[1]]
-        size = np.linalg.norm(o_with - o_wo, axis=-1) / np.linalg.norm(o_wo, axis=-1)
-        parts = sum(trace.measures[name][0] for name in ("position_shift", "scale", "bias"))
-        assert (size.mean(-1)[0] <= parts + 1e-5).all(), "a change is no larger than its parts"
-        assert "bias" not in without.measures
-
-
-def test_activation_thresholds_are_frozen_without_filler(traced):
-    traces, _ = traced
-    for trace in (one for one in traces if one.condition == "wo"):
-        other = traces.get(trace.problem_id, "mless")
-        assert trace.activations.keys() == other.activations.keys()
-        assert trace.activations != other.activations
-        frozen = [
-            name for name in trace.activations if name.startswith(("threshold_", "histogram_"))
-        ]
-        assert len(frozen) == 4 and all(
-            trace.activations[name] == other.activations[name] > 0 for name in frozen
+        baseline = traces.get(trace.problem_id, "wo")
+        assert "bias" not in baseline.measures
+        before, after = (
+            eager(full_model, prompt.token_ids)[1][0][:, positions_of(prompt, "problem")]
+            for prompt in (baseline, trace)
         )
+        size = np.linalg.norm(after - before, axis=-1) / np.linalg.norm(before, axis=-1)
+        terms = sum(trace.measures[name][0] for name in ("position_shift", "scale", "bias"))
+        assert (size.mean(-1) <= terms + 1e-5).all(), "a change is no larger than its terms"
 
 
-def test_an_interrupted_probe_goes_on_and_ends_the_same(
-    source, criterion, settings, traced, tmp_path, monkeypatch
+def test_activation_thresholds_are_those_of_the_baseline(traces):
+    for trace in traces_under(traces, "wo"):
+        baseline, filled = trace.activations, traces.get(trace.problem_id, "mless").activations
+        assert baseline.keys() == filled.keys()
+        assert baseline != filled
+        fixed = [name for name in baseline if name.startswith(("threshold_", "histogram_"))]
+        assert len(fixed) == 4
+        assert all(baseline[name] == filled[name] > 0 for name in fixed)
+
+
+def test_an_interrupted_probe_continues_and_gives_the_same_traces(
+    source, traces, path, monkeypatch
 ):
     monkeypatch.setattr("attention_probe.run_probe.GROUP_TOKENS", 1)
-    path = tmp_path / "again.traces"
 
-    def stop(done, total):
-        if done == 2:
+    def interrupt(finished, total):
+        if finished == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_probe(source, criterion, settings, path, advance=stop)
-    with AttentionTraces.open(path) as part:
-        assert len(part.problem_ids) == 2
-    seen = []
-    run_probe(
-        source, criterion, settings, path, advance=lambda done, total: seen.append((done, total))
-    )
-    assert seen[0] == (2, 5) and seen[-1] == (5, 5)
-    with AttentionTraces.open(path) as again:
-        for trace in traced[0]:
-            other = again.get(trace.problem_id, trace.condition)
-            np.testing.assert_allclose(other.mean_common, trace.mean_common, atol=1e-6)
+        run_probe(source, CRITERION, SETTINGS, path, advance=interrupt)
+    with AttentionTraces.open(path) as interrupted:
+        assert len(interrupted.problem_ids) == 2
+    progress = []
+    run_probe(source, CRITERION, SETTINGS, path, advance=lambda *counts: progress.append(counts))
+    assert (progress[0], progress[-1]) == ((2, 5), (5, 5))
+    with AttentionTraces.open(path) as continued:
+        for trace in traces:
+            again = continued.get(trace.problem_id, trace.condition)
+            np.testing.assert_allclose(again.mean_common, trace.mean_common, atol=1e-6)
             for name, values in trace.measures.items():
-                np.testing.assert_allclose(other.measures[name], values, rtol=1e-3, atol=1e-4)
+                np.testing.assert_allclose(again.measures[name], values, rtol=1e-3, atol=1e-4)
 
 
-def test_completion_queries_are_those_of_the_recorded_answer(
-    source, criterion, whole_model, tmp_path
-):
-    record = Record(completion=True)
-    run_probe(
-        source,
-        criterion,
-        ProbeSettings(conditions=("mless",), record=record),
-        tmp_path / "t.traces",
-    )
-    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+def test_completion_queries_are_those_of_the_recorded_completion(source, full_model, path):
+    run_probe(source, CRITERION, COMPLETION, path)
+    with AttentionTraces.open(path) as traces:
         assert traces.header.queries == "completion"
-        for trace in (one for one in traces if one.condition == "mless"):
-            queries = np.flatnonzero(trace.roles == ROLES.index("completion"))
+        for trace in traces_under(traces, "mless"):
+            queries = positions_of(trace, "completion")
             assert len(queries)
-            weights = eager(whole_model, trace.token_ids)[0][:1]
-            np.testing.assert_allclose(trace.mean_all, column_means(weights, queries), atol=1e-5)
-            filler = trace.roles == ROLES.index("filler")
-            expected = weights[:, :, queries][..., filler].sum(-1).mean(-1)
-            np.testing.assert_allclose(trace.measures["mass_filler"], expected, atol=1e-5)
-    with pytest.raises(ConfigError, match=r"--decompose compares the same queries"):
+            weights = eager(full_model, trace.token_ids)[0][:1]
+            assert_close(trace.mean_all, column_means(weights, queries))
+            filler = mean_mass(weights, queries, positions_of(trace, "filler"))
+            assert_close(trace.measures["mass_filler"], filler)
+    with pytest.raises(ConfigError, match="--decompose compares the same queries"):
         ProbeSettings(record=Record(completion=True, decompose=True))
 
 
-def test_another_dtype_reports_its_difference_from_float32(source, criterion, tmp_path):
-    receipt = run_probe(
-        source,
-        criterion,
-        ProbeSettings(dtype="bfloat16", conditions=("mless",)),
-        tmp_path / "t.traces",
-    )
-    assert 1e-5 < receipt["self_check"]["dtype_error"] < 0.1
-    assert "dtype" in describe_checks(receipt["self_check"])
+def test_another_dtype_reports_its_difference_from_float32(source, path):
+    settings = ProbeSettings(dtype="bfloat16", conditions=("mless",))
+    checks = run_probe(source, CRITERION, settings, path)["self_check"]
+    assert 1e-5 < checks["dtype_error"] < 0.1
+    assert "dtype" in describe_checks(checks)
 
 
-def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
-    path, settings = tmp_path / "t.traces", ProbeSettings(model=TOY_MODEL, conditions=("mless",))
-    conditions, tokenizer = (
-        [as_condition(name) for name in ("wo", "mless")],
-        settings.load_tokenizer(),
-    )
-    built = [
-        build_source(
-            load_jsonl(TOY / "demo.jsonl"), conditions, tokenizer, "raw", instruction=instruction
-        )
+def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, path):
+    settings = ProbeSettings(model=TOY_MODEL, conditions=("mless",))
+    conditions = [as_condition(name) for name in ("wo", "mless")]
+    dataset, tokenizer = load_jsonl(TOY / "demo.jsonl"), settings.load_tokenizer()
+    default, changed = (
+        build_source(dataset, conditions, tokenizer, "raw", instruction=instruction)
         for instruction in (None, "Solve it.")
-    ]
-    run_probe(built[0], Criterion(n=2), settings, path)
-    with pytest.raises(
-        PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt, or from"
-    ):
-        run_probe(built[1], Criterion(n=4), settings, path)
-    judged = tuple(problem.id for problem in select(built[0], Criterion(n=2)))
-    with pytest.raises(PromptMismatchError, match="or from another selection"):
-        run_probe(source, Criterion(ids=judged), settings, path)
+    )
+    run_probe(default, Criterion(n=2), settings, path)
+    message = r"holds problem demo/\S+ under wo with another prompt, or from another selection"
+    selected = tuple(problem.id for problem in select(default, Criterion(n=2)))
+    for prompts, criterion in ((changed, Criterion(n=4)), (source, Criterion(ids=selected))):
+        with pytest.raises(PromptMismatchError, match=message):
+            run_probe(prompts, criterion, settings, path)
     with AttentionTraces.open(path) as traces:
         assert len(traces) == 4
 
 
-def test_the_residual_is_the_first_layers_or_there_is_none(source, criterion, tmp_path):
+def test_without_the_first_layer_there_is_no_residual(source, path):
     settings = ProbeSettings(layers=(1,), conditions=("mless",), record=Record(decompose=True))
-    run_probe(source, criterion, settings, tmp_path / "t.traces")
-    with AttentionTraces.open(tmp_path / "t.traces") as traces:
-        for trace in (one for one in traces if one.condition == "mless"):
-            assert "bias" in trace.measures and trace.self_check == {}
+    run_probe(source, CRITERION, settings, path)
+    with AttentionTraces.open(path) as traces:
+        for trace in traces_under(traces, "mless"):
+            assert "bias" in trace.measures
+            assert trace.self_check == {}
 
 
 EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"
@@ -298,31 +237,28 @@ EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_architecture_is_probed_and_checked(
-    command, model_of, tmp_path, model_type, options, printed
-):
-    flags = ("--n", 1, "--conditions", "mless", *options, "-o", tmp_path / "t.traces")
-    text = command(*BUILT, "--model", model_of(model_type), *flags)
+def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, options, printed):
+    model = save_model(tmp_path / model_type, model_type)
+    flags = ("--n", 1, "--conditions", "mless", *options, "-o", path)
+    text = run_command(*PROBE_DATASET, "--model", model, *flags)
     assert re.search(printed, text, re.DOTALL), text
     assert "nan" not in text.lower()
 
 
-def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):
+def test_a_mean_over_heads_omits_no_head(path):
     masses = {name: np.full((2, 3), 0.2, dtype=np.float32) for name in MASSES}
-    broken = {name: values.copy() for name, values in masses.items()}
-    broken["mass_filler"][0, 1] = np.nan
-    nothing = {
-        name: np.full_like(values, np.nan) for name, values in masses.items()
-    }  # as of an empty completion
-    for name, other, shown in (("a", broken, "nan"), ("b", nothing, "0.2000")):
+    broken = masses | {"mass_filler": np.float32([[0.2, np.nan, 0.2], [0.2, 0.2, 0.2]])}
+    empty = {name: np.full_like(mass, np.nan) for name, mass in masses.items()}  # no completion
+    for name, measures, mean in (("a", broken, "nan"), ("b", empty, "0.2000")):
         traces = [
             make_trace("p0", "mless", measures=masses),
-            make_trace("p1", "mless", measures=other),
+            make_trace("p1", "mless", measures=measures),
         ]
-        with AttentionTraces.open(write_traces(tmp_path / name, traces)) as opened:
-            (row,) = (line for line in summary(opened).splitlines() if line.startswith("Layer 1"))
-            assert row.split()[5] == shown
-            assert max(map(len, summary(opened).splitlines())) <= 80
+        with AttentionTraces.open(write_traces(path.with_name(name), traces)) as opened:
+            lines = summary(opened).splitlines()
+        (row,) = (line for line in lines if line.startswith("Layer 1"))
+        assert row.split()[5] == mean
+        assert max(map(len, lines)) <= 80
 
 
 def with_completion(source, completion):
@@ -335,38 +271,43 @@ def with_completion(source, completion):
     return replace(source, problems=(replace(first, prompts=prompts),))
 
 
-def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
-    first = source.problems[0]
-    emptied = with_completion(source, "")
-    settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
-    run_probe(emptied, Criterion(ids=(first.id,)), settings, tmp_path / "t.traces")
-    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+def test_an_empty_completion_has_no_numbers_and_no_traceback(source, path):
+    run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
+    with AttentionTraces.open(path) as traces:
         assert "nan" in summary(traces)
 
 
-def test_probe_and_heads_from_the_command_line(command, tmp_path):
-    traces = tmp_path / "t.traces"
-    flags = ("--flip", "both_right", "--n", 3)
-    printed = command("probe", GREEDY_RUN, *flags, "-o", traces)
-    assert "selected on outcome" in printed and "Layer 1" in printed
-    assert command("probe", GREEDY_RUN, *flags, "-o", traces) == printed
-    assert "p_adjusted" in command("heads", traces)
+def test_a_problem_over_the_context_is_refused_before_anything_is_measured(source, path):
+    message = rf"Problem {source.problems[0].id}, condition 'wo': \d+ tokens;"
+    with pytest.raises(PromptMismatchError, match=message):
+        run_probe(with_completion(source, "one two " * 3000), Criterion(n=1), COMPLETION, path)
+    assert not path.exists()
 
 
-def test_controls_are_averaged_with_nothing(command, tmp_path):
+def test_probe_and_heads_from_the_command_line(path):
+    command = ("probe", GREEDY_RUN, "--flip", "both_right", "--n", 3, "-o", path)
+    printed = run_command(*command)
+    assert "selected on outcome" in printed
+    assert "Layer 1" in printed
+    assert run_command(*command) == printed
+    assert "p_adjusted" in run_command("heads", path)
+
+
+def test_controls_are_not_averaged_with_selected_problems(path):
     flags = ("--flip", "wrong_to_right", "--controls")
-    printed = " ".join(command("probe", GREEDY_RUN, *flags, "-o", tmp_path / "t.traces").split())
-    assert ", 1 problems;" in printed and "1 controls were traced and are left out here" in printed
+    printed = " ".join(run_command("probe", GREEDY_RUN, *flags, "-o", path).split())
+    assert ", 1 problems;" in printed
+    assert "1 controls were traced and are left out here" in printed
 
 
-def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
-    logs = {
-        name: next(GREEDY_RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")
-    }
-    flags = [part for name, log in logs.items() for part in ("--log", f"{name}={log}")]
-    flags += ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
-    printed = command("probe", *flags, "-o", tmp_path / "t.traces")
-    assert "selected on outcome" in printed and "mless" in printed and "random" not in printed
+def test_sample_logs_of_any_task_are_named_by_condition(path):
+    flags = ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
+    for name in ("wo", "mless"):
+        flags += ["--log", f"{name}={next(GREEDY_RUN.glob(f'samples_demo_{name}_2*.jsonl'))}"]
+    printed = run_command("probe", *flags, "-o", path)
+    assert "selected on outcome" in printed
+    assert "mless" in printed
+    assert "random" not in printed
 
 
 @pytest.mark.parametrize(
@@ -381,100 +322,81 @@ def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
         (None, ("--layers", "0-2"), "--layers 0-2: .* counted from 1; got '0-2'"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_a_file_is_begun(
-    command, model_of, tmp_path, model_type, options, message
+def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
+    tmp_path, path, model_type, options, message
 ):
-    model = model_of(model_type) if model_type else TOY_MODEL
+    model = save_model(tmp_path / model_type, model_type) if model_type else TOY_MODEL
     with pytest.raises(HarnessError, match=message):
-        command(*BUILT, "--model", model, "--n", 1, *options, "-o", tmp_path / "t.traces")
-    assert not (tmp_path / "t.traces").exists()
+        run_command(*PROBE_DATASET, "--model", model, "--n", 1, *options, "-o", path)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "`run`, `logs` and `dataset`, got none"),
-        ((GREEDY_RUN, *BUILT[1:]), "got run and dataset"),
+        ((GREEDY_RUN, *PROBE_DATASET[1:]), "got run and dataset"),
         (("--log", "wo"), "--log 'wo'"),
-        (BUILT[1:], "--model"),
+        (PROBE_DATASET[1:], "--model"),
         (("nowhere",), "nowhere"),
     ],
 )
-def test_without_one_source_of_prompts_there_is_no_probe(command, arguments, message):
+def test_a_probe_needs_exactly_one_source_of_prompts(arguments, message):
     with pytest.raises(HarnessError, match=message):
-        command("probe", *arguments)
-
-
-def test_a_problem_over_the_context_is_named_before_anything_is_measured(source, tmp_path):
-    first = source.problems[0]
-    talkative = with_completion(source, "one two " * 3000)
-    settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
-    with pytest.raises(
-        PromptMismatchError, match=rf"Problem {first.id}, condition 'wo': \d+ tokens;"
-    ):
-        run_probe(talkative, Criterion(ids=(first.id,)), settings, tmp_path / "t.traces")
-    assert not (tmp_path / "t.traces").exists()
+        run_command("probe", *arguments)
 
 
 HEADS, QUERIES, WIDTH = 3, 5, 4
 
 
-def norm(vector):
-    return math.sqrt(sum(float(x) ** 2 for x in vector))
+def norm(vectors):
+    return np.linalg.norm(vectors, axis=-1)
 
 
 def random_tensor(*shape):
     return torch.from_numpy(np.random.default_rng(len(shape)).normal(size=shape))
 
 
-def test_parts_are_means_over_queries_of_shares_of_the_output_without_filler():
-    random = np.random.default_rng(0)
-    without, gap, bias = (
-        torch.from_numpy(random.normal(size=(HEADS, QUERIES, WIDTH))) for _ in range(3)
-    )
-    mass = torch.from_numpy(random.uniform(0.1, 0.9, size=(HEADS, QUERIES)))
+def test_terms_are_mean_ratios_over_queries_to_the_output_without_filler():
+    without, gap, bias = random_tensor(3, HEADS, QUERIES, WIDTH)
+    mass = torch.from_numpy(np.random.default_rng(0).uniform(0.1, 0.9, size=(HEADS, QUERIES)))
+    inputs = {"without": without, "gap": gap, "bias": bias, "mass": mass}
     with_filler = (1 - mass[..., None]) * gap + bias
-    parts, residual = decompose(
-        without=without, gap=gap, with_filler=with_filler, bias=bias, mass=mass
-    )
+    terms, residual = decompose(**inputs, with_filler=with_filler)
     assert residual.max() < 1e-12
-    for head in range(HEADS):
-        shares = {name: [] for name in parts}
-        for query in range(QUERIES):
-            o, g, b, m = (part[head, query].numpy() for part in (without, gap, bias, mass))
-            shares["position_shift"].append(norm(g - o) / norm(o))
-            shares["scale"].append(norm(m * g) / norm(o))
-            shares["bias"].append(norm(b) / norm(o))
-            shares["bias_relative_norm"].append(norm(b) / norm(g))
-            shares["bias_cosine"].append(float(b @ g) / norm(b) / norm(g))
-        for name, values in shares.items():
-            np.testing.assert_allclose(parts[name][head], np.mean(values))
-    _, broken = decompose(
-        without=without, gap=gap, with_filler=with_filler + 1, bias=bias, mass=mass
-    )
-    assert broken.min() > 0.1
+    ratios = {
+        "position_shift": norm(gap - without) / norm(without),
+        "scale": norm(mass[..., None] * gap) / norm(without),
+        "bias": norm(bias) / norm(without),
+        "bias_relative_norm": norm(bias) / norm(gap),
+        "bias_cosine": (bias * gap).sum(-1).numpy() / norm(bias) / norm(gap),
+    }
+    assert terms.keys() == ratios.keys()
+    for name, values in ratios.items():
+        np.testing.assert_allclose(terms[name], values.mean(-1))
+    _, residual = decompose(**inputs, with_filler=with_filler + 1)
+    assert residual.min() > 0.1
+
+
+def decompose_bias(gap, bias, mass):
+    """The terms where only the bias matters: the position gap changes nothing."""
+    return decompose(without=gap, gap=gap, with_filler=gap, bias=bias, mass=mass)[0]
 
 
 def test_queries_that_do_not_see_the_filler_have_no_cosine():
     gap, bias = random_tensor(2, 2, WIDTH)[:, None]
     mass = torch.tensor([[0.0, 0.4]], dtype=torch.float64)
     bias[:, 0] = 0
-    parts, _ = decompose(without=gap, gap=gap, with_filler=gap, bias=bias, mass=mass)
+    terms = decompose_bias(gap, bias, mass)
     expected = torch.nn.functional.cosine_similarity(bias[0, 1], gap[0, 1], dim=0)
-    np.testing.assert_allclose(parts["bias_cosine"][0], expected)
-    np.testing.assert_allclose(parts["bias"][0], norm(bias[0, 1]) / norm(gap[0, 1]) / 2)
-    mass[:] = 0
-    assert (
-        decompose(without=gap, gap=gap, with_filler=gap, bias=bias * 0, mass=mass)[0]["bias_cosine"]
-        .isnan()
-        .all()
-    )
+    np.testing.assert_allclose(terms["bias_cosine"][0], expected)
+    np.testing.assert_allclose(terms["bias"][0], norm(bias[0, 1]) / norm(gap[0, 1]) / 2)
+    assert decompose_bias(gap, bias * 0, mass * 0)["bias_cosine"].isnan().all()
 
 
 def test_a_short_bias_has_the_cosine_of_a_long_one():
     gap, bias = random_tensor(2, 1, 3, WIDTH).float()
-    mass = torch.ones(1, 3)
     expected = torch.nn.functional.cosine_similarity(bias.double(), gap.double(), dim=-1).mean()
     for length in (1.0, 1e-12, 1e-25):
-        parts, _ = decompose(without=gap, gap=gap, with_filler=gap, bias=bias * length, mass=mass)
-        np.testing.assert_allclose(parts["bias_cosine"], [expected], rtol=1e-6)
+        terms = decompose_bias(gap, bias * length, torch.ones(1, 3))
+        np.testing.assert_allclose(terms["bias_cosine"], [expected], rtol=1e-6)

@@ -7,286 +7,242 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, common_tokens, tokenize
-from harness.constants import SEPARATOR as GAP
+from attention_probe.prompts.token_roles import ABSENT, ROLES, common_tokens, tokenize
+from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
 from harness.experiment.problems import Dataset
-from harness.experiment.problems import Problem as Asked
+from harness.experiment.problems import Problem as DatasetProblem
 from harness.experiment.prompt import hash_text
 from harness.experiment.tokenizer import encode
 from harness.runs.prompt_sources import Problem, build_source
-from harness.runs.read_runs import Run, source_of
+from harness.runs.read_runs import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt, read_source
+from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt
 
 PLACEMENTS = [placement for placement in Placement if placement is not Placement.ANSWER]
-"""A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
+"""A filler in the model's answer is refused: which of its tokens are the filler's is not known."""
 
 WO = Condition(name="wo")
 PLACED = {
-    f"at_{placement}": Condition(name=f"at_{placement}", unit="/", count=20, placement=placement)
+    placement: Condition(name=f"at_{placement}", unit="/", count=20, placement=placement)
     for placement in PLACEMENTS
 }
 
 
-def problem_of(text, tokenizer, layout, conditions):
-    dataset = Dataset(
-        name="made", source="here", problems=(Asked(id="p", problem=text, answer="1"),)
-    )
-    return build_source(dataset, [WO, *conditions], tokenizer, layout).problems[0]
+def make_source(problems, tokenizer, layout, conditions):
+    dataset = Dataset(name="demo", source="here", problems=problems)
+    return build_source(dataset, conditions, tokenizer, layout)
 
 
-def lost(base, prompt):
+def make_problem(text, tokenizer, layout="raw", conditions=()):
+    problems = (DatasetProblem(id="p", problem=text, answer="1"),)
+    return make_source(problems, tokenizer, layout, [WO, *conditions]).problems[0]
+
+
+def tokenize_all(problem, tokenizer):
+    """The tokens of a problem under all of its conditions."""
+    return tokenize(problem, tokenizer, conditions=[*problem.prompts])
+
+
+def lost_positions(base, prompt):
     """Positions of the baseline's tokens that the prompt does not have."""
     return set(range(len(base))) - set(prompt.original_pos.tolist())
 
 
-def unpaired(prompt):
-    """Positions of tokens outside the filler and its separator that the baseline does not have."""
-    absent = np.flatnonzero(prompt.original_pos == ABSENT)
-    return {int(at) for at in absent if prompt.roles[at] not in (FILLER, ROLES.index("separator"))}
+def unpaired_positions(prompt):
+    """Positions of tokens outside filler and separator that the baseline does not have."""
+    is_inserted = prompt.has_role("filler") | prompt.has_role("separator")
+    return np.flatnonzero((prompt.original_pos == ABSENT) & ~is_inserted).tolist()
 
 
-def assert_exact(tokenized):
-    """Every baseline token is there once, in order, with its id and role; all else is filler and separator."""
+def assert_aligned(tokenized):
+    """Baseline tokens occur once, in order, with id and role; others are filler or separator."""
     base = tokenized["wo"]
-    assert base.original_pos.tolist() == list(range(len(base)))
+    original_positions = list(range(len(base)))
+    assert base.original_pos.tolist() == original_positions
     for prompt in tokenized.values():
-        kept = prompt.original_pos != ABSENT
-        assert prompt.original_pos[kept].tolist() == list(range(len(base)))
-        assert (prompt.token_ids[kept] == base.token_ids).all() and (
-            prompt.roles[kept] == base.roles
-        ).all()
-        assert set(prompt.roles[~kept].tolist()) <= {FILLER, ROLES.index("separator")}
-        assert prompt.has_role("filler").sum() == (
-            0 if prompt.filler_span is None else np.diff(prompt.filler_span)[0]
-        )
+        is_original = prompt.original_pos != ABSENT
+        assert prompt.original_pos[is_original].tolist() == original_positions
+        assert (prompt.token_ids[is_original] == base.token_ids).all()
+        assert (prompt.roles[is_original] == base.roles).all()
+        assert not unpaired_positions(prompt)
     assert all(mask.sum() == len(base) for mask in common_tokens(tokenized).values())
 
 
 texts = st.text("abcdefghij ABCxyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_size=60).filter(
-    lambda t: t == t.strip() and t
+    lambda text: text == text.strip() and text
 )
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=texts,
-    count=st.integers(1, 70),
-    unit=st.sampled_from(["/", "he", "?"]),
-    layout=st.sampled_from(["raw", "chat"]),
-    seed=st.integers(0, 99),
-)
-def test_any_problem_at_any_placement_is_aligned_exactly(
-    toy_tokenizer, text, count, unit, layout, seed
-):
-    conditions = [
-        Condition(name=str(placement), unit=unit, count=count, placement=placement, seed=seed)
-        for placement in PLACEMENTS
-    ]
-    tokenized = tokenize(
-        problem_of(text, toy_tokenizer, layout, conditions),
-        toy_tokenizer,
-        conditions=["wo", *map(str, PLACEMENTS)],
-    )
-    assert_exact(tokenized)
-    for name in map(str, PLACEMENTS):
-        low, high = tokenized[name].filler_span
-        assert high - low == count and not set(tokenized[name].tokens[low:high]) - {
-            unit,
-            f" {unit}",
+    filler=st.fixed_dictionaries(
+        {
+            "count": st.integers(1, 70),
+            "unit": st.sampled_from(["/", "he", "?"]),
+            "seed": st.integers(0, 99),
         }
+    ),
+    layout=st.sampled_from(["raw", "chat"]),
+)
+def test_any_problem_is_aligned_exactly_in_all_placements(toy_tokenizer, text, filler, layout):
+    conditions = [
+        Condition(name=placement, placement=placement, **filler) for placement in PLACEMENTS
+    ]
+    tokenized = tokenize_all(make_problem(text, toy_tokenizer, layout, conditions), toy_tokenizer)
+    assert_aligned(tokenized)
+    for placement in PLACEMENTS:
+        low, high = tokenized[placement].filler_span
+        assert tokenized[placement].has_role("filler").sum() == high - low == filler["count"]
+        tokens = set(tokenized[placement].tokens[low:high])
+        assert tokens <= {filler["unit"], f" {filler['unit']}"}
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
-def test_every_tokenizer_kind_is_aligned_exactly(any_tokenizer, layout):
+def test_prompts_are_aligned_exactly_in_every_tokenizer(any_tokenizer, layout):
     if layout == "chat" and not any_tokenizer.chat_template:
-        pytest.skip("this tokenizer kind has no chat template")
-    dataset = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:8])
+        pytest.skip("this tokenizer has no chat template")
+    placed = dict(PLACED)
     first, *_, later = any_tokenizer("a\na", add_special_tokens=False)["input_ids"]
-    opening = (
-        Placement.BEFORE_SYSTEM if first != later and layout == "raw" else None
-    )  # see the test below
-    conditions = [
-        *named_conditions().values(),
-        *(c for c in PLACED.values() if c.placement != opening),
-    ]
-    for problem in build_source(dataset, conditions, any_tokenizer, layout).problems:
-        tokenized = tokenize(
-            problem, any_tokenizer, conditions=[condition.name for condition in conditions]
-        )
-        assert_exact(tokenized)
-        assert {
-            np.diff(tokenized[name].filler_span)[0] for name in ("mless", "mful", "random")
-        } == {55}
+    if first != later and layout == "raw":
+        del placed[Placement.BEFORE_SYSTEM]  # see the test below
+    conditions = [*named_conditions().values(), *placed.values()]
+    for problem in make_source(TOY_PROBLEMS[:8], any_tokenizer, layout, conditions).problems:
+        tokenized = tokenize_all(problem, any_tokenizer)
+        assert_aligned(tokenized)
+        for name in ("mless", "mful", "random"):
+            assert np.diff(tokenized[name].filler_span) == 55
 
 
 def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
-    """SentencePiece writes the first word of a text with a blank before it, so a filler there changes its token."""
-    tokenizer, name = load_vocabulary("mistral-7b"), "at_before_system"
-    problem = problem_of("Find $x$.", tokenizer, "raw", [PLACED[name]])
-    tokenized = tokenize(problem, tokenizer, conditions=["wo", name])
-    base, filled = tokenized.values()
-    assert lost(base, filled) == {1} and unpaired(filled) == {
-        24
-    }  # after BOS; after 20 slashes, 2 newlines
+    """SentencePiece puts a blank before the first word, so a filler there changes its token."""
+    tokenizer = load_vocabulary("mistral-7b")
+    conditions = [PLACED[Placement.BEFORE_SYSTEM]]
+    problem = make_problem("Find $x$.", tokenizer, conditions=conditions)
+    base, filled = tokenize_all(problem, tokenizer).values()
+    assert lost_positions(base, filled) == {1}, "after BOS"
+    assert unpaired_positions(filled) == [24], "after BOS, 20 slashes, a blank and two line breaks"
     assert base.tokens[1] == filled.tokens[24] == "You"
 
 
-def test_roles_and_pieces_cover_the_text_in_order(toy_tokenizer):
-    problem = problem_of("Find $x$.", toy_tokenizer, "chat", [as_condition("mless")])
-    prompt = tokenize(problem, toy_tokenizer, conditions=["mless"])["mless"]
-    assert "".join(prompt.tokens) == problem.prompts["mless"].prompt
-    order = [
-        ROLES[role]
-        for index, role in enumerate(prompt.roles)
-        if index == 0 or role != prompt.roles[index - 1]
-    ]
-    assert (
-        order == "template instruction separator template filler separator problem template".split()
-    )
-    for segment in problem.prompts["mless"].requested.segments:
+def test_roles_and_segments_cover_the_text_in_order(toy_tokenizer):
+    problem = make_problem("Find $x$.", toy_tokenizer, "chat", [as_condition("mless")])
+    stored, prompt = problem.prompts["mless"], tokenize_all(problem, toy_tokenizer)["mless"]
+    assert "".join(prompt.tokens) == stored.prompt
+    changes = np.flatnonzero(np.diff(prompt.roles, prepend=-1))
+    order = [ROLES[role] for role in prompt.roles[changes]]
+    expected = "template instruction separator template filler separator problem template"
+    assert order == expected.split()
+    for segment in stored.requested.segments:
         if segment.role in ("instruction", "filler", "problem"):
-            pieces = [
-                piece
-                for piece, has in zip(prompt.tokens, prompt.has_role(segment.role), strict=True)
-                if has
-            ]
-            assert "".join(pieces) == segment.text
-    assert prompt.sha256 == hash_text(problem.prompts["mless"].prompt)
-    assert (prompt.token_ids.dtype, prompt.roles.dtype, prompt.original_pos.dtype) == (
-        np.int32,
-        np.int8,
-        np.int32,
-    )
+            positions = np.flatnonzero(prompt.has_role(segment.role))
+            assert "".join(prompt.tokens[position] for position in positions) == segment.text
+    assert prompt.sha256 == hash_text(stored.prompt)
+    dtypes = [array.dtype for array in (prompt.token_ids, prompt.roles, prompt.original_pos)]
+    assert dtypes == [np.int32, np.int8, np.int32]
 
 
-def test_of_the_two_separators_the_second_is_inserted(toy_tokenizer):
-    problem = problem_of("Find $x$.", toy_tokenizer, "raw", PLACED.values())
-    for name, prompt in tokenize(
-        problem, toy_tokenizer, conditions=["at_between", "at_before_system"]
-    ).items():
-        low, high = prompt.filler_span
-        inserted = np.flatnonzero(prompt.original_pos == ABSENT)
-        assert inserted.tolist() == list(range(low, inserted[-1] + 1)) and inserted[-1] >= high
-        assert "".join(prompt.tokens[high : inserted[-1] + 1]) == GAP
-        assert (low == 0) == (name == "at_before_system")
+@pytest.mark.parametrize("placement", ["between", "before_system"])
+def test_the_second_of_two_separators_is_inserted(toy_tokenizer, placement):
+    problem = make_problem("Find $x$.", toy_tokenizer, conditions=PLACED.values())
+    prompt = tokenize_all(problem, toy_tokenizer)[f"at_{placement}"]
+    low, high = prompt.filler_span
+    inserted = np.flatnonzero(prompt.original_pos == ABSENT).tolist()
+    end = inserted[-1] + 1
+    assert inserted == list(range(low, end))
+    assert "".join(prompt.tokens[high:end]) == SEPARATOR
+    assert (low == 0) == (placement == "before_system")
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama3", "gpt2"])
-def test_what_the_published_layout_merges_has_no_partner(kind):
+def test_tokens_that_the_published_layout_merges_have_no_partner(kind):
     tokenizer = build_tokenizer(kind, bos=False)
-    dataset = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:20])
-    source = build_source(dataset, list(named_conditions().values()), tokenizer, "as_published")
-    merged = 0
+    conditions = named_conditions().values()
+    source = make_source(TOY_PROBLEMS[:20], tokenizer, "as_published", conditions)
     for problem in source.problems:
-        tokenized = tokenize(problem, tokenizer, conditions=source.conditions)
+        tokenized = tokenize_all(problem, tokenizer)
         base, mless = tokenized["wo"], tokenized["mless"]
-        kept = mless.original_pos != ABSENT
-        assert (mless.token_ids[kept] == base.token_ids[mless.original_pos[kept]]).all()
-        assert (np.diff(mless.original_pos[kept]) > 0).all()
+        is_original = mless.original_pos != ABSENT
+        original_positions = mless.original_pos[is_original]
+        assert (mless.token_ids[is_original] == base.token_ids[original_positions]).all()
+        assert (np.diff(original_positions) > 0).all()
         fillers = [
             mless.tokens[index].strip() for index in np.flatnonzero(mless.has_role("filler"))
         ]
-        glued = [token for token in fillers if token != "/" and "/" in token]
-        merged += bool(glued)
-        assert bool(lost(base, mless)) == bool(glued or unpaired(mless))
-        masks = common_tokens(tokenized)
-        shared = [prompt.token_ids[masks[name]].tolist() for name, prompt in tokenized.items()]
-        assert all(ids == shared[0] for ids in shared)
-        assert len(shared[0]) == len(base) - len(
-            set.union(*(lost(base, prompt) for prompt in tokenized.values()))
+        assert any("/" in token and token != "/" for token in fillers), (
+            "a slash is merged with other text"
         )
-    assert merged == len(source.problems)
+        assert lost_positions(base, mless)
+        lost = set().union(*(lost_positions(base, prompt) for prompt in tokenized.values()))
+        common = np.delete(base.token_ids, list(lost)).tolist()
+        for name, mask in common_tokens(tokenized).items():
+            assert tokenized[name].token_ids[mask].tolist() == common
 
 
 def test_a_separators_blank_is_not_the_blank_of_the_next_word(toy_tokenizer):
-    """The bundled tokenizer makes ` A` two tokens, and a separator begins with the same blank."""
-    slashes = {"unit": "/", "count": 3, "placement": Placement.RANDOM}
-    conditions = [Condition(name=str(seed), seed=seed, **slashes) for seed in range(40)]
-    problem = problem_of(
-        "Is A or B or C or A or B or C or A or B or C it?", toy_tokenizer, "raw", conditions
-    )
-    assert_exact(
-        tokenize(
-            problem, toy_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]
-        )
-    )
-    assert any(
-        "B \n\n/" in problem.prompts[str(seed)].prompt
-        or "or \n\n/" in problem.prompts[str(seed)].prompt
-        for seed in range(40)
-    )
+    """The toy tokenizer makes ` A` two tokens, and a separator begins with the same blank."""
+    filler = {"unit": "/", "count": 3, "placement": Placement.RANDOM}
+    conditions = [Condition(name=str(seed), seed=seed, **filler) for seed in range(40)]
+    text = "Is A or B or C or A or B or C or A or B or C it?"
+    problem = make_problem(text, toy_tokenizer, conditions=conditions)
+    assert_aligned(tokenize_all(problem, toy_tokenizer))
+    prompts = " ".join(prompt.prompt for prompt in problem.prompts.values())
+    assert "B \n\n/" in prompts or "or \n\n/" in prompts
 
 
-def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(toy_tokenizer):
-    """As logs of other tasks give it: the filler's first token takes the blank before it along."""
-    plain, filled = "Q: Find $x$.\nA:", "Q: / / / Find $x$.\nA:"
-    parts = {
-        "wo": [("instruction", "Q: "), ("problem", "Find $x$."), ("separator", "\nA:")],
-    }
-    parts["mless"] = [parts["wo"][0], ("filler", "/ / /"), ("separator", " "), *parts["wo"][1:]]
-    prompts = {
-        name: answered_prompt(
-            name,
-            text=text,
-            doc={"segments": [{"role": role, "text": part} for role, part in parts[name]]},
-        )
-        for name, text in (("wo", plain), ("mless", filled))
-    }
+def test_a_prompt_of_another_task_is_aligned(toy_tokenizer):
+    """The filler's first token includes the blank before it."""
+    before, after = ("instruction", "Q: "), [("problem", "Find $x$."), ("separator", "\nA:")]
+    filled = [before, ("filler", "/ / /"), ("separator", " "), *after]
+    prompts = {}
+    for name, segments in (("wo", [before, *after]), ("mless", filled)):
+        doc = {"segments": [{"role": role, "text": text} for role, text in segments]}
+        text = "".join(text for _, text in segments)
+        prompts[name] = answered_prompt(name, text=text, doc=doc)
     problem = Problem(id="p", subject="", level=0, prompts=prompts)
-    tokenized = tokenize(problem, toy_tokenizer, conditions=["wo", "mless"])
-    assert_exact(tokenized)
-    assert np.diff(tokenized["mless"].filler_span)[0] == 3
+    tokenized = tokenize_all(problem, toy_tokenizer)
+    assert_aligned(tokenized)
+    assert np.diff(tokenized["mless"].filler_span) == 3
 
 
-def test_the_completion_follows_as_the_model_wrote_it(toy_tokenizer):
-    """The tokens counted when they were generated, less the end of text, are those that are read back."""
+def test_the_completion_follows_the_prompt_as_the_model_wrote_it(toy_tokenizer):
     source = read_source(GREEDY_RUN)
-    same = 0
     for problem in source.problems[:40]:
-        tokenized = tokenize(problem, toy_tokenizer, conditions=source.conditions, completion=True)
-        without = tokenize(problem, toy_tokenizer, conditions=source.conditions)
-        for name, prompt in tokenized.items():
-            size = len(without[name])
-            assert (prompt.token_ids[:size] == without[name].token_ids).all()
-            assert (
-                prompt.has_role("completion")[size:].all()
-                and (prompt.original_pos[size:] == ABSENT).all()
-            )
-            assert "".join(prompt.tokens[size:]) == problem.prompts[name].completions[0]
-            assert (
-                toy_tokenizer.decode(prompt.token_ids[size:].tolist())
-                == problem.prompts[name].completions[0]
-            )
-            assert prompt.filler_span == without[name].filler_span
-            same += (
-                toy_tokenizer.encode(problem.prompts[name].completions[0])
-                == prompt.token_ids[size:].tolist()
-            )
-        assert all(mask.sum() == len(without["wo"]) for mask in common_tokens(tokenized).values())
-    assert same > 0
+        prompts = tokenize_all(problem, toy_tokenizer)
+        completed = tokenize(problem, toy_tokenizer, conditions=[*prompts], completion=True)
+        for name, prompt in completed.items():
+            (completion,) = problem.prompts[name].completions
+            size = len(prompts[name])
+            token_ids = prompt.token_ids[size:].tolist()
+            assert (prompt.token_ids[:size] == prompts[name].token_ids).all()
+            assert prompt.has_role("completion")[size:].all()
+            assert (prompt.original_pos[size:] == ABSENT).all()
+            assert "".join(prompt.tokens[size:]) == completion
+            assert toy_tokenizer.decode(token_ids) == completion
+            assert toy_tokenizer.encode(completion) == token_ids
+            assert prompt.filler_span == prompts[name].filler_span
+        masks = common_tokens(completed).values()
+        assert all(mask.sum() == len(prompts["wo"]) for mask in masks)
 
 
-def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
+@pytest.mark.parametrize("completion", ["\nWe have $x = 2$.", " So it is"])
+def test_a_completion_that_would_merge_with_the_prompt_is_tokenized_alone(completion):
     tokenizer = build_tokenizer("qwen2", bos=True)
-    problem = problem_of("Find $x$.", tokenizer, "raw", [])
-    for completion in ("\nWe have $x = 2$.", " So it is"):
-        samples = answered_prompt("wo", ("correct",), completions=(completion,)).graded_samples
-        answered = structs.replace(problem.prompts["wo"], graded_samples=samples)
-        prompt = tokenize(
-            replace(problem, prompts={"wo": answered}),
-            tokenizer,
-            conditions=["wo"],
-            completion=True,
-        )["wo"]
-        alone, _ = encode(problem.prompts["wo"].prompt, tokenizer)
-        assert tuple(prompt.token_ids[: len(alone)].tolist()) == alone
-        assert "".join(prompt.tokens[len(alone) :]) == completion
-        assert tokenizer.bos_token_id not in prompt.token_ids[len(alone) :]
-    glued = encode(problem.prompts["wo"].prompt + "\nWe", tokenizer)[0]
-    assert glued[: len(alone)] != alone, "or this test shows nothing"
+    problem = make_problem("Find $x$.", tokenizer)
+    prompt = problem.prompts["wo"]
+    prompt_ids, _ = encode(prompt.prompt, tokenizer)
+    size = len(prompt_ids)
+    merged_ids, _ = encode(prompt.prompt + "\nWe", tokenizer)
+    assert merged_ids[:size] != prompt_ids, "the test needs a tokenizer that merges them"
+    samples = answered_prompt("wo", ("correct",), completions=(completion,)).graded_samples
+    answered = structs.replace(prompt, graded_samples=samples)
+    answered_problem = replace(problem, prompts={"wo": answered})
+    tokens = tokenize(answered_problem, tokenizer, conditions=["wo"], completion=True)["wo"]
+    assert tuple(tokens.token_ids[:size].tolist()) == prompt_ids
+    assert "".join(tokens.tokens[size:]) == completion
+    assert tokenizer.bos_token_id not in tokens.token_ids[size:]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +257,7 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
             "Problem p, condition 'wo': this tokenizer",
         ),
         (
-            {"doc": {"segments": [{"role": "problem", "text": "Find $y$."}]}},
+            {"doc": {"system": "", "segments": [{"role": "problem", "text": "Find $y$."}]}},
             {},
             PromptMismatchError,
             r"'Find \$y\$\.'",
@@ -309,9 +265,10 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
     ],
 )
 def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, options, error, message):
-    problem = problem_of("Find $x$.", toy_tokenizer, "raw", [])
+    problem = make_problem("Find $x$.", toy_tokenizer)
     prompt = problem.prompts["wo"]
-    changes = {**changes, "doc": prompt.doc | {"system": ""} | changes.get("doc", {})}
+    if "doc" in changes:
+        changes = {"doc": prompt.doc | changes["doc"]}
     changed = replace(problem, prompts={"wo": structs.replace(prompt, **changes)})
     with pytest.raises(error, match=message):
         tokenize(changed, toy_tokenizer, **{"conditions": ["wo"], **options})
@@ -319,57 +276,44 @@ def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, option
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
 def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
-    filled, begun = {"unit": ".", "count": 50}, {"answer_prefix": "The final answer is $\\boxed{"}
-    asked = [
+    filler, prefix = {"unit": ".", "count": 50}, {"answer_prefix": "The final answer is $\\boxed{"}
+    conditions = [
         "wo",
-        {"name": "at-once", **begun},
-        {"name": "dots", **filled, **begun, "placement": "answer"},
-        {"name": "bare", **filled, "placement": "answer"},
-        {"name": "last", **filled, **begun, "placement": "end"},
+        {"name": "at-once", **prefix},
+        {"name": "dots", **filler, **prefix, "placement": "answer"},
+        {"name": "bare", **filler, "placement": "answer"},
+        {"name": "last", **filler, **prefix, "placement": "end"},
     ]
-    few, conditions = (
-        Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:2]),
-        [*map(as_condition, asked)],
-    )
-    built = build_source(few, conditions, toy_tokenizer, layout)
+    built = make_source(TOY_PROBLEMS[:2], toy_tokenizer, layout, [*map(as_condition, conditions)])
     prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
-    facts = {"source": "run"}
     run = Run(
         name="RUN",
-        about=facts,
+        about={"source": "run"},
         model="toy",
-        receipt={"config": {"conditions": asked}},
+        receipt={"config": {"conditions": conditions}},
         read=pytest.fail,
         read_prompts=lambda: prompts,
     )
-    assert built.filled_answers == source_of(run).filled_answers == ("dots", "bare")
-    for chosen in ((), ("last", "dots")):
-        with pytest.raises(ConfigError) as caught:
-            ProbeSettings(conditions=chosen).complete_from(source_of(run))
-        assert "does not record where in the answer the filler of dots" in str(caught.value)
-    kept = ProbeSettings(conditions=("at-once", "last")).complete_from(source_of(run)).conditions
-    tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=kept)
+    source = source_of(run)
+    assert built.filled_answers == source.filled_answers == ("dots", "bare")
+    message = "does not record where in the answer the filler of dots"
+    for names in ((), ("last", "dots")):
+        with pytest.raises(ConfigError, match=message):
+            ProbeSettings(conditions=names).complete_from(source)
+    names = ProbeSettings(conditions=("at-once", "last")).complete_from(source).conditions
+    tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=names)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]
 
 
-def test_a_condition_that_is_called_like_a_gap_is_none(toy_tokenizer):
-    few = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:1])
-    own = [
-        as_condition({"name": name, "unit": ".", "count": 9})
-        for name in ("mless-gap", "x-gap", "x")
-    ]
-    built = build_source(few, [*map(as_condition, ("wo", "mless")), *own], toy_tokenizer, "raw")
-    recorded = ProbeSettings().complete_from(built).conditions
-    assert recorded == ("wo", "mless", "mless-gap", "x-gap", "x", "mless+gap")
-    tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
-    sizes = {name: int(prompt.has_role("filler").sum()) for name, prompt in tokenized.items()}
-    assert sizes == {
-        "wo": 0,
-        "mless": 55,
-        "mless-gap": 9,
-        "x-gap": 9,
-        "x": 9,
-        "mless+gap": 0,
-        "x+gap": 0,
-    }
+def test_a_condition_with_the_name_of_a_position_gap_is_a_condition(toy_tokenizer):
+    names = ("mless-gap", "x-gap", "x")
+    similar = [Condition(name=name, unit=".", count=9) for name in names]
+    conditions = [WO, as_condition("mless"), *similar]
+    source = make_source(TOY_PROBLEMS[:1], toy_tokenizer, "raw", conditions)
+    recorded = ProbeSettings().complete_from(source).conditions
+    assert recorded == ("wo", "mless", *names, "mless+gap")
+    tokenized = tokenize(source.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
+    sizes = {name: prompt.has_role("filler").sum() for name, prompt in tokenized.items()}
+    expected = {"wo": 0, "mless": 55, "mless+gap": 0, "x+gap": 0}
+    assert sizes == expected | dict.fromkeys(names, 9)
     assert tokenized["mless+gap"].positions[-1] - tokenized["wo"].positions[-1] > 55

@@ -16,146 +16,141 @@ from tests.experiment.test_refusals import MINIMAL, write
 from tests.make import TOY_MODEL, read_data
 
 
-def test_a_minimal_config_has_the_studys_defaults(tmp_path):
-    config = load_config(write(tmp_path, MINIMAL), ["seed=7", "model.model_args.dtype=float32"])
-    assert (config.model_arguments()["seed"], config.model.model_args["dtype"]) == (7, "float32")
+@pytest.fixture
+def load(tmp_path):
+    """A function that writes the minimal config with changes and loads it with overrides."""
+
+    def write_and_load(*overrides, **changes):
+        return load_config(write(tmp_path, MINIMAL | changes), overrides)
+
+    return write_and_load
+
+
+@pytest.fixture
+def load_arguments(load):
+    """The same for the arguments of the model."""
+
+    def load_model(**arguments):
+        return load(model={"model_args": {"pretrained": TOY_MODEL, **arguments}})
+
+    return load_model
+
+
+def test_a_minimal_config_has_the_defaults_of_the_study(load):
+    config = load("seed=7", "model.model_args.dtype=float32")
+    arguments = {"pretrained": TOY_MODEL, "dtype": "float32", "seed": 7}
+    assert config.model_arguments() | arguments == config.model_arguments()
     assert (config.dataset, config.gen_kwargs, config.max_gen_toks) == ("math500", "greedy", 2048)
     assert [condition.name for condition in config.conditions] == ["wo", "mless"]
-    assert config.model_arguments()["pretrained"] == TOY_MODEL
 
 
-def test_where_a_line_is_read_no_instruction_asks_for_a_box(tmp_path):
-    path = write(tmp_path, MINIMAL)
-    assert "answer" not in load_config(path).identity(), (
-        "`box` is the default, which the identity leaves out"
-    )
-    config = load_config(path, ["answer=line"])
+def test_if_a_line_is_read_no_instruction_requests_a_box(load):
+    assert "answer" not in load().identity(), "the identity leaves out the default, `box`"
+    config = load("answer=line")
     assert (config.instruction, config.identity()["answer"]) == ("Answer the question.", "line")
-    assert load_config(path, ["answer=line", "instruction=Hi"]).instruction == "Hi"
-    assert load_config(path, ["answer=line", "until=[Q]"]).resolve_sampling(None).stop == (
-        "Q",
-        "\n",
-    )
+    assert load("answer=line", "instruction=Hi").instruction == "Hi"
+    assert load("answer=line", "until=[Q]").resolve_sampling(None).stop == ("Q", "\n")
 
 
-def test_a_label_never_stands_above_other_weights(tmp_path):
-    path = write(
-        tmp_path, {**MINIMAL, "model": {"label": "Known", "model_args": {"pretrained": "a/known"}}}
-    )
-
-    def label(*overrides):
-        return load_config(path, overrides).model.display_name
-
-    assert label() == label("max_gen_toks=9", "model.model_args.dtype=float32") == "Known"
-    assert label("model.model_args.pretrained=b/other") == "other"
-    assert label("model.model_args.revision=abc") == "known", "another revision has other weights"
-    assert (
-        label("model.model_args={pretrained: b/other}")
-        == label("model={model_args: {pretrained: b/other}}")
-        == "other"
-    )
-    for override in (
-        "model.model_args.pretrained=b/other",
-        "model={model_args: {pretrained: b/other}}",
-    ):
-        assert label(override, "model.label=Known") == "Known", "said on purpose"
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [
+        ("max_gen_toks=9", "Known"),
+        ("model.model_args.dtype=float32", "Known"),
+        ("model.model_args.revision=abc", "known"),  # another revision has other weights
+        ("model.model_args.pretrained=b/other", "other"),
+        ("model.model_args={pretrained: b/other}", "other"),
+        ("model={model_args: {pretrained: b/other}}", "other"),
+    ],
+)
+def test_a_label_is_used_only_for_its_weights(load, override, name):
+    model = {"label": "Known", "model_args": {"pretrained": "a/known"}}
+    assert load(override, model=model).model.display_name == name
+    # a label that is set on purpose is used for any weights
+    assert load(override, "model.label=Known", model=model).model.display_name == "Known"
 
 
-def test_what_only_resembles_a_secret_is_taken(tmp_path):
+def test_arguments_that_only_resemble_a_secret_are_accepted(load_arguments):
     arguments = {
         "api_key": "EMPTY",
         "download_dir": "/data/hf_converted_weights_of_the_final_model_2026",
         "served_model_name": "sk-8b-instruct",
         "tokenizer": "org/token-counter",
     }
-    values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **arguments}}}
-    assert load_config(write(tmp_path, values)).model.model_args == {
-        "pretrained": TOY_MODEL,
-        **arguments,
-    }
+    loaded = load_arguments(**arguments).model.model_args
+    assert loaded == {"pretrained": TOY_MODEL, **arguments}
 
 
-def test_load_only_arguments_may_change_and_random_weights_may_not(tmp_path):
-    def identity(**arguments):
-        values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **arguments}}}
-        return load_config(write(tmp_path, values)).identity()
-
-    free = {
+def test_the_identity_leaves_out_how_weights_are_loaded_except_random_weights(load_arguments):
+    unchanged = load_arguments().identity()
+    loading = {
         "device_ids": [1],
         "download_dir": "d",
         "load_format": "safetensors",
         "distributed_executor_backend": "mp",
     }
-    assert identity(**free) == identity()
-    assert identity(load_format="dummy") != identity() != identity(tensor_parallel_size=2)
+    assert load_arguments(**loading).identity() == unchanged
+    for change in ({"load_format": "dummy"}, {"tensor_parallel_size": 2}):
+        assert load_arguments(**change).identity() != unchanged
 
 
-def test_the_identity_holds_what_can_change_a_sample(tmp_path):
-    config = load_config(write(tmp_path, MINIMAL))
-    identity = config.identity()
-    for same in (
+def test_the_identity_contains_what_can_change_a_sample(load):
+    identity = load().identity()
+    for change in (
         {"name": "x"},
         {"output": "x"},
         {"audit": False},
         {"primary": "mless - wo", "contrasts": ["mless - wo"]},
         {"baseline": None},
     ):
-        assert load_config(write(tmp_path, {**MINIMAL, **same})).identity() == identity
+        assert load(**change).identity() == identity
     for change in ({"replicates": 2}, {"across": {"instructions": ["One."]}}, {"seed": 7}):
-        assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {
-            **identity,
-            **change,
-        }
+        assert load(**change).identity() == identity | change
 
 
 @pytest.mark.parametrize("case", read_data("contrasts"), ids=str)
-def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, case):
-    values = {**MINIMAL, "conditions": ["wo", "mless", "mful", "random"], **case["change"]}
-    config = load_config(write(tmp_path, values))
+def test_the_contrasts_are_of_all_conditions_unless_they_are_named(load, case):
+    config = load(**{"conditions": ["wo", "mless", "mful", "random"], **case["change"]})
     assert [contrast_name(*pair) for pair in config.tested] == case["contrasts"]
-    assert (config.primary_contrast and contrast_name(*config.primary_contrast)) == case["primary"]
+    primary = config.primary_contrast
+    assert (primary and contrast_name(*primary)) == case["primary"]
 
 
-def test_contrasts_of_a_file_whose_conditions_the_user_did_not_ask_are_left_out(tmp_path):
+def test_contrasts_of_a_file_with_conditions_that_are_not_requested_are_dropped(load):
     second = "mless - random"
-    contrasts = {
+    values = {
         "conditions": ["wo", "mless", "random"],
         "contrasts": ["mless - wo", second],
         "primary": second,
     }
-    path = write(tmp_path, {**MINIMAL, **contrasts})
     for conditions, *expected in (
         ("wo, mless", ("mless - wo",), None),
         ("wo, mful", None, None),
         ("mless, random", (second,), second),
     ):
-        config = load_config(path, [f"conditions=[{conditions}]"])
+        config = load(f"conditions=[{conditions}]", **values)
         assert [config.contrasts, config.primary] == expected
     for override in ("contrasts=[mless - random]", "primary=mless - random"):
-        with pytest.raises(ConfigError, match="mless - random"):
-            load_config(path, ["conditions=[wo, mless]", override])
-    path.write_text(
-        path.read_text()
-        .replace("- random\n", "- {name: mine, unit: x}\n", 1)
-        .replace(second, "mless - mine")
+        with pytest.raises(ConfigError, match=second):
+            load("conditions=[wo, mless]", override, **values)
+
+
+def test_a_condition_of_the_file_is_requested_by_its_name(load):
+    config = load(
+        "conditions=[wo, mine]", conditions=["wo", "mless", {"name": "mine", "unit": "x"}]
     )
-    config = load_config(path, ["conditions=[wo, mine]"])
-    assert [condition.unit for condition in config.conditions] == [None, "x"], (
-        "a condition of the file, by its name"
-    )
+    assert [condition.unit for condition in config.conditions] == [None, "x"]
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 512}])
 def test_on_a_cpu_a_step_holds_a_prompt_as_long_as_the_context(limits):
     arguments = {"max_model_len": 32768, **limits}
     fit_to_cpu(arguments, sampled=True)
-    assert (
-        arguments["max_num_batched_tokens"] == 32768
-        and arguments["enable_chunked_prefill"] is False
-    )
+    assert arguments["max_num_batched_tokens"] == 32768
+    assert arguments["enable_chunked_prefill"] is False
 
 
-SAMPLING_MODEL = {
+GENERATION_CONFIG = {
     "do_sample": True,
     "temperature": 0.6,
     "top_p": 0.9,
@@ -165,69 +160,56 @@ SAMPLING_MODEL = {
 
 
 def resolve(choice, generation_config=None):
-    chosen = choice if isinstance(choice, str) else ExplicitSampling(**choice)
-    return resolve_sampling(chosen, 9, ("x",), generation_config)
+    return resolve_sampling(choice, 9, ("x",), generation_config)
 
 
-def test_greedy_passes_over_what_the_model_sets_and_says_so():
-    sampling = resolve("greedy", generation_config=SAMPLING_MODEL)
-    assert sampling.greedy and sampling.vllm() == {
+def test_greedy_ignores_and_records_the_values_of_the_model():
+    sampling = resolve("greedy", GENERATION_CONFIG)
+    assert sampling.greedy
+    assert sampling.vllm() == {
         **{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
         **{"max_tokens": 9, "stop": ["x"]},
     }
     assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
     assert sampling.from_model == {}
-    assert resolve("greedy").switched_off is None, "nothing was read, so nothing is known to be off"
+    assert resolve("greedy").switched_off is None, "nothing was read"
 
 
-def test_model_default_takes_the_models_values_and_fills_gaps_as_generate_does():
-    sampling = resolve("model_default", generation_config=SAMPLING_MODEL)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (
-        0.6,
-        0.9,
-        50,
-        1.05,
-    )
-    assert sampling.from_model == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
+def test_model_default_takes_the_models_values_and_the_defaults_of_generate():
+    sampling = resolve("model_default", GENERATION_CONFIG)
+    from_model = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
+    assert sampling.from_model == from_model
+    expected = from_model | {"top_k": 50}
+    assert sampling.vllm() | expected == sampling.vllm()
 
 
 def test_model_default_of_a_greedy_model_is_greedy_with_its_penalty():
-    sampling = resolve("model_default", generation_config={**SAMPLING_MODEL, "do_sample": False})
-    assert sampling.greedy and sampling.repetition_penalty == 1.05
+    sampling = resolve("model_default", GENERATION_CONFIG | {"do_sample": False})
+    assert sampling.greedy
+    assert sampling.repetition_penalty == 1.05
     assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9}
 
 
-def test_model_default_refuses_what_vllm_cannot_do():
-    with pytest.raises(ModelError, match=r"sets num_beams, suppress_tokens, unknown to vLLM"):
-        resolve(
-            "model_default",
-            generation_config={
-                **SAMPLING_MODEL,
-                "num_beams": 4,
-                "suppress_tokens": [1],
-                "typical_p": 1.0,
-            },
-        )
+def test_model_default_refuses_settings_that_vllm_does_not_have():
+    unsupported = {"num_beams": 4, "suppress_tokens": [1], "typical_p": 1.0}
+    with pytest.raises(ModelError, match="sets num_beams, suppress_tokens, unknown to vLLM"):
+        resolve("model_default", GENERATION_CONFIG | unsupported)
 
 
 @given(st.integers(0, 2**40), st.text(max_size=20), st.integers(0, 1000), st.integers(0, 5))
-def test_a_seed_is_one_that_every_generator_takes_and_always_the_same(
-    run_seed, problem, index, replicate
-):
+def test_a_seed_is_valid_for_every_generator_and_reproducible(run_seed, problem, index, replicate):
     seed = sample_seed(run_seed, problem, index, replicate)
-    assert 0 <= seed < 2**31 and seed == sample_seed(run_seed, problem, index, replicate)
+    assert 0 <= seed < 2**31
+    assert seed == sample_seed(run_seed, problem, index, replicate)
 
 
 @needs_vllm
-def test_vllm_is_given_the_seed_and_the_parameters_of_a_sample():
-    sampling = resolve({"temperature": 0.5, "top_p": 0.95, "top_k": 20, "min_p": 0.1})
+def test_vllm_receives_the_seed_and_the_parameters_of_a_sample():
+    choice = ExplicitSampling(temperature=0.5, top_p=0.95, top_k=20, min_p=0.1)
+    expected = resolve(choice).vllm() | {"seed": 7}
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
-        parameters = [
-            sampling_parameters(request("p", sampling=sampling, seed=seed)) for seed in (7, 8)
-        ]
-    assert [parameter.seed for parameter in parameters] == [7, 8]
-    for parameter in parameters:
-        assert {name: getattr(parameter, name) for name in sampling.vllm()} == sampling.vllm()
+        parameters = sampling_parameters(request("p", sampling=resolve(choice), seed=7))
+    assert {name: getattr(parameters, name) for name in expected} == expected
 
 
 @needs_vllm
@@ -237,12 +219,11 @@ def test_an_aborted_request_is_no_sample():
 
     def output(reason):
         completion = CompletionOutput(0, "half", [5, 6], None, None, finish_reason=reason)
-        return RequestOutput(
-            reason or "running", "prompt", [1], None, [completion], reason is not None
-        )
+        is_finished = reason is not None
+        return RequestOutput(reason or "running", "prompt", [1], None, [completion], is_finished)
 
-    finished, aborted = read_outputs(
-        [output(reason) for reason in ("stop", "abort", None, "length", "error")]
-    )
-    assert [output.request_id for output in finished] == ["stop", "length"] and aborted
+    reasons = ("stop", "abort", None, "length", "error")
+    finished, is_aborted = read_outputs([output(reason) for reason in reasons])
+    assert [output.request_id for output in finished] == ["stop", "length"]
+    assert is_aborted
     assert read_outputs([output("stop"), output(None)])[1] is False

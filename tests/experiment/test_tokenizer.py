@@ -27,8 +27,8 @@ def with_template(tokenizer, template):
     return changed
 
 
-def asked(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
-    """A prompt of one problem, and its text as the model gets it."""
+def build(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
+    """A prompt of one problem, and its text as the model receives it."""
     condition = named_conditions()[name]
     prompt = build_prompt(
         problem,
@@ -39,20 +39,19 @@ def asked(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
     return prompt, measure_prompt(prompt, layout, tokenizer).text
 
 
-def test_token_ids_stand_for_themselves_or_are_refused(toy_tokenizer):
+def test_token_ids_that_are_tokenized_to_other_ids_are_refused(toy_tokenizer):
     ids = tuple(toy_tokenizer.encode("/ he", add_special_tokens=False))
-    assert fit_filler(Condition(name="ids", token_ids=ids, count=5), toy_tokenizer).split() == [
-        "/",
-        "he/",
-        "he/",
-    ]
-    # half of a word's tokens, repeated: their text is tokenized otherwise
+    condition = Condition(name="ids", token_ids=ids, count=5)
+    assert fit_filler(condition, toy_tokenizer).split() == ["/", "he/", "he/"]
+    # half of a word's tokens, repeated, is a text with other tokens
     piece = toy_tokenizer.encode("th", add_special_tokens=False)[0]
-    condition = Condition(name="ids", token_ids=(piece, toy_tokenizer.encode("e")[0]), count=9)
-    with pytest.raises(PromptMismatchError, match=r"encodes as \d+ other ids"):
-        fit_filler(condition, toy_tokenizer)
-    with pytest.raises(PromptMismatchError, match=r"decode to ''.* encodes as 0 other ids"):
-        fit_filler(Condition(name="ids", token_ids=(999999,)), toy_tokenizer)
+    ids = (piece, toy_tokenizer.encode("e")[0])
+    for condition, message in (
+        (Condition(name="ids", token_ids=ids, count=9), r"encodes as \d+ other ids"),
+        (Condition(name="ids", token_ids=(999999,)), "decode to ''.* encodes as 0 other ids"),
+    ):
+        with pytest.raises(PromptMismatchError, match=message):
+            fit_filler(condition, toy_tokenizer)
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)
@@ -62,69 +61,66 @@ def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
     file = vocabulary_file(kind)
-    own = Tekkenizer.from_file(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
+    original = (
+        Tekkenizer.from_file(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
+    )
     for name in named_conditions():
-        _, text = asked(tokenizer, name=name, layout=Layout.RAW)
-        assert list(encode(text, tokenizer)[0]) == own.encode(text, bos=True, eos=False)
+        _, text = build(tokenizer, name=name, layout=Layout.RAW)
+        assert list(encode(text, tokenizer)[0]) == original.encode(text, bos=True, eos=False)
 
 
-THINKING = (
-    CHATML
-    + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-)
+THINKING_BLOCK = "<think>\n\n</think>\n\n"
+OFF = "{% if enable_thinking is defined and not enable_thinking %}"
+THINKING = CHATML + OFF + THINKING_BLOCK + "{% endif %}"
 
 
-def test_a_templates_switch_is_part_of_the_prompt(toy_tokenizer, tmp_path):
+def test_a_switch_of_the_template_changes_the_prompt(toy_tokenizer, tmp_path):
     tokenizer = with_template(toy_tokenizer, THINKING)
-    prompt, _ = asked(tokenizer, name="mless")
+    prompt, text = build(tokenizer, name="mless")
     off = template_switches({"chat_template_args": {"enable_thinking": False}})
     assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
-    built = measure_prompt(prompt, Layout.CHAT, tokenizer, switches=off)
-    plain = measure_prompt(prompt, Layout.CHAT, tokenizer)
-    assert (
-        built.text == plain.text + "<think>\n\n</think>\n\n"
-        and built.filler_span == plain.filler_span
+    plain, switched_off, switched_on = (
+        measure_prompt(prompt, Layout.CHAT, tokenizer, switches=switches)
+        for switches in ({}, off, {"enable_thinking": True})
     )
-    assert built.prompt_token_sha256 != plain.prompt_token_sha256
-    assert (
-        measure_prompt(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text
-        == plain.text
-    )
+    assert plain.text == switched_on.text == text
+    assert switched_off.text == text + THINKING_BLOCK
+    assert switched_off.filler_span == plain.filler_span
+    assert switched_off.prompt_token_sha256 != plain.prompt_token_sha256
     tokenizer.save_pretrained(tmp_path)
-    for wrong, got in (
-        ({"enable_thinkng": False}, r"reads no switch 'enable_thinkng'"),
-        ("no", r"got 'no'"),
+    for switches, message in (
+        ({"enable_thinkng": False}, "reads no switch 'enable_thinkng'"),
+        ("no", "got 'no'"),
     ):
-        with pytest.raises(ConfigError, match=got):
-            ModelTokenizer.from_arguments({"tokenizer": str(tmp_path), "chat_template_args": wrong})
+        arguments = {"tokenizer": str(tmp_path), "chat_template_args": switches}
+        with pytest.raises(ConfigError, match=message):
+            ModelTokenizer.from_arguments(arguments)
 
 
-def test_there_is_one_bos_and_one_instruction_whatever_the_template(any_tokenizer):
+def test_every_template_gives_one_bos_and_one_instruction(any_tokenizer):
     bos = any_tokenizer.bos_token_id
     for layout in layouts(any_tokenizer):
-        prompt, text = asked(any_tokenizer, layout=layout)
-        if (
-            bos is None or any_tokenizer("a")["input_ids"][0] == bos
-        ):  # SmolLM2's begins each turn of a chat instead
-            assert encode(text, any_tokenizer)[0].count(bos) == (1 if bos is not None else 0)
+        prompt, text = build(any_tokenizer, layout=layout)
+        # with SmolLM2, BOS begins each turn of a chat instead
+        if bos is None or any_tokenizer("a")["input_ids"][0] == bos:
+            assert encode(text, any_tokenizer)[0].count(bos) == (bos is not None)
         assert text.count("\\boxed{}") == 1
-        found = [
-            (role, text[low:high])
-            for role, (low, high) in find_segments(prompt, text)
-            if role != "separator"
-        ]
-        assert found == [(s.role, s.text) for s in prompt.segments if s.role != "separator"]
+        spans = find_segments(prompt, text)
+        segments = [(role, text[low:high]) for role, (low, high) in spans if role != "separator"]
+        expected = [(segment.role, segment.text) for segment in prompt.segments]
+        assert segments == [pair for pair in expected if pair[0] != "separator"]
 
 
 @pytest.mark.parametrize("problem", ["a", "2", "r", "?", "26", "he"])
-def test_a_short_problem_is_not_mistaken_for_a_piece_of_the_template(any_tokenizer, problem):
+def test_a_short_problem_is_not_mistaken_for_a_part_of_the_template(any_tokenizer, problem):
+    longer = "Find the value of $x$ now."
     for layout in layouts(any_tokenizer):
         for name in ("wo", "mless"):
-            prompt, text = asked(any_tokenizer, problem, name, layout)
+            prompt, text = build(any_tokenizer, problem, name, layout)
             role, (low, high) = find_segments(prompt, text)[-1]
             assert (role, text[low:high]) == ("problem", problem)
-            other = "Find the value of $x$ now."
-            assert asked(any_tokenizer, other, name, layout)[1].endswith(other + text[high:])
+            _, longer_text = build(any_tokenizer, longer, name, layout)
+            assert longer_text.endswith(longer + text[high:])
 
 
 @pytest.mark.parametrize(
@@ -139,11 +135,10 @@ def test_a_short_problem_is_not_mistaken_for_a_piece_of_the_template(any_tokeniz
         "%",
     ],
 )
-def test_every_format_of_the_date_is_pinned(toy_tokenizer, format):
-    tokenizer = with_template(
-        toy_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}"
-    )
-    assert apply_chat_template(tokenizer, USER) == f"{PINNED_DATE.strftime(format)}|26 Jul 2024"
+def test_every_format_of_the_date_gives_the_pinned_date(toy_tokenizer, format):
+    template = f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}"
+    text = apply_chat_template(with_template(toy_tokenizer, template), USER)
+    assert text == f"{PINNED_DATE.strftime(format)}|26 Jul 2024"
 
 
 @pytest.mark.parametrize(
@@ -156,11 +151,12 @@ def test_every_format_of_the_date_is_pinned(toy_tokenizer, format):
         "{# a comment #}\n  text",
     ],
 )
-@pytest.mark.parametrize("opened", [True, False])
-def test_a_template_renders_to_the_byte_as_it_does_by_itself(toy_tokenizer, template, opened):
+@pytest.mark.parametrize("generation_prompt", [True, False])
+def test_a_template_renders_exactly_as_in_transformers(toy_tokenizer, template, generation_prompt):
     tokenizer = with_template(toy_tokenizer, template)
-    alone = tokenizer.apply_chat_template(USER, tokenize=False, add_generation_prompt=opened)
-    assert apply_chat_template(tokenizer, USER, add_generation_prompt=opened) == alone
+    options = {"add_generation_prompt": generation_prompt}
+    expected = tokenizer.apply_chat_template(USER, tokenize=False, **options)
+    assert apply_chat_template(tokenizer, USER, **options) == expected
 
 
 @pytest.mark.parametrize(
@@ -172,28 +168,36 @@ def test_a_template_renders_to_the_byte_as_it_does_by_itself(toy_tokenizer, temp
         (None, "has no chat template"),
     ],
 )
-def test_a_template_that_fails_or_is_not_there_says_why(toy_tokenizer, template, cause):
+def test_a_template_that_fails_or_is_absent_is_refused_with_the_reason(
+    toy_tokenizer, template, cause
+):
     tokenizer = with_template(toy_tokenizer, template)
     with pytest.raises(ModelError, match=cause):
         apply_chat_template(tokenizer, USER)
     assert has_system_turn(tokenizer) == (template is None)
 
 
-def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
-    with pytest.raises(ModelError, match="does not exist"):
-        load_tokenizer(str(tmp_path / "nothing"))
-    with pytest.raises(ModelError, match=r"Model folder .*\.py is a file"):
-        load_tokenizer(__file__)
-    assert "Accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
-    assert "could not be reached" in explain_hub_error(
-        "a/b", ConnectionError("Max retries exceeded")
-    )
+def test_missing_model_folders_and_refusals_of_the_hub_have_separate_messages(tmp_path):
+    for name, message in (
+        (tmp_path / "nothing", "does not exist"),
+        (__file__, r"Model folder .*\.py is a file"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            load_tokenizer(str(name))
+    for error, message in (
+        (OSError("401 Client Error: Gated repo"), "Accept its licence"),
+        (ConnectionError("Max retries exceeded"), "could not be reached"),
+    ):
+        assert message in explain_hub_error("a/b", error)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma3_text", "llama"])
-def test_a_model_folder_without_a_tokenizer_is_refused_as_such(kind, tmp_path):
-    """Two of them load all the same in transformers: one reads every text as nothing, one as unknown."""
+def test_a_model_folder_without_a_tokenizer_is_refused(kind, tmp_path):
+    """Transformers loads two of them: for one every text is empty, for the other unknown."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    told = "has no tokenizer: expected tokenizer.json or|cannot be loaded: .* instantiate the backend tokenizer"
-    with pytest.raises(ModelError, match=rf"{tmp_path} ({told})"):
+    message = (
+        "has no tokenizer: expected tokenizer.json or|"
+        "cannot be loaded: .* instantiate the backend tokenizer"
+    )
+    with pytest.raises(ModelError, match=rf"{tmp_path} ({message})"):
         load_tokenizer(str(tmp_path))
