@@ -34,8 +34,10 @@ ARMS = {
     "mless-layer-1": "slashes visible to Layer 1 alone",
     "redistributed": "activations of Layer 1 redistributed",
 }
-"""One condition for each way in which an intervention is carried out, and what it does. Interventions of
-kind `function` are carried out as those of kind `redistribute`."""
+"""A condition for each kind of intervention, and its effect.
+
+Interventions of the kind `function` use the code of the kind `redistribute`.
+"""
 
 
 class Step(NamedTuple):
