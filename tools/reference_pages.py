@@ -1,4 +1,4 @@
-"""Write docs/config.md, every key of configs from the schema, and docs/columns.md, every column of the tables.
+"""Write docs/config.md, the keys of configs, and docs/columns.md, the columns of tables.
 
 python -m tools.reference_pages
 """
@@ -48,8 +48,8 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
 }
 INTRODUCTION = """# Configs
 
-Written by `python -m tools.reference_pages` from the schema. Defaults stand in brackets. On the command line,
-`--set model.model_args.dtype=bfloat16` changes a key.
+Written by `python -m tools.reference_pages` from the schema. Defaults stand in brackets. On the
+command line, `--set model.model_args.dtype=bfloat16` changes a key.
 """
 
 TABLES: dict[str, dict[str, str]] = {
@@ -64,8 +64,8 @@ TABLES: dict[str, dict[str, str]] = {
 COLUMNS_INTRODUCTION = """# Columns of the tables
 
 Written by `python -m tools.reference_pages`. A column is listed once, in the first table that has
-it. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha; `high` is the end above
-`low`. `audit` has, for `ours` and each [grader](grading.md), the percent right and
+it. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha; `high` is the end
+above `low`. `audit` has, for `ours` and each [grader](grading.md), the percent right and
 `GRADER_difference`: points from the baseline, over the problems that it judged under both.
 `boxes_after_first` counts samples with a further box.
 """

@@ -17,8 +17,9 @@ from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, sour
 RUN = small_run(passing_folder() / "run", 125)
 """It is small, because almost every test here reads it."""
 HOSTILE = (
-    "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link [bold red]markup[/] [/] :smile: "
-    "\rover \x08\x7f\x9b2J \u202eright to left\u2066 \u200bzero tab\there \N{GREEK SMALL LETTER PI}"
+    "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link "
+    "[bold red]markup[/] [/] :smile: \rover \x08\x7f\x9b2J "
+    "\u202eright to left\u2066 \u200bzero tab\there \N{GREEK SMALL LETTER PI}"
 )
 
 

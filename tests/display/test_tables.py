@@ -3,7 +3,6 @@ import json
 import math
 import re
 import shutil
-from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -187,8 +186,6 @@ def test_the_positive_control_shows_whether_the_run_was_sensitive():
         note, control = read_note(0.1, k=k)
         assert f"{signed(control['difference'])} [" in note
         assert ": seen: grader and pairing work." in note
-    assert control["role"] == "reference"
-    assert control[["tests", "p_adjusted", "verdict"]].isna().all()
     note, _ = read_note(0.5)
     assert "NOT SEEN: this run has not shown that it could see any effect" in note
     assert "NOT SEEN" in read_note(0.9)[0], "accuracy did not fall"
@@ -441,23 +438,11 @@ def test_lm_evals_output_gives_the_same_table(tmp_path):
         assert theirs["receipt"][0][fact] == ours["receipt"][0][fact]
 
 
-class Call(NamedTuple):
-    """A request that was answered."""
-
-    task: str
-    problem_id: str
-    sample_index: int
-    seed: int
-
-
-def test_a_run_with_a_repeat_run_and_several_sentences(tmp_path):
-    replicates = {0: [], 1: []}
-    calls = []
+def test_a_repeat_run_has_other_seeds_and_another_order_and_is_not_logged(tmp_path):
+    requests = []
 
     def answer(request, target):
-        call = Call(request.task, request.problem_id, request.sample_index, request.seed)
-        replicates[request.replicate].append(call)
-        calls.append(call)
+        requests.append(request)
         is_wrong = request.replicate and request.sample_index == 0 and request.task == "demo_wo"
         return right(request, "no such answer" if is_wrong else target)
 
@@ -471,25 +456,24 @@ def test_a_run_with_a_repeat_run_and_several_sentences(tmp_path):
         repeats=2,
         primary="unrelated-1 - wo",
     )
-    first, repeat = replicates.values()
-    assert len(calls) == 2 * 6 * (3 + 2) and calls == [*first, *repeat], "repeats come last"
+    first, repeat = (
+        [request for request in requests if request.replicate == replicate] for replicate in (0, 1)
+    )
+    assert len(requests) == 2 * 6 * (3 + 2) and requests == [*first, *repeat]
     repeated_tasks = {"demo_wo", "demo_unrelated-1"}
-    assert {call.task for call in repeat} == repeated_tasks
-    assert {call.task for call in first} == repeated_tasks | {"demo_unrelated-2"}
+    assert {request.task for request in repeat} == repeated_tasks
+    assert {request.task for request in first} == repeated_tasks | {"demo_unrelated-2"}
+    assert {request.seed for request in repeat}.isdisjoint(request.seed for request in first)
     order, repeat_order = (
-        [(call.problem_id, call.sample_index) for call in replicate if call.task == "demo_wo"]
+        [
+            (request.problem_id, request.sample_index)
+            for request in replicate
+            if request.task == "demo_wo"
+        ]
         for replicate in (first, repeat)
     )
     assert sorted(order) == sorted(repeat_order) and order != repeat_order
-    assert {call.seed for call in repeat}.isdisjoint({call.seed for call in first})
-    board = make_leaderboard([Run.load(run)])
-    table = by_condition(board)
-    assert board.primary == "unrelated-1 - wo"
-    assert table["accuracy"].tolist() == [100] * 3
-    noise = table[["aa_difference", "aa_samples", "aa_changed"]]
-    assert noise.loc["unrelated-1"].tolist() == [50, 24, 6]
-    assert noise.loc["unrelated-2"].isna().all()
-    assert json.loads((run / "run.json").read_text())["config"]["replicates"] == 2
+    assert make_leaderboard([Run.load(run)]).primary == "unrelated-1 - wo"
     # lm-eval's logs have the samples of the first replicate only
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2

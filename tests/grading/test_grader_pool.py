@@ -180,7 +180,7 @@ def test_out_of_memory_is_one_crash():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the limits from /proc")
 def test_limits_priority_session_descriptors_and_modules_of_a_worker():
-    with GraderPool(workers=1, memory_bytes=512 * 2**20) as pool:
+    with GraderPool(workers=1, memory_bytes=512 * 2**20, deadline_s=60) as pool:
         run_job(pool, audit_job(r"\boxed{3}"))
         (worker,) = children()
         folder = Path(f"/proc/{worker.pid}")

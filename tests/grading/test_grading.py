@@ -29,15 +29,7 @@ def test_the_last_closed_box(text, box):
     assert last_box(text) == box
 
 
-EMPTY = r"""
-\boxed{}|\boxed{ }|\boxed {}|\fbox{}|\boxed{~}|\boxed{\ }|\boxed{\,}|\boxed{\quad\;\!}
-\boxed{\hspace{2cm}}|\boxed{{}}|\boxed{\text{ }}|\boxed{\boxed{}}|\boxed{...}|\boxed{\ldots}
-\boxed{$ $}|\boxed{\phantom{x}}|\boxed{\,\mathrm{}}|\boxed{\textbf{}}
-"""
-EMPTY_BOXES = ["\\boxed{\n}", *EMPTY.strip().replace("\n", "|").split("|")]
-
-
-@pytest.mark.parametrize("empty", EMPTY_BOXES)
+@pytest.mark.parametrize("empty", CASES["empty"])
 def test_an_empty_box_is_no_box(empty):
     assert last_box(empty) is first_box(empty) is None
     repeated = f"Put it within {empty}. So \\boxed{{5}}, or \\boxed{{7}}. Put it within {empty}."
@@ -48,10 +40,7 @@ def test_an_empty_box_is_no_box(empty):
     assert grade(repeated, "7", finish_reason="length").verdict == "correct"
 
 
-CONTENTS = r"0|.|()|\ldotsx|...5|\mathrm{e}|\emptyset|\{\}|\quadx|\text{no}|\ \boxed{\boxed}"
-
-
-@pytest.mark.parametrize("content", CONTENTS.split("|"))
+@pytest.mark.parametrize("content", CASES["contents"])
 def test_a_box_with_any_content_is_not_empty(content):
     assert last_box(rf"\boxed{{5}} \boxed{{{content}}}") == content
 

@@ -222,41 +222,17 @@ def test_comparing_never_fails(text, gold):
     assert compare(text, gold).verdict in {"correct", "incorrect", "refused"}
 
 
-NESTED = r"( )|{ }|[ ]|\sqrt{ }|\frac{1}{ }|\frac{1}{1+ }|2^{ }|\left( \right)|\sin( )|\{ \}|(x+ )"
-NESTED_PAIRS = [pair.split(" ") for pair in NESTED.split("|")]
-NESTED_PAIRS += [("|", "|"), (r"\text{", "}"), (r"\sqrt{1+", "}"), (r"\log_{", "}{2}")]
-ATTACKS = [text * count for text, count in read_data("attacks")]
-for opening, closing in NESTED_PAIRS:
+ATTACK_PARTS = read_data("attacks")
+ATTACKS = [text * count for text, count in ATTACK_PARTS["repeated"]]
+ATTACKS += [start + text * count + end for start, text, count, end in ATTACK_PARTS["framed"]]
+for opening, closing in ATTACK_PARTS["nested"]:
     ATTACKS += [opening * depth + "1" + closing * depth for depth in (5, 15, 23, 200)]
     ATTACKS.append(opening * 300)
 ATTACKS += [
-    "5" + r"\text{ trillion}" * 150,
-    "5" + r"\text{ a}" * 250,
-    r"\text{" + "1)" * 900 + "x}",
-    "1/2" * 600 + "x",
-    "0." + "3" * 1900,
     "1" * 390 + "." + "1" * 390,
-    r"0.\overline{" + "123" * 100 + "}",
-    r"\sqrt{" + "7" * 390 + "}",
-    r"\sqrt{" + "7" * 38 + "}",
-    r"\begin{pmatrix}" + r"1&2&3\\" * 200 + r"\end{pmatrix}",
-    "\x00",
-    "5\x00",
-    "\x1b[2J",
-    "\u202e5",
-    "\ud800",
-    r"\pm" * 20 + "1",
-    " " * 1900 + "5x",
-    ("~" * 40 + "x") * 40,
-    r"\quad" * 300 + "5x",
-    "[" * 20 + "1," * 900,
-    ",".join([r"\pm x"] * 30),
     ",".join(map(str, range(400))),
     "+".join(f"x_{n}" for n in range(200)),
     "*".join(f"(x_{n}+1)" for n in range(60)),
-    "=".join("x" * 200),
-    "1<" * 100 + "2",
-    r"x\in" * 30 + "5",
 ]
 CHILD = """
 import json, sys, time
