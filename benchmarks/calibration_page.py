@@ -121,19 +121,14 @@ def _table_without_effect(rates: Sequence[Rates], judge: _Judge) -> str:
     lines = []
     for row in rates:
         if row.cell.effect == 0:
-            setting, false_equivalence = _setting(row), "-"
+            setting = _setting(row)
+            false_effects = judge.format("false effects", row, row.false_any, 0, 0.05)
+            line = [*setting, false_effects, _percent(row.false_single), judge.coverage(row)]
+            false_equivalence = "-"
             if setting in at_margin:
                 rate = at_margin[setting].equivalent
                 false_equivalence = judge.format("false equivalence", row, rate, 0, 0.05)
-            line = [
-                *setting,
-                judge.format("false effects", row, row.false_any, 0, 0.05),
-                _percent(row.false_single),
-                judge.coverage(row),
-                _percent(row.equivalent),
-                false_equivalence,
-            ]
-            lines.append(line)
+            lines.append([*line, _percent(row.equivalent), false_equivalence])
     return table((*SETTING, "any", "first", "covers", "equivalent", "at margin"), lines)
 
 

@@ -1,4 +1,4 @@
-"""Change journals in known ways, and test what the tables say of each. Writes CONTROLS.md.
+"""Change journals in known ways, and test how the tables describe them. Writes CONTROLS.md.
 
     python -m benchmarks.controls [--small]
 
@@ -101,7 +101,7 @@ def _digit_alone(sample: Sample, gold: str) -> None:
 
 
 def _first_digit(gold: str) -> str:
-    """The first digit of a gold answer; empty if there is none, or nothing else."""
+    """The first digit of a gold answer; empty if it has none, or is only this digit."""
     digit = re.search(r"\d", gold)
     return digit[0] if digit and gold != digit[0] else ""
 

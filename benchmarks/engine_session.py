@@ -1,4 +1,4 @@
-"""One engine start of `benchmarks.engine`, and what is measured with this engine.
+"""One engine of `benchmarks.engine`, and the figures that are measured with it.
 
     python -m benchmarks.engine_session plain|hooks FOLDER REQUESTS
 

@@ -83,7 +83,7 @@ def measure(folder: Path, small: bool) -> Figures:
 
 
 def _measure_round(processes: _Processes, length: int) -> dict[str, Any]:
-    """What is compared closely is measured together, because the speed of a machine changes."""
+    """Measure processes that are compared soon after each other, as a machine's speed changes."""
     return {
         "ours": processes.way("ours", length),
         "limit": processes.way("arithmetic", length),

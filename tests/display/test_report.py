@@ -61,7 +61,7 @@ HOSTILE = (
 
 
 class Reader(HTMLParser):
-    """What a browser reads in a page: elements with attributes, and the text outside of scripts."""
+    """Reads a page as a browser does: elements with attributes, and the text outside of scripts."""
 
     def __init__(self, page):
         super().__init__(convert_charrefs=True)

@@ -236,7 +236,7 @@ def test_wrong_options_are_refused(options, error, message):
         table_page(GREEDY_RUN, **options)
 
 
-def test_the_leaderboard_has_one_line_a_model_best_baseline_first():
+def test_the_leaderboard_has_a_line_for_each_model_best_baseline_first():
     models = [
         evaluation(drawn(seed, 200, 1, {**REAL, "wo": chance}), model=f"m{seed}", **REGISTERED)
         for seed, chance in enumerate((0.3, 0.5))

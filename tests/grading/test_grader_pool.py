@@ -23,7 +23,7 @@ def children():
 
 
 def suspend_worker():
-    """Suspend the only worker, so that what follows happens in the middle of its job."""
+    """Suspend the only worker, so that the next events happen in the middle of its job."""
     (worker,) = children()
     worker.suspend()
     return worker

@@ -249,7 +249,7 @@ for line in sys.stdin:
 
 
 def run_python(code, **options):
-    """What a program prints."""
+    """The output of a program."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
 
