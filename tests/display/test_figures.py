@@ -248,7 +248,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
         assert file.read_bytes() == files[file.name], "the same numbers make the same files"
 
 
-def test_the_command_prints_the_names_of_its_files_and_refuses_a_path_below_a_file(
+def test_the_command_prints_the_names_of_its_files_and_refuses_a_file_as_its_folder(
     capsys, monkeypatch, tmp_path
 ):
     def run_plot(output):

@@ -150,17 +150,23 @@ def write_prompt_traces(path):
     return write_traces(path, traces, model="model")
 
 
+def write_page(folder, *runs, **options):
+    """Write a report into a folder and return its path and its text."""
+    path = folder / "page.html"
+    write_report(runs, path, **options)
+    return path, path.read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def demo_page(tmp_path_factory):
-    path = tmp_path_factory.mktemp("report") / "demo.html"
-    traces = write_prompt_traces(path.with_name("some.traces"))
-    write_report([GREEDY_RUN], path, attention=[read_attention(traces)])
-    return path
+    folder = tmp_path_factory.mktemp("report")
+    traces = write_prompt_traces(folder / "some.traces")
+    return write_page(folder, GREEDY_RUN, attention=[read_attention(traces)])
 
 
 @pytest.fixture(scope="module")
 def demo_text(demo_page):
-    return demo_page.read_text()
+    return demo_page[1]
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +175,8 @@ def effect(tmp_path_factory):
     folder = tmp_path_factory.mktemp("effect")
     sampling = {"gen_kwargs": {"temperature": 0.5}, "repeats": 3, "replicates": 2}
     run = write_run(folder / "run", improve_with_mless, limit=40, **with_label("tiny"), **sampling)
-    write_report([run], folder / "page.html")
     comparison = compare(load_run(run, replicates=True), **REGISTERED)
-    return comparison, (folder / "page.html").read_text()
+    return comparison, write_page(folder, run)[1]
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +207,7 @@ def hostile(tmp_path_factory):
         write_run(folder / str(number), answer, **settings, **with_label(label))
         for number, label in enumerate(labels)
     ]
-    write_report(runs, folder / "page.html")
-    return runs[0], folder / "page.html"
+    return runs[0], *write_page(folder, *runs)
 
 
 def test_the_table_has_the_values_of_the_comparison(effect):
@@ -242,8 +246,7 @@ def test_the_card_answers_the_question(demo_text, effect):
 @pytest.mark.slow
 def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     """Of the committed example, which has a control and a repeat run of both sides."""
-    write_report([EXAMPLE], tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+    _, page = write_page(tmp_path, EXAMPLE)
     card = read_card(page)
     assert f"Q4_1, raw (no-examples): {signed(-44.6)} [" in card
     noise = "w/ Mless and its baseline: 0 of 480 completions differ"
@@ -295,8 +298,7 @@ def test_the_list_counts_the_flips_of_the_table_by_their_definition(effect):
 
 
 def test_hostile_text_stays_text(hostile):
-    run, path = hostile
-    page = path.read_text(encoding="utf-8")
+    run, _, page = hostile
     reader = Reader(page)
     reader.assert_harmless()
     allowed_tags = (
@@ -326,7 +328,7 @@ def test_hostile_text_stays_text(hostile):
 
 
 def test_the_policy_lets_only_our_script_and_style_run(hostile):
-    reader = Reader(hostile[1].read_text())
+    reader = Reader(hostile[2])
     (policy,) = [
         attributes["content"]
         for _, attributes in reader.elements
@@ -344,8 +346,7 @@ def test_two_models_in_one_page(tmp_path):
     second_run = write_run(
         tmp_path / "second", improve_with_mless, limit=20, **with_label("second")
     )
-    write_report([GREEDY_RUN, second_run], tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+    _, page = write_page(tmp_path, GREEDY_RUN, second_run)
     assert not re.search("https?://", page), "a page has no external address"
     index, details = read_details(page)
     assert [setting["model"] for setting in index["settings"]] == ["mless-demo", "second"]
@@ -364,9 +365,8 @@ def test_a_file_of_a_run_or_of_traces_is_not_overwritten(tmp_path, name):
 
 def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     run = write_run(tmp_path / "run", improve_with_mless, limit=2, conditions=["wo"])
-    write_report([run], tmp_path / "page.html")
-    message = "There is one condition only, so nothing is compared."
-    assert message in (tmp_path / "page.html").read_text()
+    _, page = write_page(tmp_path, run)
+    assert "There is one condition only, so nothing is compared." in page
 
 
 @pytest.mark.parametrize(
@@ -399,8 +399,7 @@ def test_curves_are_those_of_the_traces(tmp_path):
                 points = line.get_xydata()[np.isfinite(line.get_ydata())]
                 expected = np.column_stack([curve.x, curve.mean])[is_drawn]
                 assert np.array_equal(points, expected)
-    write_report([GREEDY_RUN], tmp_path / "page.html", attention=[file])
-    page = (tmp_path / "page.html").read_text()
+    _, page = write_page(tmp_path, GREEDY_RUN, attention=[file])
     assert "Selected on outcome" not in page and page.count("<img") == 2
     assert 'alt="Mean attention weight by token position' in page
 
@@ -420,7 +419,7 @@ def test_curves_of_other_prompts_are_refused(tmp_path):
     path = write_traces(tmp_path / "foreign.traces", [make_trace()], model="model")
     message = r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"
     with pytest.raises(RunError, match=message):
-        write_report([GREEDY_RUN], tmp_path / "page.html", attention=[read_attention(path)])
+        write_page(tmp_path, GREEDY_RUN, attention=[read_attention(path)])
 
 
 # ---- in a browser --------------------------------------------------------------------------------
@@ -451,7 +450,7 @@ def read_list(dom):
 
 @in_a_browser
 def test_a_page_opens_with_the_first_flip(demo_page):
-    dom = render(demo_page)
+    dom = render(demo_page[0])
     ids, selected = read_list(dom)
     assert ids[0] == selected == "demo/intermediate_algebra/292.json"
     detail = dom.partition('<div class="detail"')[2]
@@ -466,7 +465,7 @@ def test_a_page_opens_with_the_first_flip(demo_page):
     [("#?condition=random&outcome=down", 2), ("#?outcome=all&level=5", 113)],
 )
 def test_the_list_is_filtered(demo_page, fragment, problems):
-    assert len(read_list(render(demo_page, fragment))[0]) == problems
+    assert len(read_list(render(demo_page[0], fragment))[0]) == problems
 
 
 @in_a_browser
@@ -477,8 +476,8 @@ def test_hostile_text_does_nothing_in_a_browser(hostile):
 
 @in_a_browser
 def test_many_problems_and_long_repetitions_of_marks_are_shown(tmp_path):
-    write_report([GREEDY_RUN], tmp_path / "many.html")
-    assert len(read_list(render(tmp_path / "many.html", "#?outcome=all"))[0]) == 200
+    path, _ = write_page(tmp_path, GREEDY_RUN)
+    assert len(read_list(render(path, "#?outcome=all"))[0]) == 200
     marks = ("$", "\\(", "\\boxed{", "$$x", "$x$ ", "\x00a", "\u200b\x00")
     numbers = {}  # each problem has a mark of its own
 
@@ -487,6 +486,5 @@ def test_many_problems_and_long_repetitions_of_marks_are_shown(tmp_path):
         return marks[number] * 60_000, "stop"
 
     run = write_run(tmp_path / "run", answer, limit=len(marks), **with_label("endless"))
-    write_report([run], tmp_path / "page.html")
-    dom = render(tmp_path / "page.html", "#?outcome=all")
-    assert len(read_list(dom)[0]) == len(marks)
+    path, _ = write_page(tmp_path, run)
+    assert len(read_list(render(path, "#?outcome=all"))[0]) == len(marks)

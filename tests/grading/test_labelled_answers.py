@@ -59,32 +59,18 @@ ODD_GOLDS = [
 ]
 
 
+REWRITES = read_data("rewrites")
+
+
 def rewrites(gold):
     """The gold answer as other authors might write it."""
-    yield f" {gold} "
-    yield f"${gold}$"
-    yield f"{gold}."
-    yield gold.replace(" ", "  ")
-    yield re.sub(r"(?<=[,+=]) ?", " ", gold) if re.search(r"[+=(]", gold) else gold
-    yield re.sub(r"(?<=[-+=(]) | (?=[-+=)])", "", gold)
-    yield gold.replace("\\left", "").replace("\\right", "")
-    yield gold.replace("\\frac", "\\dfrac").replace("\\ddfrac", "\\dfrac")
-    yield gold.replace("\\dfrac", "\\frac").replace("\\frac", "\\tfrac")
-    yield re.sub(r"(?<![\d])\\d?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", gold)
-    yield re.sub(r"\\d?frac\{(\d)\}\{(\d)\}", r"\\frac\1\2", gold)
-    yield re.sub(r"\\sqrt\{(\d)\}", r"\\sqrt\1", gold)
-    yield re.sub(r"(?<=\d) ?\\pi", r"\\cdot\\pi", gold)
-    yield re.sub(r"(?<=\d),(?:\\!)? ?(?=\d{3})", "{,}", gold) if "(" not in gold else gold
-    yield (
-        re.sub(r"(?<![\d.])(\d{1,3})(\d{3})(?![\d_.])", r"\1,\2", gold)
-        if re.fullmatch(r"\d+", gold)
-        else gold
-    )
-    yield gold.replace("^\\circ", "").replace("\\$", "")
-    yield gold.replace("\\text", "\\textbf") if "\\text" in gold else gold
-    yield re.sub(r"_\{?(\d+)\}?$", r"_{\1}", gold)
-    yield gold.replace("pmatrix", "bmatrix")
-    yield f"\\displaystyle {gold}"
+    yield from (f" {gold} ", f"${gold}$", f"{gold}.", f"\\displaystyle {gold}")
+    for pattern, replacement in REWRITES:
+        yield re.sub(pattern, replacement, gold)
+    if re.search(r"[+=(]", gold):
+        yield re.sub(r"(?<=[,+=]) ?", " ", gold)
+    if "(" not in gold:
+        yield re.sub(r"(?<=\d),(?:\\!)? ?(?=\d{3})", "{,}", gold)
     if "=" not in gold and "\\in" not in re.sub(r"\\infty", "", gold) and "\\text" not in gold:
         yield f"x = {gold}"
     if match := re.fullmatch(r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}", gold):
