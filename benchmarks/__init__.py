@@ -1,1 +1,1 @@
-"""How fast mless is, beside what it stands in for; `python -m benchmarks` runs all and writes RESULTS.md."""
+"""The speed of mless relative to its alternatives, and simulations of its statistics."""

@@ -1,6 +1,6 @@
-"""Ways to the attention weights of a model's first layers, one a process: seconds of a forward pass, peak memory.
+"""Ways to the attention weights of a model's first layers: seconds of a forward pass, peak memory.
 
-Drawing the weights is not counted in the seconds.
+Each way runs in a process of its own. The seconds do not include the random weights.
 
     python -m benchmarks.attention WAY --config CONFIG.json --length 2048 --layers 3 --json FIGURES
 """
@@ -10,18 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-MOST_RUNS = 5
-ENOUGH_SECONDS = 10.0
-WARM_UP_TOKENS = 16
+from benchmarks.arithmetic import limit, timed
+
 FILLER_TOKENS = 55
-"""As in the study; short prompts of --small have fewer."""
+"""As in the study. The short prompts of --small have fewer."""
 
 
 def main() -> None:
@@ -32,19 +29,13 @@ def main() -> None:
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--config", type=Path, required=True, help="keys of a config.json")
     parser.add_argument("--length", type=int, required=True, help="tokens of the prompt")
-    parser.add_argument(
-        "--layers", type=int, required=True, help="how many of the first layers are asked for"
-    )
+    parser.add_argument("--layers", type=int, required=True, help="the number of first layers")
     parser.add_argument("--json", type=Path, required=True, help="write the figures here")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    figures = WAYS[arguments.way](arguments.config, arguments.length, arguments.layers)
-    figures |= {
-        "way": arguments.way,
-        "length": arguments.length,
-        "layers": arguments.layers,
-        "peak": peak_memory(),
-    }
+    way, length, layers = arguments.way, arguments.length, arguments.layers
+    figures = WAYS[way](arguments.config, length, layers)
+    figures |= {"way": way, "length": length, "layers": layers, "peak": peak_memory()}
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
@@ -53,18 +44,15 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
     from transformers import AutoModel
 
     from attention_probe.measure.head_decomposition import REGIONS
-    from attention_probe.model.attention_statistics import CaptureRequest
     from attention_probe.model.capture import capture
     from attention_probe.model.load_first_layers import LoadedModel
 
-    config = _config(path)
-    cut: Any = AutoModel.from_config(
-        _config(path, num_hidden_layers=layers), dtype=torch.float32, attn_implementation="eager"
-    )
+    config = _config(path, num_hidden_layers=layers)
+    model: Any = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
     loaded = LoadedModel(
         name=path.stem,
-        model=cut.eval().requires_grad_(False),
-        config=config,
+        model=model.eval().requires_grad_(False),
+        config=_config(path),
         layers=tuple(range(layers)),
         layers_path="layers",
         revision=None,
@@ -73,32 +61,32 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
     def run(tokens: int) -> None:
         start = min(30, tokens // 4)
         end = start + min(FILLER_TOKENS, tokens // 4)
-        regions = torch.zeros(1, len(REGIONS), tokens, dtype=torch.bool)
         spans = {
             "first": (0, 1),
             "instruction": (1, start),
             "filler": (start, end),
             "problem": (end, tokens),
+            "inserted": (start, end),
         }
-        for name, (first, last) in {**spans, "inserted": (start, end)}.items():
+        regions = torch.zeros(1, len(REGIONS), tokens, dtype=torch.bool)
+        for name, (first, last) in spans.items():
             regions[0, REGIONS.index(name), first:last] = True
         common = ~regions[:, REGIONS.index("inserted")]
-        found = capture(
+        captured = capture(
             loaded,
-            _ids(loaded.config, tokens),
-            request=CaptureRequest(
-                query_sets=torch.stack([torch.ones_like(common), common], 1), key_regions=regions
-            ),
+            _token_ids(loaded.config, tokens),
+            query_sets=torch.stack([torch.ones_like(common), common], 1),
+            key_regions=regions,
         )
-        assert sorted(found.layers) == list(range(layers))
-        mass = found[layers - 1].region_mass[..., :5].sum(-1)
+        assert sorted(captured.layers) == list(range(layers))
+        mass = captured[layers - 1].region_mass[..., :5].sum(-1)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
 
     return timed(run, length)
 
 
 def full_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
-    """Hugging Face as documented: the whole model, `output_attentions=True`; the logits' part of it also by itself."""
+    """Hugging Face as documented: all layers, `output_attentions=True`; also the logits alone."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_config(
@@ -107,8 +95,11 @@ def full_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
     model = model.eval()
 
     def run(tokens: int) -> None:
-        found = model(_ids(model.config, tokens), output_attentions=True, use_cache=False)
-        _check(found.attentions[:layers], tokens)
+        token_ids = _token_ids(model.config, tokens)
+        output = model(token_ids, output_attentions=True, use_cache=False)
+        for weights in output.attentions[:layers]:
+            assert weights.shape[0] == 1 and weights.shape[2:] == (tokens, tokens)
+            assert abs(float(weights[0, -1, -1].sum()) - 1) < 1e-4
 
     figures = timed(run, length)
     hidden = torch.randn(1, length, model.config.hidden_size)
@@ -116,26 +107,11 @@ def full_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
     return figures | {"logits_cpu_seconds": logits["cpu"]}
 
 
-WAYS = {"ours": ours, "full_eager": full_eager}
-
-
-def timed(run: Callable[[int], object], length: int) -> dict[str, Any]:
-    """The least CPU seconds of a few runs, after a short one that warms up."""
-    with torch.inference_mode():
-        run(min(WARM_UP_TOKENS, length))
-        runs: list[tuple[float, float]] = []
-        while not runs or (
-            len(runs) < MOST_RUNS and sum(wall for _, wall in runs) < ENOUGH_SECONDS
-        ):
-            cpu, wall = time.process_time(), time.perf_counter()
-            run(length)
-            runs.append((time.process_time() - cpu, time.perf_counter() - wall))
-    cpu, wall = min(runs)
-    return {"cpu": cpu, "wall": wall, "runs": len(runs)}
+WAYS = {"ours": ours, "full_eager": full_eager, "arithmetic": limit}
 
 
 def peak_memory() -> int:
-    """Most bytes that this process ever had in memory; getrusage would count the parent's in."""
+    """The peak memory of this process in bytes. `getrusage` would include that of its parent."""
     status = Path(f"/proc/{os.getpid()}/status").read_text(encoding="ascii")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
@@ -147,15 +123,8 @@ def _config(path: Path, **changes: Any) -> Any:
     return AutoConfig.for_model(facts.pop("model_type"), **facts)
 
 
-def _ids(config: Any, tokens: int) -> torch.Tensor:
+def _token_ids(config: Any, tokens: int) -> torch.Tensor:
     return torch.randint(min(1000, config.vocab_size), (1, tokens))
-
-
-def _check(patterns: Any, tokens: int) -> None:
-    """That these are attention weights, whole."""
-    for pattern in patterns:
-        assert pattern.shape[0] == 1 and pattern.shape[2:] == (tokens, tokens)
-        assert abs(float(pattern[0, -1, -1].sum()) - 1) < 1e-4
 
 
 if __name__ == "__main__":

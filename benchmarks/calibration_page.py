@@ -1,11 +1,12 @@
-"""The page of the calibration: tables of simulated rates. Missed targets are bold."""
+"""The page of the calibration: tables of simulated rates, with missed targets in bold."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from benchmarks.report import table
 from harness.analysis.power import detection_power
 
 if TYPE_CHECKING:
@@ -18,50 +19,63 @@ REPORTED = 0.02
 HEAD = """\
 # Calibration of the statistics
 
-Written by `{command}` with seed {seed} at {revision:.12}, {date}. Do experiments with a known truth show that tests and
-intervals keep their promises? {experiments:,} experiments a row; rates in percent, with a standard error of {error:.2f}
-near 5 and 95. A missed target is **bold**; {reported:g} percent discordance has none. n is 500 unless said.
+Written by `{command}` with seed {seed} at {revision:.12}, {date}. Tests and intervals are applied
+to experiments whose truth is known. Each row has {experiments:,} experiments. Rates are in percent,
+with a standard error of {error:.2f} near 5 and 95. A missed target is **bold**; {reported:g}
+percent discordance has no target. n is 500 if nothing else is stated.
 
-`undecided`: every problem is settled or a coin, as the simulation of power assumes. `beta`: chances of success from a
-U-shaped beta distribution with mean 0.65. Exact tests reject less than 5 percent where no p lies just below 0.05.
+`undecided`: every problem is certain, or its chance of success is even, as the formula for power
+assumes. `beta`: chances of success from a U-shaped beta distribution with mean 0.65. Exact tests
+reject less than 5 percent if no p lies just below 0.05.
 """
 NONE = """
-## No effect anywhere
+## No effect
 
-Baseline and three conditions alike. Any: a difference has p < 0.05 after Holm (target: at most 5). First: the first
-has, unadjusted. Covers: its interval holds 0 (at least 94). Equivalent: at a margin of 1 point. At margin: the same
-where the true difference is the margin (at most 5).
+Baseline and three conditions have equal chances. Any: a difference has p < 0.05 after Holm (target:
+at most 5). First: the first difference has an unadjusted p < 0.05. Covers: its interval contains 0
+(at least 94). Equivalent: at a margin of 1 point. At margin: the same where the true difference is
+the margin (at most 5).
+
 """
 LEAST = """
 ## The minimal detectable effect
 
-The first condition has the effect that 80 percent should find. Found: within 2 points of that for `undecided`.
-Covers: the interval holds the effect.
+The first condition has the effect that 80 percent of experiments should detect. Found: within 2
+points of the computed power for `undecided`. Covers: the interval contains the effect.
+
 """
 FEW = """
 ## Few problems
 
 A true difference of 1 point, discordance 5 percent. No targets.
+
 """
 HARD = """
-## What is hard
+## Hard populations
 
-No effect. `skewed`: the discordance is the share of problems that gain wholly; all others lose a little. `shared
-seeds`: 7 of 10 samples fall as the baseline's do. `blocks`: five problems move together, and the tests **fail**.
-Targets: first at most 6; any at most 5, or 6 if skewed.
+No effect. `skewed`: the discordance is the share of problems whose chance rises from 0 to 1; all
+others lose a little. `shared seeds`: 7 of 10 samples agree with the baseline's. `blocks`: five
+problems change together, and the tests **fail**. Targets: first at most 6; any at most 5, or 6 if
+skewed.
+
 """
 SETTING = ("population", "k", "discordance")
 
 
 def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Format the results as Markdown. Return the text and the missed targets."""
+    """Format the results in Markdown. Return the text and the missed targets."""
     judge = _Judge()
-    usual = [
-        row for row in rates if row.cell.population in ("undecided", "beta") and row.cell.tests == 3
-    ]
-    full = [row for row in usual if row.cell.n == N and row.cell.discordance >= REPORTED]
-    few = [row for row in rates if row.cell.effect == MARGIN and row.cell.discordance == 0.05]
-    hard = [row for row in rates if row not in full and row not in few]
+    full, few, hard = [], [], []
+    for row in rates:
+        cell = row.cell
+        is_usual = cell.population in ("undecided", "beta") and cell.tests == 3
+        is_few = cell.effect == MARGIN and cell.discordance == 0.05
+        if is_few:
+            few.append(row)
+        if is_usual and cell.n == N and cell.discordance >= REPORTED:
+            full.append(row)
+        elif not is_few:
+            hard.append(row)
     experiments = rates[0].experiments
     text = HEAD.format(
         command=facts["command"],
@@ -72,16 +86,14 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         error=100 * math.sqrt(0.05 * 0.95 / experiments),
         reported=100 * REPORTED,
     )
+    few_rows = [
+        (str(row.cell.n), str(row.cell.k), _percent(row.covers))
+        for row in sorted(few, key=lambda row: (row.cell.k, row.cell.n))
+        if row.cell.population == "undecided"
+    ]
     text += NONE + _table_without_effect(full, judge)
     text += LEAST + _table_of_least_effect(full, judge)
-    text += FEW + table(
-        ("n", "k", "covers"),
-        (
-            (str(row.cell.n), str(row.cell.k), _percent(row.covers))
-            for row in sorted(few, key=lambda row: (row.cell.k, row.cell.n))
-            if row.cell.population == "undecided"
-        ),
-    )
+    text += FEW + table(("n", "k", "covers"), few_rows)
     text += HARD + _table_of_hard_cells(hard, judge)
     return text, judge.missed
 
@@ -94,10 +106,11 @@ class _Judge:
 
     def format(self, quantity: str, row: Rates, rate: float, low: float, high: float) -> str:
         """The rate in percent, bold if it is not between `low` and `high`."""
+        text = _percent(rate)
         if row.cell.discordance == REPORTED or low <= rate <= high:
-            return _percent(rate)
-        self.missed.append(f"{quantity} {_percent(rate)}: {row.cell}")
-        return f"**{_percent(rate)}**"
+            return text
+        self.missed.append(f"{quantity} {text}: {row.cell}")
+        return f"**{text}**"
 
     def coverage(self, row: Rates) -> str:
         return self.format("coverage", row, row.covers, 0.94, 1)
@@ -107,20 +120,15 @@ def _table_without_effect(rates: Sequence[Rates], judge: _Judge) -> str:
     at_margin = {_setting(row): row for row in rates if row.cell.effect == MARGIN}
     lines = []
     for row in rates:
-        if row.cell.effect:
-            continue
-        line = [
-            *_setting(row),
-            judge.format("false effects", row, row.false_any, 0, 0.05),
-            _percent(row.false_single),
-            judge.coverage(row),
-            _percent(row.equivalent),
-            "-",
-        ]
-        if _setting(row) in at_margin:
-            rate = at_margin[_setting(row)].equivalent
-            line[-1] = judge.format("false equivalence", row, rate, 0, 0.05)
-        lines.append(line)
+        if row.cell.effect == 0:
+            setting = _setting(row)
+            false_effects = judge.format("false effects", row, row.false_any, 0, 0.05)
+            line = [*setting, false_effects, _percent(row.false_single), judge.coverage(row)]
+            false_equivalence = "-"
+            if setting in at_margin:
+                rate = at_margin[setting].equivalent
+                false_equivalence = judge.format("false equivalence", row, rate, 0, 0.05)
+            lines.append([*line, _percent(row.equivalent), false_equivalence])
     return table((*SETTING, "any", "first", "covers", "equivalent", "at margin"), lines)
 
 
@@ -159,12 +167,6 @@ def _table_of_hard_cells(rates: Sequence[Rates], judge: _Judge) -> str:
         )
     header = ("population", "n", "k", "discordance", "tests", "first", "any", "covers")
     return table(header, lines)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a table as Markdown after an empty line."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n" + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
 def _setting(row: Rates) -> tuple[str, str, str]:

@@ -1,29 +1,30 @@
-"""Journals changed by hand, with what the tables must say of each. Writes CONTROLS.md.
+"""Change journals in known ways, and test how the tables describe them. Writes CONTROLS.md.
 
     python -m benchmarks.controls [--small]
 
-A real run, tests/data/greedy_run, is copied, and completions of one condition are changed: another answer, no box, a
-cut, a second box, a loop, an answer that only one grader lets pass, or nothing. Then it is graded again by the real
-grader and read by the real reader. Table, mediators and audit must call what was changed by its name, and
-nothing else. With --small only the first two changes are made, and nothing is written.
+In copies of a real run, tests/data/greedy_run, completions of one condition are changed: to another
+answer, no box, a cut, a second box, a loop, an answer that only one grader accepts, or not at all.
+Then they are graded and read as usual. Table, mediators and audit must name the change and nothing
+else. With --small only the first two changes are made, and nothing is written.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.runs import ROOT, say
+from benchmarks.report import table
+from benchmarks.runs import ROOT, make_parser, say
 from harness.analysis.result_tables import make_leaderboard, records
 from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
@@ -34,7 +35,8 @@ from harness.runs.stored_files import expand
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7
 GRADER_POINTS = 2
-"""A grader whose difference is so many points from ours sees another one."""
+"""A grader differs if its difference is this many points from ours."""
+STATES = ("no_box", "truncated", "refused", "timed_out", "looping")
 BOX = re.compile(r"\\boxed\{(.*)\}")
 
 Sample = dict[str, Any]
@@ -42,18 +44,18 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """A change of a journal, and what must be found.
+    """A change of a journal, and its expected description.
 
     Attributes:
         name: Its name.
         change: Changes a sample, given its gold answer.
         of: The conditions whose samples are changed.
-        share: Of the problems.
-        right: Whether samples that are right are changed; else those that are wrong. None: any.
-        verdict: Of the condition, in the table.
-        parts: Which of format and answer the difference comes from, in the mediators.
-        states: Which shares of samples have grown by a point or more, in the mediators.
-        graders: Who sees another difference than our grader, in the audit.
+        share: The share of the problems.
+        right: Whether right samples are changed, or wrong ones. None: any.
+        verdict: The verdict of the condition, in the table.
+        parts: Whether the difference is one of format or answer, in the mediators.
+        states: The shares of samples that rise by a point or more, in the mediators.
+        graders: The graders whose difference is not that of our grader, in the audit.
     """
 
     name: str
@@ -67,12 +69,16 @@ class Control:
     graders: tuple[str, ...] = ()
 
 
+def _replace_box(sample: Sample, text: str) -> None:
+    sample["completion"] = BOX.sub(lambda _: text, sample["completion"])
+
+
 def _answer(sample: Sample, gold: str) -> None:
-    sample["completion"] = BOX.sub(r"\\boxed{0.1234}", sample["completion"])
+    _replace_box(sample, r"\boxed{0.1234}")
 
 
 def _format(sample: Sample, gold: str) -> None:
-    sample["completion"] = BOX.sub("as was to be found", sample["completion"])
+    _replace_box(sample, "as was to be found")
 
 
 def _cut(sample: Sample, gold: str) -> None:
@@ -89,23 +95,24 @@ def _loop(sample: Sample, gold: str) -> None:
     sample["completion"] += " We go on and on, since there is always more to say about it." * 20
 
 
-def _part(sample: Sample, gold: str) -> None:
-    """Wrong, and right by the study's rule, for which a part of the gold answer is enough."""
-    sample["completion"] = BOX.sub(rf"\\boxed{{{_digit(gold)}}}", sample["completion"])
+def _digit_alone(sample: Sample, gold: str) -> None:
+    """Change to a wrong answer that the study's rule accepts, a part of the gold answer."""
+    _replace_box(sample, rf"\boxed{{{_first_digit(gold)}}}")
 
 
-def _digit(gold: str) -> str:
-    """The first digit of a gold answer that is more than this digit; empty if there is none."""
-    found = re.search(r"\d", gold)
-    return found[0] if found and gold != found[0] else ""
+def _first_digit(gold: str) -> str:
+    """The first digit of a gold answer; empty if it has none, or is only this digit."""
+    digit = re.search(r"\d", gold)
+    return digit[0] if digit and gold != digit[0] else ""
 
 
+_cut_off = partial(Control, change=_cut, parts=("format",), graders=("math_verify", "authors_rule"))
+"""math_verify reads the last number before a cut, and the study's rule accepts a missing answer,
+because an empty text is a part of every gold answer."""
 FORMAL = "worse (format)"
-_WITHOUT_BOX = ("math_verify", "authors_rule")
 CONTROLS = (
     Control(name="nothing", change=lambda sample, gold: None, verdict="equivalent"),
     Control(name="another answer", change=_answer, parts=("answer",)),
-    # the study's rule lets an answer that is missing pass: nothing is a part of every gold answer
     Control(
         name="no box",
         change=_format,
@@ -114,24 +121,9 @@ CONTROLS = (
         states=("no_box",),
         graders=("authors_rule",),
     ),
-    # math_verify reads the last number before the cut
-    Control(
-        name="a cut",
-        change=_cut,
-        verdict=FORMAL,
-        parts=("format",),
-        states=("truncated",),
-        graders=_WITHOUT_BOX,
-    ),
+    _cut_off(name="a cut", verdict=FORMAL, states=("truncated",)),
     Control(name="a second box", change=_second_box, parts=("answer",)),
-    Control(
-        name="a loop",
-        change=_loop,
-        verdict=FORMAL,
-        parts=("format",),
-        states=("truncated", "looping"),
-        graders=_WITHOUT_BOX,
-    ),
+    _cut_off(name="a loop", change=_loop, verdict=FORMAL, states=("truncated", "looping")),
     Control(
         name="every answer of both sides cut off",
         change=_cut,
@@ -140,17 +132,10 @@ CONTROLS = (
         right=None,
         verdict="unmeasured",
     ),
-    Control(
-        name="answers of the baseline cut off",
-        change=_cut,
-        of=("wo",),
-        verdict="better (format)",
-        parts=("format",),
-        graders=_WITHOUT_BOX,
-    ),
+    _cut_off(name="answers of the baseline cut off", of=("wo",), verdict="better (format)"),
     Control(
         name="a part of the answer",
-        change=_part,
+        change=_digit_alone,
         right=False,
         verdict="equivalent",
         graders=("authors_rule",),
@@ -159,120 +144,98 @@ CONTROLS = (
 
 
 def plant(control: Control, folder: Path) -> int:
-    """Copy the run into a folder, change it and grade it again; returns how many samples were changed."""
-    shutil.copytree(
-        RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
-    )
+    """Copy the run, change it and grade it again. Return the number of changed samples."""
+    ignored = shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
+    shutil.copytree(RUN, folder, ignore=ignored)
     expand(folder)
     golds = {row.doc["id"]: row.doc["answer"] for row in read_prompts(folder)}
-    verdicts = {key: score.verdict for key, score in read_scores(folder).items()}
+    scores = read_scores(folder)
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
-    wanted = {True: ["correct"], False: ["incorrect"], None: ["correct", "incorrect"]}[
-        control.right
-    ]
-    samples = [(place, json.loads(line)) for place, line in enumerate(lines)]
-    tasks = {
-        task for task, arm in read_identity(folder).arms.items() if arm.condition in control.of
-    }
-    fitting = [
-        (place, sample)
-        for place, sample in samples
-        if sample.get("task") in tasks
-        and verdicts[sample["key"]] in wanted
-        and (control.right is not False or _digit(golds[sample["problem_id"]]))
-        and "\\boxed" in sample["completion"]
-    ]
-    count = min(len(fitting), round(control.share * len(golds)))
-    for place, sample in random.Random(SEED).sample(fitting, count):
-        before = dict(sample)
+    arms = read_identity(folder).arms
+    tasks = {task for task, arm in arms.items() if arm.condition in control.of}
+
+    def is_suitable(sample: Sample) -> bool:
+        if sample.get("task") not in tasks or "\\boxed" not in sample["completion"]:
+            return False
+        verdict = scores[sample["key"]].verdict
+        if control.right is None:
+            return verdict in ("correct", "incorrect")
+        if control.right:
+            return verdict == "correct"
+        return verdict == "incorrect" and bool(_first_digit(golds[sample["problem_id"]]))
+
+    samples = [(index, json.loads(line)) for index, line in enumerate(lines)]
+    suitable = [(index, sample) for index, sample in samples if is_suitable(sample)]
+    count = min(len(suitable), round(control.share * len(golds)))
+    for index, sample in random.Random(SEED).sample(suitable, count):
+        original = dict(sample)
         control.change(sample, golds[sample["problem_id"]])
-        if sample != before:
-            lines[place] = json.dumps(sample, ensure_ascii=False)
+        if sample != original:
+            lines[index] = json.dumps(sample, ensure_ascii=False)
     (folder / JOURNAL).write_text("\n".join(lines) + "\n", encoding="utf-8")
     regrade(folder)
     return count
 
 
 def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """What the tables say of the condition: verdict, parts, states and graders, as in `Control`."""
+    """Read verdict, parts, states and graders of the condition, as in `Control`."""
     board = make_leaderboard([Run.load(folder)])
-    (row,) = (one for one in records(board.comparison) if one["condition"] == CONDITION)
+    (row,) = (row for row in records(board.comparison) if row["condition"] == CONDITION)
     mediators = board.side_tables["mediators"].set_index("condition")
     audit = board.side_tables["audit"].set_index("condition").loc[CONDITION]
-    change = mediators.loc[CONDITION]
-    moved = {
+    points = {
         "format": row["difference"] - row["answered_difference"],
         "answer": row["answered_difference"],
     }
-    parts = tuple(name for name, points in moved.items() if abs(points) >= 2)
-    states = tuple(
-        name
-        for name in ("no_box", "truncated", "refused", "timed_out", "looping")
-        if change[name] - mediators.loc["wo", name] >= 1
-    )
+    kinds = tuple(name for name in points if abs(points[name]) >= 2)
+    rises = mediators.loc[CONDITION, list(STATES)] - mediators.loc["wo", list(STATES)]
+    states = tuple(name for name in STATES if rises[name] >= 1)
+    ours = audit["ours_difference"]
     graders = tuple(
-        name
-        for name in GRADERS
-        if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
+        name for name in GRADERS if abs(audit[f"{name}_difference"] - ours) >= GRADER_POINTS
     )
-    said = f"{row['verdict']} (format)" if row["by_format"] else str(row["verdict"])
-    return said, parts, states, graders
+    verdict = f"{row['verdict']} (format)" if row["by_format"] else str(row["verdict"])
+    return verdict, kinds, states, graders
 
 
 def main() -> None:
-    """Plant every control and write the page."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.controls",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--small", action="store_true", help="two controls, nothing written")
-    small = parser.parse_args().small
+    """Test every control and write the page."""
+    small = make_parser(__doc__).parse_args().small
     rows, missed = [], []
     for control in CONTROLS[:2] if small else CONTROLS:
-        with tempfile.TemporaryDirectory(prefix="mless-controls-") as passing:
-            folder = Path(passing) / "run"
+        with tempfile.TemporaryDirectory(prefix="mless-controls-") as parent:
+            folder = Path(parent) / "run"
             count = plant(control, folder)
-            found = find(folder)
+            description = find(folder)
+        verdict, *names = description
+        cells = [", ".join(group) or "-" for group in names]
+        samples = count if control.name != "nothing" else 0
+        rows.append((control.name, str(samples), verdict, *cells))
         expected = (control.verdict, control.parts, control.states, control.graders)
-        rows.append(
-            (control.name, str(count if control.name != "nothing" else 0), *map(_words, found))
-        )
-        if found != expected:
-            missed.append(f"{control.name}: expected {expected}, got {found}")
-        say(f"{control.name}: {found}")
-    print(table(rows))
+        if description != expected:
+            missed.append(f"{control.name}: expected {expected}, got {description}")
+        say(f"{control.name}: {description}")
+    text = table(("change", "samples", "verdict", "by", "rising shares", "other graders"), rows)
+    print(text)
     if not small:
-        path = Path(__file__).parent / "CONTROLS.md"
         facts = report.say_when(report.facts("make controls"), {})
-        path.write_text(HEAD.format(facts=facts, share=100 * SHARE) + table(rows), encoding="utf-8")
+        page = HEAD.format(facts=facts, share=100 * SHARE) + text
+        Path(__file__).with_name("CONTROLS.md").write_text(page, encoding="utf-8")
     if missed:
-        sys.exit("not called by its name: " + "; ".join(missed))
+        sys.exit("wrong descriptions: " + "; ".join(missed))
 
 
 HEAD = """\
 # Controls with known truth
 
-Written by `make controls`. In a copy of [the greedy run](../tests/data/greedy_run) the completions of one condition
-were changed for {share:.0f} percent of the problems, where a row says nothing else. Then the run was graded and read
-again. A row must name what was changed and nothing else: verdict, part of the difference, shares that grew, and graders
-that see another difference.
+Written by `make controls`. In copies of [the greedy run](../tests/data/greedy_run) the completions
+of one condition were changed for {share:.0f} percent of the problems, if a row says nothing else,
+and graded again. A row must name the change and nothing else: the verdict, whether the difference
+is one of format or answer, the shares that rise, and the graders with another difference.
 
 {facts}
 
 """
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as Markdown."""
-    header = ("what was changed", "samples", "verdict", "by", "grew", "other graders")
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-
-
-def _words(found: str | Sequence[str]) -> str:
-    return found if isinstance(found, str) else ", ".join(found) or "-"
-
 
 if __name__ == "__main__":
     main()

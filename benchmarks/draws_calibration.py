@@ -1,4 +1,4 @@
-"""Simulate runs with several draws of examples or instructions; do results hold for new ones?"""
+"""Simulate runs with several draws of examples or instructions, and estimates for new ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from benchmarks.calibration_page import table
+from benchmarks.report import table
 from harness.analysis.paired_tests import PairedDifference
 from harness.analysis.pool_models import (
     FEWEST_DRAWS,
@@ -36,20 +36,24 @@ POPULATION = 400_000
 TEXT = """
 ## Draws of examples
 
-{experiments:,} runs a row, with the ability of SmolLM2 on products: an accuracy of 40 percent, problems in clusters of
-one or two, answers that depend on the examples. A run asks `problems`, each with `each` of its draws; the first rows
-have about the same cost, 240 samples a condition. `shift`: standard deviation, in logits, of the effect between
-draws. `skewed`: one cluster in ten has the whole effect of a problem, and all others lose a little, so that the mean
-is 0. False: p < 0.05 without an effect (at most {target:g} from four draws on; with fewer the result is for these
-examples). Covers: the interval holds the mean over all draws and problems, without an effect and with one. Found: p <
-0.05 where the true difference is 10 points. Width: of the interval, points.
+Each row has {experiments:,} runs with the ability of SmolLM2 on products: an accuracy of 40
+percent, problems in clusters of one or two, and answers that depend on the examples. A run has a
+number of `problems`, each with `each` of its draws. The first rows have about the same cost, 240
+samples a condition. `shift`: standard deviation, in logits, of the effect between draws. `skewed`:
+one cluster in ten has the complete effect, and all others lose a little, so that the mean is 0.
+False: p < 0.05 without an effect (at most {target:g} from four draws on; with fewer draws the
+result applies to these examples only). Covers: the interval contains the mean over all draws and
+problems, without an effect and with one. Found: p < 0.05 where the true difference is 10 points.
+Width: of the interval, in points.
+
 """
 INSTRUCTIONS = """
-## One instruction in five has the whole effect
+## One instruction in five has the complete effect
 
-As above, with instructions in place of draws: each has an effect with a chance of one in five, and the mean over all is
-4 points. Covers: the interval for new instructions holds it. No target: with few instructions a run may have none of
-the kind that matters.
+As above, with instructions instead of draws. Each instruction has an effect with a chance of one in
+five, and the mean over all instructions is 4 points. Covers: the interval for new instructions
+contains it. There is no target, because among few instructions a run may have none with an effect.
+
 """
 
 

@@ -34,7 +34,7 @@ Side = Mapping[str, Any]
 ENGINES = ("plain", "hooks")
 """The engines of each shape."""
 REQUESTS, TOKENS, CPU_TOKENS = 256, 512, 64
-"""Requests of each side, which all run at once, and the tokens of each completion on a GPU and a CPU."""
+"""Requests of a side, which all run at once, and tokens of a completion on a GPU and on a CPU."""
 SMALL_REQUESTS, SMALL_TOKENS = 8, 32
 MAX_RELATIVE_TIME = {"mless": 1.03, "hooks": 1.03, "recording": 1.15, "intervention": 1.25}
 """Targets on a GPU: seconds relative to raw vLLM, by the kind of a side."""

@@ -1,4 +1,4 @@
-"""One engine start of `benchmarks.engine`, and what is measured with this engine.
+"""One engine of `benchmarks.engine`, and the figures that are measured with it.
 
     python -m benchmarks.engine_session plain|hooks FOLDER REQUESTS
 
@@ -35,8 +35,10 @@ ARMS = {
     "mless-layer-1": "slashes visible to Layer 1 alone",
     "redistributed": "activations of Layer 1 redistributed",
 }
-"""One condition for each way in which an intervention is carried out, and what it does. Interventions of
-kind `function` are carried out as those of kind `redistribute`."""
+"""A condition for each kind of intervention, and its effect.
+
+Interventions of the kind `function` use the code of the kind `redistribute`.
+"""
 
 
 class Step(NamedTuple):

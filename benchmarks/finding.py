@@ -10,7 +10,6 @@ filler, in Layer 1 and in Layers 4 to 10. SmolLM2 runs in float32 with the atten
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import torch
 from scipy.stats import rankdata, spearmanr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.runs import say
+from benchmarks.runs import make_parser, say
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.read_runs import Run
 from harness.smollm2_model import fetch_smollm2
@@ -62,24 +61,23 @@ def measure(prompts: list[AnsweredPrompt]) -> pandas.DataFrame:
         is_filler = [start <= a < b <= end for a, b in encoding["offset_mapping"]]
         by_length[len(is_filler)].append((prompt, encoding["input_ids"], is_filler))
     rows = []
-    for items in by_length.values():
-        for start in range(0, len(items), BATCH):
-            batch, token_ids, masks = zip(*items[start : start + BATCH], strict=True)
+    for encoded in by_length.values():
+        for start in range(0, len(encoded), BATCH):
+            batch, token_ids, masks = zip(*encoded[start : start + BATCH], strict=True)
             output = model.model(torch.tensor(token_ids), output_attentions=True, use_cache=False)
             layers = [layer[:, :, -QUERIES:].mean((1, 2)) for layer in output.attentions]
             attention = torch.stack(layers, dim=1).numpy()  # [prompt, layer, key]
             for prompt, shares, mask in zip(batch, attention, np.array(masks), strict=True):
                 first, filler = shares[:, 0], shares[:, mask].sum(axis=1)
-                rows.append(
-                    {
-                        "condition": prompt.condition,
-                        "cluster": prompt.doc["cluster"],
-                        "right": prompt.verdicts[0] == "correct",
-                        "first": first[EARLY].mean(),
-                        "filler": filler[EARLY].mean(),
-                        "layer 1": filler[0],
-                    }
-                )
+                row = {
+                    "condition": prompt.condition,
+                    "cluster": prompt.doc["cluster"],
+                    "right": prompt.verdicts[0] == "correct",
+                    "first": first[EARLY].mean(),
+                    "filler": filler[EARLY].mean(),
+                    "layer 1": filler[0],
+                }
+                rows.append(row)
             say(f"{len(rows)} of {len(prompts)} prompts")
     return pandas.DataFrame(rows)
 
@@ -112,11 +110,8 @@ def compare_right_and_wrong(shares: pandas.DataFrame) -> tuple[float, float, flo
 
 def main() -> None:
     """Measure a run, and print a table and two numbers."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--small", action="store_true", help="few prompts, to see that it works")
     arguments = parser.parse_args()
     prompts = [
         prompt for prompt in Run.load(arguments.run).prompts if prompt.condition in CONDITIONS
@@ -129,9 +124,9 @@ def main() -> None:
     correlation = spearmanr(means["right", "mean"], means["first", "mean"])[0]
     share, low, high = compare_right_and_wrong(shares)
     print(
-        f"across {len(means)} conditions: rank correlation of accuracy and first {correlation:.2f}\n"
-        "within conditions: a right answer has the larger first in "
-        f"{share:.3f} [{low:.3f}, {high:.3f}]"
+        f"Across {len(means)} conditions the rank correlation of accuracy and `first` is "
+        f"{correlation:.2f}.\nWithin conditions the right answer has the larger `first` in a share "
+        f"{share:.3f} [{low:.3f}, {high:.3f}] of pairs."
     )
 
 

@@ -61,25 +61,25 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
     notes = [
         f"lm-eval's time is extrapolated from {sample:,} of the answers.",
         f"Verdicts: {verdicts}.",
-        "Labelled pairs are this project's, many written for what its grader once misread: they "
-        "rank no graders.",
+        "The labelled pairs are this project's. Many were written because its grader once misread "
+        "them, so they rank no graders.",
     ]
     if DATA == PROBLEMS:
-        notes.append("MATH-500 was not at hand (MATH500_PATH): its answers take longer to compare.")
+        notes.append("MATH500_PATH names no file. Answers of MATH-500 take longer to compare.")
     return {
         "title": "Grading",
-        "what": f"Answers made of {data}, {pool['pairs']:,} distinct pairs of answer and gold, from "
-        "opening the pool to the last grade.",
+        "what": f"Answers made from {data}, {pool['pairs']:,} distinct pairs of answer and gold. "
+        "Time: from opening the pool to the last grade.",
         "rows": [
             row(
-                f"{ANSWERS:,} answers through the pool, {WORKERS} workers",
+                f"{ANSWERS:,} answers graded in the pool, {WORKERS} workers",
                 f"{seconds:.2f} s; runs {', '.join(f'{time:.2f}' for time in times)}",
                 target=f"at most {TARGET_S} s",
                 ratio=seconds / TARGET_S,
                 met=seconds <= TARGET_S,
             ),
             row(
-                "lm-eval's `process_results`, one after another; ratio to ours",
+                "lm-eval's `process_results`, one answer after another; ratio to ours",
                 f"{stock_seconds:.0f} s",
                 ratio=stock_seconds / seconds,
             ),
@@ -162,7 +162,7 @@ def count_errors(limit: int | None) -> list[Row]:
     for name, verdicts in graders.items():
         counts = Counter(zip(labels, map(bool, verdicts), strict=True))
         errors = f"{counts[True, False]:,} of {right:,}; {counts[False, True]:,} of {wrong:,}"
-        rows.append(row(f"right answers refused; wrong ones accepted: {name}", errors))
+        rows.append(row(f"{name}: right answers refused; wrong answers accepted", errors))
     return rows
 
 
@@ -185,7 +185,7 @@ def build_answers() -> list[tuple[str, Problem]]:
 
 
 def _with_answer(problem: Problem, answer: str) -> str:
-    """Change the last box of the worked solution, or add a box if it has another form of the gold."""
+    """Change the last box of the worked solution, or add a box if it has another form."""
     before, box, after = problem.solution.rpartition(f"\\boxed{{{problem.answer}}}")
     if not box:
         return f"{problem.solution} So it is $\\boxed{{{answer}}}$."

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from benchmarks.calibration_page import table
+from benchmarks.report import table
 from harness.analysis.pool_models import pool_changes
 
 DISCORDANCE, SHARED, N = 0.10, 0.6, 300
@@ -18,10 +18,13 @@ RANGE = (0.93, 0.97)
 TEXT = """
 ## Several models
 
-{experiments:,} studies a row of m models, asked the same {n} problems, discordance 10 percent. A problem is settled
-or a coin under each model, for {shared:.0f} percent alike under all. True effects scatter about 0 by `between`
-points. These, new: p < 0.05 for the mean of these models, if all have effect 0, and of new ones (at most 5). Covers:
-the interval holds its truth ({low:.0f} to {high:.0f}). Targets are give or take two standard errors, {slack:.1f}.
+Each row has {experiments:,} studies of m models, which answer the same {n} problems, with a
+discordance of 10 percent. Under each model a problem is certain or its chance is even; for
+{shared:.0f} percent of the problems this is the same under all models. True effects have a standard
+deviation of `between` points around 0. These and new: p < 0.05 for the mean of these models, if all
+have effect 0, and for new models (at most 5). Covers: the interval contains the truth ({low:.0f} to
+{high:.0f}). Targets have a tolerance of two standard errors, {slack:.1f}.
+
 """
 
 
@@ -105,17 +108,16 @@ def section(rates: Sequence[StudyRates]) -> tuple[str, list[str]]:
         false = "-"
         if study.between == 0:
             false = format_rate("false, these models", study, row.false, 0, 0.05)
-        lines.append(
-            (
-                str(study.m),
-                str(study.k),
-                f"{100 * study.between:g}",
-                false,
-                format_rate("false, new models", study, row.false_new, 0, 0.05),
-                format_rate("coverage, these models", study, row.covers, *RANGE),
-                format_rate("coverage, new models", study, row.covers_new, *RANGE),
-            )
+        line = (
+            str(study.m),
+            str(study.k),
+            f"{100 * study.between:g}",
+            false,
+            format_rate("false, new models", study, row.false_new, 0, 0.05),
+            format_rate("coverage, these models", study, row.covers, *RANGE),
+            format_rate("coverage, new models", study, row.covers_new, *RANGE),
         )
+        lines.append(line)
     text = TEXT.format(
         experiments=experiments,
         n=N,

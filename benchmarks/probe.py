@@ -1,33 +1,41 @@
-"""What the probe costs, beside other ways to the same attention weights and beside bare arithmetic.
+"""The cost of the probe, relative to other ways to the same weights and to bare arithmetic.
 
-A Qwen2.5-Math-1.5B with random weights and prompts of 128, 512 and 2,048 tokens; one core, each figure from a fresh
-process. Then the real command over 500 problems in four conditions for a Qwen2.5-Math-7B. MATH500_PATH names the
-problems; without it they are the toy's.
+A Qwen2.5-Math-1.5B with random weights reads prompts of 128, 512 and 2,048 tokens on one core; each
+figure is from a fresh process. Then the command `mless probe` reads 500 problems in four conditions
+with a Qwen2.5-Math-7B. MATH500_PATH names the problems; without it they are the toy's.
 
     python -m benchmarks.probe [--small]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from benchmarks.attention import peak_memory
-from benchmarks.report import Figures, Row, row, section
-from benchmarks.runs import PROBLEMS, SHAPES, TOY, run_logged, say, work_folder, write_json
+from benchmarks.report import Figures, Row, row
+from benchmarks.runs import (
+    PROBLEMS,
+    SHAPES,
+    TOY,
+    read_json,
+    run_benchmark,
+    run_logged,
+    say,
+    write_json,
+)
 from harness.experiment.problems import PATH_VARIABLE
 
 LENGTHS, SMALL_LENGTHS = (128, 512, 2048), (64,)
 LAYERS = 3
 ROUNDS = 3
-"""How often ours and bare arithmetic take turns; the least of each counts."""
+"""Rounds of ours and bare arithmetic in turn. The least CPU time of each counts."""
 EAGER = "Hugging Face `output_attentions`, whole model"
 
 TARGET_LIMIT = 1.25
@@ -38,141 +46,116 @@ TARGET_COMMAND_SECONDS = 60
 TARGET_COMMAND_BYTES = 4.5e9
 CONDITIONS = "wo,mless,mful,random"
 
+Measured = Mapping[str, Any]
+"""The figures of one process, such as `cpu` (seconds) and `peak` (bytes)."""
+
 
 def main() -> None:
-    """Measure, print a Markdown section, and write the figures as JSON where asked."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--small", action="store_true", help="a tiny model and short prompts, to see that it works"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.command:
-        figures_path, *command = arguments.command
-        write_json(Path(figures_path), mless(command))
+    """Measure the benchmark, or one command of `mless` for it."""
+    if sys.argv[1:2] == ["command"]:
+        write_json(Path(sys.argv[2]), mless(sys.argv[3:]))
         return
-    figures = measure(small=arguments.small)
-    write_json(arguments.json, figures)
-    print(section(figures))
+    run_benchmark(__doc__, measure)
 
 
-def measure(*, small: bool = False) -> Figures:
-    """All figures, JSON-ready."""
-    bench = _Bench(small=small)
-    lengths = SMALL_LENGTHS if small else LENGTHS
+def measure(folder: Path, small: bool) -> Figures:
+    """Measure all figures."""
+    processes = _Processes(folder, small)
     compared: dict[int, dict[str, Any]] = {}
-    for length in lengths:
-        rounds = [_round(bench, length) for _ in range(1 if small else ROUNDS)]
-        compared[length] = {
-            name: min((one[name] for one in rounds), key=_cpu) for name in rounds[0]
+    for length in SMALL_LENGTHS if small else LENGTHS:
+        rounds = [_measure_round(processes, length) for _ in range(1 if small else ROUNDS)]
+        fastest = {
+            name: min((measured[name] for measured in rounds), key=itemgetter("cpu"))
+            for name in rounds[0]
         }
-        compared[length]["full_eager"] = bench.way("full_eager", length)
-    return _figures(compared, bench.command())
-
-
-def _round(bench: _Bench, length: int) -> dict[str, Any]:
-    """What is compared closely, one soon after the other: a machine's pace changes with the minutes."""
+        compared[length] = {**fastest, "full_eager": processes.way("full_eager", length)}
+    command = processes.command()
     return {
-        "ours": bench.way("ours", length),
-        "limit": bench.limit(length, LAYERS),
-        "layer_1": bench.way("ours", length, layers=1),
-        "layer_1_limit": bench.limit(length, 1),
+        "title": "Attention probe",
+        "what": f"Qwen2.5-Math-1.5B with random weights in float32 on one core; {LAYERS} layers "
+        "unless a row says otherwise. CPU: the least time of a few forward passes. Memory: the "
+        "peak of the process, with weights.",
+        "rows": [*_rows(compared), *_command_rows(command)],
+        "notes": _notes(compared[max(compared)], command),
+        "compared": {str(length): ways for length, ways in compared.items()},
+        "command": command,
     }
 
 
-def _cpu(figures: Mapping[str, Any]) -> float:
-    return float(figures["cpu"])
+def _measure_round(processes: _Processes, length: int) -> dict[str, Any]:
+    """Measure processes that are compared soon after each other, as a machine's speed changes."""
+    return {
+        "ours": processes.way("ours", length),
+        "limit": processes.way("arithmetic", length),
+        "layer_1": processes.way("ours", length, layers=1),
+        "layer_1_limit": processes.way("arithmetic", length, layers=1),
+    }
 
 
 def mless(command: list[str]) -> dict[str, Any]:
-    """A command of `mless` in this process: wall seconds with the imports, CPU-seconds, and peak memory."""
+    """Wall seconds, CPU seconds and peak memory of a command in this process, with imports."""
     started = time.monotonic()
     from harness.cli import main
 
     sys.argv = ["mless", *command]
     try:
         main()
-    except SystemExit as done:
-        if done.code:
+    except SystemExit as end:
+        if end.code:
             raise
     cpu = time.process_time()
     return {"wall": time.monotonic() - started, "cpu": cpu, "peak": peak_memory()}
 
 
-class _Bench:
+class _Processes:
     """Fresh processes for one shape, with their logs in one folder."""
 
-    def __init__(self, *, small: bool) -> None:
-        self.small = small
-        self.folder = work_folder(small) / "probe"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-        self.config = self.folder / "config.json"
-        facts = SHAPES["tiny" if small else "qwen2.5-math-1.5b"] | {
-            "max_position_embeddings": LENGTHS[-1]
-        }
-        self.config.write_text(json.dumps(facts), encoding="utf-8")
+    def __init__(self, folder: Path, small: bool) -> None:
+        self._folder, self._small = folder, small
+        self._config = folder / "config.json"
+        shape = SHAPES["tiny" if small else "qwen2.5-math-1.5b"]
+        write_json(self._config, {**shape, "max_position_embeddings": LENGTHS[-1]})
 
     def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any]:
-        """One of the ways of `benchmarks.attention`."""
-        written = self.folder / f"{way}-{length}-{layers}.json"
+        """Measure one of the ways of `benchmarks.attention`."""
         say(f"probe: {way}, {length:,} tokens, {layers} of the layers")
-        command = [sys.executable, "-m", "benchmarks.attention", way, "--config", str(self.config)]
-        return _step(
-            [*command, "--length", str(length), "--layers", str(layers)], written, threads=1
-        )
-
-    def limit(self, length: int, layers: int) -> dict[str, Any]:
-        """The arithmetic limit."""
-        say(f"probe: bare arithmetic, {length:,} tokens, {layers} of the layers")
-        command = [sys.executable, "-m", "benchmarks.arithmetic", "--config", str(self.config)]
-        written = self.folder / f"limit-{length}-{layers}.json"
-        return _step(
-            [*command, "--length", str(length), "--layers", str(layers)], written, threads=1
-        )
+        path = self._folder / f"{way}-{length}-{layers}.json"
+        command = [sys.executable, "-m", "benchmarks.attention", way, f"--config={self._config}"]
+        command += [f"--length={length}", f"--layers={layers}", f"--json={path}"]
+        one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        run_logged(command, path.with_suffix(".log"), one_thread)
+        return dict(read_json(path))
 
     def command(self) -> dict[str, Any]:
-        """`mless probe` over all problems, Layer 1, four conditions, with all cores."""
+        """Measure `mless probe` over all problems, Layer 1, four conditions, with all cores."""
         dataset = os.environ.get(PATH_VARIABLE) or str(PROBLEMS)
-        written, traces = self.folder / "command.json", self.folder / "layer-1.traces"
+        path, traces = self._folder / "command.json", self._folder / "layer-1.traces"
         say(f"probe: `mless probe --dataset {dataset}`, {CONDITIONS}")
-        arguments = ["probe", "--dataset", dataset, "--model", str(self._save_model())]
-        arguments += ["--conditions", CONDITIONS, "--layers", "1", "--output", str(traces)]
-        arguments += ["--n", "8"] if self.small else []
-        command = [sys.executable, "-m", "benchmarks.probe", "--command", str(written), *arguments]
-        run_logged(command, written.with_suffix(".log"))
-        figures: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+        command = [sys.executable, "-m", "benchmarks.probe", "command", str(path)]
+        command += ["probe", "--dataset", dataset, "--model", str(self._save_model())]
+        command += ["--conditions", CONDITIONS, "--layers", "1", "--output", str(traces)]
+        command += ["--n", "8"] if self._small else []
+        run_logged(command, path.with_suffix(".log"))
         sizes = _prompt_sizes(traces)
-        size = sum(file.stat().st_size for file in traces.iterdir())
-        shown = "the toy's problems" if dataset == str(PROBLEMS) else "MATH-500"
-        return figures | {
-            "dataset": shown,
+        return {
+            **read_json(path),
+            "dataset": "the toy's problems" if dataset == str(PROBLEMS) else "MATH-500",
             "prompts": len(sizes),
             "tokens": sum(sizes),
-            "bytes": size,
+            "bytes": sum(file.stat().st_size for file in traces.iterdir()),
         }
 
     def _save_model(self) -> Path:
-        """The first layer of the command's model with random weights, and the toy's tokenizer; tiny if --small."""
+        """Save one layer of the command's model with random weights, and the toy's tokenizer."""
         from transformers import AutoConfig, AutoModel
 
-        folder = self.folder / "model"
-        facts = SHAPES["tiny" if self.small else "qwen2.5-math-7b"] | {"num_hidden_layers": 1}
-        config = AutoConfig.for_model(facts.pop("model_type"), **facts)
+        folder = self._folder / "model"
+        shape = SHAPES["tiny" if self._small else "qwen2.5-math-7b"] | {"num_hidden_layers": 1}
+        config = AutoConfig.for_model(shape.pop("model_type"), **shape)
         AutoModel.from_config(config).save_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(TOY / "model" / file, folder)
         return folder
-
-
-def _step(command: list[str], written: Path, *, threads: int) -> dict[str, Any]:
-    """Figures that a fresh process writes."""
-    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    run_logged([*command, "--json", str(written)], written.with_suffix(".log"), environment)
-    return dict(json.loads(written.read_text(encoding="utf-8")))
 
 
 def _prompt_sizes(path: Path) -> list[int]:
@@ -183,109 +166,89 @@ def _prompt_sizes(path: Path) -> list[int]:
         return [len(trace.tokens) for trace in traces]
 
 
-def _figures(compared: Mapping[int, Mapping[str, Any]], command: Mapping[str, Any]) -> Figures:
+def _rows(compared: Mapping[int, Mapping[str, Measured]]) -> list[Row]:
+    """Compare the ways at the greatest length, and with Hugging Face at the shorter ones."""
     longest = max(compared)
-    ours, layer_1, eager = (compared[longest][name] for name in ("ours", "layer_1", "full_eager"))
-    limit, layer_1_limit = compared[longest]["limit"], compared[longest]["layer_1_limit"]
+    ways = compared[longest]
+    ours, layer_1, eager = ways["ours"], ways["layer_1"], ways["full_eager"]
+    layers = f"{longest:,} tokens, Layers 1 to {LAYERS}"
+    layer_1_title = f"{longest:,} tokens, Layer 1 alone"
+    against_arithmetic = "CPU against bare arithmetic"
     rows = [
-        _target(
-            f"{longest:,} tokens, Layers 1 to {LAYERS}: CPU against bare arithmetic",
-            f"{ours['cpu']:.3g} s; arithmetic {limit['cpu']:.3g} s",
-            ours["cpu"] / limit["cpu"],
-            most=TARGET_LIMIT,
-        ),
-        _target(
-            f"{longest:,} tokens, Layers 1 to {LAYERS}: CPU of {EAGER}",
-            f"{eager['cpu']:.3g} s; ours {ours['cpu']:.3g} s",
-            eager["cpu"] / ours["cpu"],
-            least=TARGET_CPU,
-        ),
-        _target(
-            "the same: peak memory",
-            f"{_gb(eager['peak'])}; ours {_gb(ours['peak'])}",
-            eager["peak"] / ours["peak"],
-            least=TARGET_MEMORY,
-        ),
-        _target(
-            "the same for Layer 1 alone: CPU",
-            f"{eager['cpu']:.3g} s; ours {layer_1['cpu']:.3g} s",
-            eager["cpu"] / layer_1["cpu"],
-            least=TARGET_LAYER_1,
-        ),
-        row(
-            f"{longest:,} tokens, Layer 1 alone: CPU against bare arithmetic",
-            f"{layer_1['cpu']:.3g} s; arithmetic {layer_1_limit['cpu']:.3g} s",
-            ratio=layer_1["cpu"] / layer_1_limit["cpu"],
-        ),
-        row(
-            f"Layer-1 curves by `mless probe`, {command['prompts']:,} prompts, 7B shape: the command in all",
-            f"{command['wall']:.1f} s",
-            target=f"under {TARGET_COMMAND_SECONDS} s",
-            ratio=command["wall"] / TARGET_COMMAND_SECONDS,
-            met=command["wall"] < TARGET_COMMAND_SECONDS,
-        ),
-        row(
-            "the same: peak memory",
-            _gb(command["peak"]),
-            target=f"under {_gb(TARGET_COMMAND_BYTES)}",
-            ratio=command["peak"] / TARGET_COMMAND_BYTES,
-            met=command["peak"] < TARGET_COMMAND_BYTES,
-        ),
+        _compare(f"{layers}: {against_arithmetic}", ours, ways["limit"], most=TARGET_LIMIT),
+        _compare(f"{layers}: CPU of {EAGER}", eager, ours, least=TARGET_CPU),
+        _compare("the same: peak memory", eager, ours, key="peak", least=TARGET_MEMORY),
+        _compare("the same for Layer 1 alone: CPU", eager, layer_1, least=TARGET_LAYER_1),
+        _compare(f"{layer_1_title}: {against_arithmetic}", layer_1, ways["layer_1_limit"]),
     ]
     for length, ways in compared.items():
         if length != longest:
-            rows.append(
-                _comparison(f"{length:,} tokens: {EAGER}", ways["full_eager"], ways["ours"])
-            )
-    kinds = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in limit["seconds"].items())
-    rates = ", ".join(f"{name} {rate / 1e9:.3g}" for name, rate in limit["rates"].items())
-    return {
-        "title": "Attention probe",
-        "what": f"Qwen2.5-Math-1.5B with random weights in float32, one core; {LAYERS} layers unless said. CPU: one "
-        "forward pass, the least of a few. Memory: the process's peak, weights included.",
-        "rows": rows,
-        "notes": [
-            f"Arithmetic: {kinds}. Rates: {rates} (10^9 operations, or elements of softmax, a CPU-second), each at its "
-            "best block size.",
-            f"Of the whole model's {eager['cpu']:.1f} s, {eager['logits_cpu_seconds']:.1f} s are the logits.",
-            "The probe makes its numbers of the weights; `output_attentions` only hands back whole matrices.",
-            f"The command: {command['dataset']}, {command['tokens']:,} tokens in {command['prompts']:,} prompts "
-            f"({CONDITIONS}), by the toy's tokenizer if the model's own is not at hand; "
-            f"imports, weights and self-checks included, {command['cpu']:.0f} CPU-seconds; "
-            f"{command['bytes'] / 1e6:.0f} MB of traces.",
-        ],
-        "compared": {str(length): ways for length, ways in compared.items()},
-        "command": command,
-    }
+            ours, eager = ways["ours"], ways["full_eager"]
+            measured = f"{_describe(eager)}; ours {_describe(ours)}"
+            ratio = eager["cpu"] / ours["cpu"]
+            rows.append(row(f"{length:,} tokens: {EAGER}", measured, ratio=ratio))
+    return rows
 
 
-def _target(
+def _compare(
     measure: str,
-    measured: str,
-    ratio: float,
+    first: Measured,
+    second: Measured,
     *,
+    key: str = "cpu",
     least: float | None = None,
     most: float | None = None,
 ) -> Row:
+    """Compare two processes by CPU seconds or peak memory. The target is a limit of the ratio."""
+    ratio = first[key] / second[key]
+    measured = f"{_quantity(key, first[key])}; {second['way']} {_quantity(key, second[key])}"
     if most is not None:
-        return row(
-            measure, measured, target=f"at most {most} times", ratio=ratio, met=ratio <= most
-        )
-    assert least is not None
-    return row(
-        measure, measured, target=f"at least {least} times ours", ratio=ratio, met=ratio >= least
-    )
+        target = f"at most {most} times"
+        return row(measure, measured, target=target, ratio=ratio, met=ratio <= most)
+    if least is not None:
+        target = f"at least {least} times ours"
+        return row(measure, measured, target=target, ratio=ratio, met=ratio >= least)
+    return row(measure, measured, ratio=ratio)
 
 
-def _comparison(measure: str, other: Mapping[str, Any], ours: Mapping[str, Any]) -> Row:
-    measured = (
-        f"{other['cpu']:.3g} s, {_gb(other['peak'])}; ours {ours['cpu']:.3g} s, {_gb(ours['peak'])}"
-    )
-    return row(measure, measured, ratio=other["cpu"] / ours["cpu"])
+def _command_rows(command: Measured) -> list[Row]:
+    title = f"Layer-1 curves by `mless probe`, {command['prompts']:,} prompts, 7B shape"
+    rows = []
+    for measure, key, limit in (
+        (f"{title}: wall time", "wall", TARGET_COMMAND_SECONDS),
+        ("the same: peak memory", "peak", TARGET_COMMAND_BYTES),
+    ):
+        value = command[key]
+        target = f"under {_quantity(key, limit)}"
+        measured = _quantity(key, value)
+        rows.append(row(measure, measured, target=target, ratio=value / limit, met=value < limit))
+    return rows
 
 
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"
+def _describe(measured: Measured) -> str:
+    return ", ".join(_quantity(key, measured[key]) for key in ("cpu", "peak"))
+
+
+def _quantity(key: str, value: float) -> str:
+    return f"{value / 1e9:.2f} GB" if key == "peak" else f"{value:.3g} s"
+
+
+def _notes(ways: Mapping[str, Measured], command: Measured) -> list[str]:
+    limit, eager = ways["limit"], ways["full_eager"]
+    kinds = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in limit["seconds"].items())
+    rates = ", ".join(f"{name} {rate / 1e9:.3g}" for name, rate in limit["rates"].items())
+    logits = eager["logits_cpu_seconds"]
+    return [
+        f"Arithmetic: {kinds}. Rates: {rates} (10^9 operations, or elements of softmax, in a CPU "
+        "second), each with its fastest block size.",
+        f"Logits take {logits:.1f} s of the whole model's {eager['cpu']:.1f} s.",
+        "The probe also computes its measures from the weights; `output_attentions` only returns "
+        "the matrices.",
+        f"The command: {command['dataset']}, {command['tokens']:,} tokens in "
+        f"{command['prompts']:,} prompts ({CONDITIONS}), with the toy's tokenizer if the model's "
+        "own is not available; with imports, weights and self-checks "
+        f"{command['cpu']:.0f} CPU seconds; {command['bytes'] / 1e6:.0f} MB of traces.",
+    ]
 
 
 if __name__ == "__main__":

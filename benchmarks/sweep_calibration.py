@@ -11,14 +11,14 @@ is written.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from benchmarks.runs import ROOT, say
+from benchmarks.report import table
+from benchmarks.runs import ROOT, make_parser, say
 from harness.analysis.paired_tests import holm, sign_flip_test
 
 Integers = npt.NDArray[np.int64]
@@ -27,6 +27,21 @@ SIZES = ((100, 1), (200, 1), (500, 1), (100, 20), (200, 20), (500, 20))
 PROBLEMS, DISCORDANCE, ALPHA, SEED = 500, 0.1, 0.05, 20_264
 EXPERIMENTS, SMALL_EXPERIMENTS = 1000, 10
 """For each setting; the second number with --small."""
+TEXT = """\
+# Sweeps, simulated
+
+Written by `python -m benchmarks.sweep_calibration`: {experiments:,} experiments of each kind, with
+eight lengths and seed {seed}; the populations are described at the top of that file. Sweep: the
+test of a sweep. Holm: any of the eight single tests. Alpha is 0.05.
+
+No effect: the rate at which the sweep's test detects one, for problems x samples (target: at most
+6 %).
+
+{false_effects}
+Effects, {problems} problems with one sample each: the rate at which the sweep's test detects them,
+and that of Holm in brackets.
+
+{effects}"""
 NONE = [0.0] * 8
 EFFECTS: dict[str, list[float]] = {
     "2 points at all lengths": [0.02] * 8,
@@ -80,42 +95,32 @@ def measure(
 
 def page(experiments: int) -> str:
     """Format the page in Markdown."""
-    lines = [
-        "# Sweeps, simulated",
-        "",
-        f"Written by `python -m benchmarks.sweep_calibration`: {experiments:,} experiments of each, "
-        f"eight lengths, seed {SEED}; populations as at the top of that file. Sweep: the test of a "
-        "sweep. Holm: any of the eight single tests. Alpha is 0.05.",
-        "",
-        "No effect: how often the sweep's test finds one, for problems x samples (target: at most 6 %).",
-        "",
-        f"| problems | {' | '.join(f'{n} x {k}' for n, k in SIZES)} |",
-        f"| --- |{' ---: |' * len(SIZES)}",
-    ]
+    rows = []
     for population in POPULATIONS:
-        cells = [f"{100 * measure(NONE, population, experiments, n, k)[0]:.1f} %" for n, k in SIZES]
-        lines.append(f"| {population} | {' | '.join(cells)} |")
-        say(lines[-1])
-    lines += [
-        "",
-        f"Effects, {PROBLEMS} problems, one sample each: how often the sweep's test finds one, and "
-        "Holm (in brackets).",
-        "",
-        "| truth | coins | logits |",
-        "| --- | ---: | ---: |",
-    ]
+        rates = [measure(NONE, population, experiments, n, k)[0] for n, k in SIZES]
+        rows.append([population, *(f"{100 * rate:.1f} %" for rate in rates)])
+        say(" | ".join(rows[-1]))
+    sizes = ["problems", *(f"{n} x {k}" for n, k in SIZES)]
+    false_effects = table(sizes, rows, ["---", *["---:"] * len(SIZES)])
+    rows = []
     for name, effect in EFFECTS.items():
         rates = [measure(effect, population, experiments) for population in POPULATIONS[:2]]
-        cells = [f"{100 * sweep:.0f} % ({100 * single:.0f})" for sweep, single in rates]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-        say(lines[-1])
-    return "\n".join([*lines, ""])
+        rows.append(
+            [name, *(f"{100 * sweep:.0f} % ({100 * single:.0f})" for sweep, single in rates)]
+        )
+        say(" | ".join(rows[-1]))
+    effects = table(("truth", *POPULATIONS[:2]), rows, ("---", "---:", "---:"))
+    return TEXT.format(
+        experiments=experiments,
+        seed=SEED,
+        problems=PROBLEMS,
+        false_effects=false_effects,
+        effects=effects,
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="few experiments, nothing written")
-    if parser.parse_args().small:
+    if make_parser(__doc__).parse_args().small:
         print(page(SMALL_EXPERIMENTS))
     else:
         Path(ROOT, "benchmarks", "SWEEPS.md").write_text(page(EXPERIMENTS), encoding="utf-8")

@@ -1,14 +1,16 @@
-"""How far the capture is from eager attention, by architecture and padding: `python -m tests.capture_errors`.
+"""The errors of the capture relative to eager attention, by architecture and padding.
 
-Tiny models with random weights, four layers, grouped KV heads, every window shorter than the prompt. The reference is
-the whole model's `output_attentions=True`, averaged in float64.
+    python -m tests.capture_errors
+
+The models are tiny, with random weights, four layers, grouped KV heads, and windows shorter than
+the prompt. The reference is `output_attentions=True` of all layers, averaged in float64.
 """
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from attention_probe.model.attention_statistics import Capture, CaptureRequest
+from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 
@@ -64,46 +66,40 @@ ARCHITECTURES = {
 }
 OTHERS = {
     "deepseek_v3": {
-        **{
-            "q_lora_rank": 16,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 8,
-        },
-        **{
-            "n_routed_experts": 4,
-            "n_group": 2,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-        },
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
         "num_key_value_heads": 6,
         "first_k_dense_replace": 1,
     },
     "opt": {"ffn_dim": 80, "word_embed_proj_dim": 48},
     "qwen3_next": {
-        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
-        **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
-        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
     },
 }
-"""Architectures outside the table, whose numbers are right or which are refused for what they lack."""
+"""Architectures outside the table: some are captured, and others are refused."""
 PADDINGS = ("none", "right", "left")
 
 
 def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
     """A tiny random model of an architecture, with all of its layers."""
-    settings = {
-        **SHAPE,
-        **ARCHITECTURES.get(model_type, {}),
-        **OTHERS.get(model_type, {}),
-        **changes,
-    }
-    config = AutoConfig.for_model(
-        model_type, **{k: v for k, v in settings.items() if v is not None}
-    )
+    settings = SHAPE | (ARCHITECTURES | OTHERS).get(model_type, {}) | changes
+    settings = {name: value for name, value in settings.items() if value is not None}
+    config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(5)
     return AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
 
@@ -111,10 +107,13 @@ def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
 def build(model_type: str, **changes: object) -> LoadedModel:
     """The same model cut after layer 2."""
     model = build_whole(model_type, **changes)
-    path, layers = next(
-        found for found in model.named_modules() if isinstance(found[1], nn.ModuleList)
+    module_lists = (
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
     )
-    del layers[LAYERS[-1] + 1 :]
+    path, layers = next(module_lists)
+    del layers[len(LAYERS) :]
     return LoadedModel(
         name=f"tiny {model_type}",
         revision=None,
@@ -137,82 +136,83 @@ def prompts(padding: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sets_and_regions() -> tuple[torch.Tensor, torch.Tensor]:
-    """Two query sets, all and every third; three regions that share out the keys, one of them in two pieces."""
-    every = torch.arange(LENGTH)
-    sets = torch.stack([every >= 0, every % 3 == 0]).expand(2, -1, -1)
-    filler = (every >= 15) & (every < 25)
-    regions = torch.stack([every < 5, filler, (every >= 5) & ~filler]).expand(2, -1, -1)
+    """Two sets of queries, all and every third, and three regions that partition the keys.
+
+    One region consists of two pieces.
+    """
+    positions = torch.arange(LENGTH)
+    sets = torch.stack([positions >= 0, positions % 3 == 0]).expand(2, -1, -1)
+    filler = (positions >= 15) & (positions < 25)
+    regions = torch.stack([positions < 5, filler, (positions >= 5) & ~filler]).expand(2, -1, -1)
     return sets, regions
 
 
-def ask(loaded: LoadedModel, padding: str, **more: object) -> Capture:
-    """The capture that all comparisons are about: a block is 16 queries, which does not divide the length."""
+def ask(loaded: LoadedModel, padding: str, **options: object) -> Capture:
+    """Capture the prompts. By default a chunk is 16 queries, which does not divide the length."""
     ids, mask = prompts(padding)
     sets, regions = sets_and_regions()
+    options = {"chunk": 16, **options}
     return capture(
-        loaded,
-        ids,
-        attention_mask=mask,
-        request=CaptureRequest(query_sets=sets, key_regions=regions, **{"chunk": 16} | more),
+        loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **options
     )
 
 
 def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
-    """The whole model's attention weights, in float64, by layer; rows of padding are NaN."""
+    """The attention weights of an uncut model in float64, by layer. Rows of padding are NaN."""
     ids, mask = prompts(padding)
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, output_attentions=True)
-    hidden = mask[:, None, :, None] == 0
+    output = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, output_attentions=True
+    )
+    is_padding = mask[:, None, :, None] == 0
     return {
-        layer: out.attentions[layer].double().masked_fill(hidden, torch.nan) for layer in LAYERS
+        layer: output.attentions[layer].double().masked_fill(is_padding, torch.nan)
+        for layer in LAYERS
     }
 
 
 def reference(weights: torch.Tensor, padding: str) -> dict[str, torch.Tensor]:
-    """The definitions, written out on a whole attention matrix."""
+    """The measures by their definitions, from an attention matrix."""
     _, mask = prompts(padding)
     sets, regions = sets_and_regions()
     query, key = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
-    real = mask.bool()
-    later = sets[:, :, :, None] & (query > key) & real[:, None, :, None] & real[:, None, None, :]
-    strictly = weights.nan_to_num()[:, None] * later[:, :, None]
-    parts = weights[..., None, :] * regions[:, None, None]
+    is_token = mask.bool()
+    is_counted = sets[:, :, :, None] & (query > key)
+    is_counted &= is_token[:, None, :, None] & is_token[:, None, None, :]
+    counted = weights.nan_to_num()[:, None] * is_counted[:, :, None]
     return {
-        "column_mean": strictly.sum(-2) / later.sum(-2)[:, :, None],
-        "column_count": later.sum(-2),
-        "region_mass": parts.sum(-1),
+        "column_mean": counted.sum(-2) / is_counted.sum(-2)[:, :, None],
+        "column_count": is_counted.sum(-2),
+        "region_mass": (weights[..., None, :] * regions[:, None, None]).sum(-1),
     }
 
 
-def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference; infinite where one is NaN and the other is not."""
-    if not torch.equal(found.isnan(), expected.isnan()):
+def largest_error(measured: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference; infinite if only one of the two is NaN somewhere."""
+    if not torch.equal(measured.isnan(), expected.isnan()):
         return float("inf")
-    return float((found.double() - expected.double()).abs().nan_to_num().max())
+    return float((measured.double() - expected.double()).abs().nan_to_num().max())
 
 
 def errors(model_type: str, padding: str) -> dict[str, float]:
-    """Largest error of each measure over Layers 1 to 3, all heads, queries and keys."""
-    whole = build_whole(model_type)
-    found = ask(build(model_type), padding)
-    worst: dict[str, float] = {}
-    for layer, weights in eager(whole, padding).items():
+    """The largest error of each measure over Layers 1 to 3, all heads, queries and keys."""
+    captured = ask(build(model_type), padding)
+    largest: dict[str, float] = {}
+    for layer, weights in eager(build_whole(model_type), padding).items():
         for name, expected in reference(weights, padding).items():
-            error = largest_error(getattr(found[layer], name), expected)
-            worst[name] = max(error, worst.get(name, 0.0))
-    return worst
+            error = largest_error(getattr(captured[layer], name), expected)
+            largest[name] = max(error, largest.get(name, 0.0))
+    return largest
 
 
 def table() -> str:
-    """Largest error of any measure, by architecture and padding, as Markdown."""
-    lines = [
-        "| architecture | " + " | ".join(f"{p} padding" for p in PADDINGS) + " |",
-        "|---|" + "---|" * len(PADDINGS),
-    ]
+    """The largest error of any measure, by architecture and padding, in Markdown."""
+    headers = [f"{padding} padding" for padding in PADDINGS]
+    lines = [["architecture", *headers], ["---"] * (1 + len(PADDINGS))]
     for model_type in ARCHITECTURES:
         cells = [f"{max(errors(model_type, padding).values()):.1e}" for padding in PADDINGS]
-        lines.append(f"| {model_type} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([model_type, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Runs, logs of lm-eval and traces for tests, made without an engine or a model.
 
-Runs come from the real plan, journal, grader and export, with completions of one's own; numbers in traces from a seeded
-generator.
+Runs are made by the real plan, journal, grader and export from completions of the test. Numbers in
+traces are random, with a seed.
 """
 
 import atexit
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
@@ -45,13 +45,14 @@ def read_source(path, layout=None, metric=None) -> Source:
 
 
 def passing_folder() -> Path:
+    """A new folder, which is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="mless-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _unpacked(folder: Path) -> Path:
-    """A copy of a committed run that tests may read as plain JSON lines."""
+    """A copy of a committed run whose files are plain JSON lines."""
     copy = passing_folder() / folder.name
     shutil.copytree(folder, copy)
     expand(copy)
@@ -68,7 +69,7 @@ def read_data(name: str):
 
 
 TOY = ROOT / "tests" / "data" / "toy"
-"""A tiny model that was trained on the problems beside it: see its card. Its files name each other from the root."""
+"""A tiny model and the problems that it was trained on: see its card."""
 TOY_MODEL = str(TOY / "model")
 TOY_DATA = {"path": str(TOY / "demo.jsonl")}
 TOY_PROBLEMS = load_jsonl(TOY / "demo.jsonl").problems
@@ -79,44 +80,46 @@ TOY_CONFIG.write_text(
 """Without the other graders, whose libraries take each worker a second to load."""
 
 GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
-"""The toy model on all of its problems, greedily, with lm-eval's logs: see its README."""
+"""Greedy answers of the toy model to all of its problems, with lm-eval's logs: see its README."""
 
 REGISTERED = {"primary": "mless - wo", "contrasts": ["mless - wo", "mful - wo", "random - wo"]}
-"""What it named before it was run."""
+"""The contrasts that `GREEDY_RUN` registered."""
+
+
+def _read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _write_lines(path: Path, records: Iterable[object]) -> None:
+    """Write records as the harness does: one a line, without blanks."""
+    lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in records]
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def small_run(folder: Path, problems: int = 25) -> Path:
-    """Some problems of `GREEDY_RUN` as a run of their own, without lm-eval's files: fast to read and to grade."""
-    shutil.copytree(
-        GREEDY_RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
-    )
-    rows = read_prompts(folder)
-    names = list(dict.fromkeys(row.doc["id"] for row in rows))
-    kept = set(names[:: len(names) // problems])
-    rows = [row for row in rows if row.doc["id"] in kept]
-    changed = {"prompts_sha256": hash_prompts(rows)}
-    header, *samples = map(json.loads, (folder / JOURNAL).read_text(encoding="utf-8").splitlines())
-    samples = [
-        sample
-        for sample in samples
-        if sample.get("problem_id") in kept or sample["key"].startswith(SESSION)
+    """A copy of `GREEDY_RUN` with few problems, without lm-eval's files: fast to read and grade."""
+    ignored = shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
+    shutil.copytree(GREEDY_RUN, folder, ignore=ignored)
+    prompts = read_prompts(folder)
+    all_ids = list(dict.fromkeys(prompt.doc["id"] for prompt in prompts))
+    problem_ids = set(all_ids[:: len(all_ids) // problems])
+    prompts = [prompt for prompt in prompts if prompt.doc["id"] in problem_ids]
+    hashes = {"prompts_sha256": hash_prompts(prompts)}
+    header, *records = _read_lines(folder / JOURNAL)
+    records = [
+        record
+        for record in records
+        if record.get("problem_id") in problem_ids or record["key"].startswith(SESSION)
     ]
-    first, *scores = map(json.loads, (folder / SCORES).read_text(encoding="utf-8").splitlines())
-    scores = [score for score in scores if score["key"] in {sample["key"] for sample in samples}]
-    for name, lines in (
-        (PROMPTS, [as_json(row) for row in rows]),
-        (JOURNAL, [{**header, **changed}, *samples]),
-        (SCORES, [first, *scores]),
-    ):
-        text = "".join(
-            json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines
-        )
-        (folder / name).write_text(text, encoding="utf-8")
+    keys = {record["key"] for record in records}
+    version, *scores = _read_lines(folder / SCORES)
+    _write_lines(folder / PROMPTS, map(as_json, prompts))
+    _write_lines(folder / JOURNAL, [header | hashes, *records])
+    _write_lines(folder / SCORES, [version, *(score for score in scores if score["key"] in keys)])
     receipt = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
     files = {name: hash_stored(folder / name) for name in receipt["files"]}
-    (folder / RECEIPT).write_text(
-        json.dumps({**receipt, **changed, "problems": problems, "files": files})
-    )
+    receipt |= {**hashes, "problems": problems, "files": files}
+    (folder / RECEIPT).write_text(json.dumps(receipt))
     return folder
 
 
@@ -140,7 +143,7 @@ def write_run(
     limit: int = 6,
     **changes: object,
 ) -> Path:
-    """A finished run; `answer` makes completion and finish reason of a request and its target."""
+    """A finished run. `answer` returns completion and finish reason of a request and its target."""
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**CONFIG, **changes}))
     plan = make_plan(load_config(file), limit=limit)
@@ -149,72 +152,68 @@ def write_run(
     setting = identity.hash_setting()
     prompts = stored_prompts(plan)
     targets = {prompt.doc["id"]: prompt.doc["answer"] for prompt in prompts}
-    with RunFolder(folder, identity, prompts) as opened:
-        opened.note(SESSION, session_facts(plan))
+    with RunFolder(folder, identity, prompts) as run:
+        run.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
             text, reason = answer(request, targets[request.problem_id])
-            sample = Sample.of(
-                request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason
-            )
-            opened.journal.append(sample)
+            key = sample_key(request, setting)
+            sample = Sample.of(request, key, text, tokens=len(text) // 4, reason=reason)
+            run.journal.append(sample)
     execute(plan, output=folder, quiet=True)
     expand(folder)  # for tests that read and change its lines
     return folder
 
 
 def add_stop(run: Path) -> None:
-    """Make a run one that was sampled with a stop string."""
-    first, rest = (run / JOURNAL).read_text(encoding="utf-8").split("\n", 1)
-    header = json.loads(first)
+    """Change a run as if it had been sampled with a stop string."""
+    header, *records = _read_lines(run / JOURNAL)
     for arm in header["arms"].values():
         arm["sampling"]["stop"] = ["x"]
-    (run / JOURNAL).write_text(json.dumps(header) + "\n" + rest, encoding="utf-8")
+    _write_lines(run / JOURNAL, [header, *records])
 
 
 def right(request: Request, target: str) -> tuple[str, str]:
+    """The right answer to a request, for `write_run`."""
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
 
 
 CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}
-"""What a run says of its positive control, by name."""
+"""The reference conditions of a run that has a positive control."""
 
 
 def evaluation(
     verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts
 ) -> Run:
-    """Made of verdicts [condition][problem][sample]; `wo again` is the second replicate of wo."""
+    """A run with verdicts [condition][problem][sample]. `wo again` is the repeat run of `wo`."""
     rows = []
     for name, problems in verdicts.items():
-        condition, _, again = name.partition(" ")
+        condition, _, repeat = name.partition(" ")
         for problem, samples in enumerate(problems):
             for index, verdict in enumerate(samples):
                 correct = verdict == "correct"
-                rows.append(
-                    {
-                        "model": model,
-                        "condition": condition,
-                        "layout": layout,
-                        "problem_id": f"p{problem}",
-                        "sample_index": index,
-                        "replicate": int(bool(again)),
-                        "subject": ("Algebra", "Geometry")[problem % 2],
-                        "level": 1 + problem % 5,
-                        "verdict": verdict,
-                        "correct": correct,
-                        "answer": "1" if correct else str(problem),
-                        "target": "1",
-                        "completion_tokens": 10,
-                        "characters": 40,
-                        "looping": verdict == "truncated",
-                        **dict.fromkeys(GRADERS, correct),
-                        "boxes_after_first": 0,
-                    }
-                )
+                row = {
+                    "model": model,
+                    "condition": condition,
+                    "layout": layout,
+                    "problem_id": f"p{problem}",
+                    "sample_index": index,
+                    "replicate": int(bool(repeat)),
+                    "subject": ("Algebra", "Geometry")[problem % 2],
+                    "level": 1 + problem % 5,
+                    "verdict": verdict,
+                    "correct": correct,
+                    "answer": "1" if correct else str(problem),
+                    "target": "1",
+                    "completion_tokens": 10,
+                    "characters": 40,
+                    "looping": verdict == "truncated",
+                    "boxes_after_first": 0,
+                }
+                rows.append(row | dict.fromkeys(GRADERS, correct))
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
-    known = {"model": model, "primary": None, "greedy": True}
     return Run(
         name=f"results/{model}" if layout == "raw" else f"results/{model}-{layout}",
-        about={**known, **facts},
+        about={"model": model, "primary": None, "greedy": True, **facts},
         read=lambda texts=False: frame,
         read_prompts=lambda: (),
     )
@@ -224,15 +223,16 @@ WRONG = ("incorrect", "no_box", "truncated", "refused", "timeout", "crashed")
 
 
 def drawn(
-    seed: int, problems: int, k: int, chances: dict[str, float], others=WRONG
+    seed: int, problems: int, k: int, chances: dict[str, float], wrong_verdicts=WRONG
 ) -> dict[str, list[list[str]]]:
-    """Verdicts at random; a condition's value is its chance to be right, and the rest has the others."""
+    """Random verdicts: `chances` has each condition's chance of a right sample."""
     rng = np.random.default_rng(seed)
+
+    def draw(chance: float) -> str:
+        return "correct" if rng.random() < chance else str(rng.choice(wrong_verdicts))
+
     return {
-        name: [
-            ["correct" if rng.random() < chance else str(rng.choice(others)) for _ in range(k)]
-            for _ in range(problems)
-        ]
+        name: [[draw(chance) for _ in range(k)] for _ in range(problems)]
         for name, chance in chances.items()
     }
 
@@ -242,41 +242,47 @@ def answered_prompt(
     verdicts: tuple[str, ...] = (),
     *,
     problem_id: str = "p",
-    completions=None,
+    completions=(),
     answers=(),
-    **facts,
+    **document,
 ) -> AnsweredPrompt:
-    """A prompt with the verdicts of its samples, and of each the completion and the answer where they are given."""
-    text = facts.pop("text", f"{problem_id} {condition}")
+    """A prompt with the verdicts of its samples, and their completions and answers if given.
+
+    Args:
+        condition: The condition.
+        verdicts: A verdict for each sample.
+        problem_id: The id of the problem.
+        completions: The completions of the first samples; others have none.
+        answers: The answers of the first samples; others have none.
+        document: `text`, the prompt, and `doc`, keys of its document.
+    """
+    text = document.get("text", f"{problem_id} {condition}")
     doc = {"id": problem_id, "subject": "", "level": 0, "answer": "", "system": ""}
-    doc["segments"] = [{"role": "problem", "text": text}]
-    doc |= facts.pop("doc", {})
-    graded_samples = [
-        (
-            Sample(
-                key=str(index),
-                task="made",
-                problem_id=problem_id,
-                sample_index=index,
-                prompt_token_sha256=None,
-                completion=completion,
-                completion_tokens=None,
-            ),
-            Score(key=str(index), verdict=verdict, answer=answer, boxes_after_first=0),
+    doc |= {"segments": [{"role": "problem", "text": text}], **document.get("doc", {})}
+    graded_samples = []
+    for index, fields in enumerate(zip_longest(verdicts, completions, answers)):
+        verdict, completion, answer = fields
+        sample = Sample(
+            key=str(index),
+            task="made",
+            problem_id=problem_id,
+            sample_index=index,
+            prompt_token_sha256=None,
+            completion=completion,
+            completion_tokens=None,
         )
-        for index, (verdict, completion, answer) in enumerate(
-            zip_longest(verdicts, completions or (), answers)
-        )
-    ]
-    known = {
-        "task": "made",
-        "condition": condition,
-        "layout": "raw",
-        "prompt": text,
-        "prompt_sha256": hash_text(text),
-    }
-    known |= {"prompt_token_sha256": None, "doc": doc, "graded_samples": tuple(graded_samples)}
-    return AnsweredPrompt(**{**known, **facts})
+        score = Score(key=sample.key, verdict=verdict, answer=answer, boxes_after_first=0)
+        graded_samples.append((sample, score))
+    return AnsweredPrompt(
+        task="made",
+        condition=condition,
+        layout="raw",
+        prompt=text,
+        prompt_sha256=hash_text(text),
+        prompt_token_sha256=None,
+        doc=doc,
+        graded_samples=tuple(graded_samples),
+    )
 
 
 def source_of(*problems) -> Source:
@@ -301,7 +307,7 @@ RESULTS = {
 
 
 def log_line(number, text=None, **changes):
-    """A line of a log of another task, whose documents have no id."""
+    """A line of a log of another task, whose documents have no ids."""
     question = text or f"What is {number}?"
     return {
         "doc_id": number,
@@ -319,11 +325,11 @@ def log_line(number, text=None, **changes):
 
 
 def write_log(folder, lines, *, number=1, **results):
-    """A log under lm-eval's name, with its results file."""
+    """Write a log with lm-eval's name, and its results file."""
     folder.mkdir(exist_ok=True)
     (folder / f"results_{DATE.format(number)}.json").write_text(json.dumps({**RESULTS, **results}))
     path = folder / f"samples_task_{DATE.format(number)}.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    _write_lines(path, lines)
     return path
 
 
@@ -333,38 +339,45 @@ FILLED = ("mless", "random")
 
 
 def make_header(**changes):
+    """The header of a file of traces."""
     facts = {
         "model": "tiny",
         "layers": LAYERS,
         "head_count": HEADS,
         "conditions": ("wo", *FILLED),
         "baseline": "wo",
-    }
-    facts |= {
         "layout": "raw",
         "queries": "prompt",
         "dtype": "float32",
         "options": {},
         "flip": None,
-    } | changes
+        **changes,
+    }
     return TraceHeader(**{"fingerprint": {"name": facts["model"]}} | facts)
 
 
-def make_trace(
-    problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes
-):
-    """A prompt of `size` original tokens; where there is a filler, its tokens stand before original token `start`."""
+def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, seed=0, **changes):
+    """The trace of a prompt with `size` original tokens.
+
+    Args:
+        problem_id: The id of the problem.
+        condition: The condition. `wo` has no filler.
+        size: The number of original tokens.
+        start: The index of the original token before which the filler stands.
+        seed: The seed of all numbers.
+        changes: Other fields; `filler`, the number of its tokens; `shape`, of layers and heads.
+    """
+    filler, shape = changes.pop("filler", 4), changes.pop("shape", SHAPE)
     inserted = filler if condition in {*FILLED, "mful"} else 0
     total = size + inserted
     random = np.random.default_rng([seed, sum(map(ord, problem_id + condition))])
-    original = np.concatenate(
-        [np.arange(start), np.full(inserted, -1), np.arange(start, size)]
-    ).astype(np.int32)
-    later = np.arange(total)[::-1].astype(np.int32)
-    common = (size - np.cumsum(original >= 0)).astype(np.int32)
-    curves = random.random((2, *shape, total), dtype=np.float32)
-    curves[0][:, :, later == 0] = np.nan
-    curves[1][:, :, common == 0] = np.nan
+    filler_positions = np.full(inserted, -1)
+    original = np.insert(np.arange(size), start, filler_positions).astype(np.int32)
+    later = np.arange(total)[::-1]
+    common = size - np.cumsum(original >= 0)
+    mean_all, mean_common = random.random((2, *shape, total), dtype=np.float32)
+    mean_all[:, :, later == 0] = np.nan
+    mean_common[:, :, common == 0] = np.nan
     facts = {
         "problem_id": problem_id,
         "condition": condition,
@@ -373,13 +386,13 @@ def make_trace(
         "outcome": None,
         "control": False,
         "prompt_sha256": f"hash of {problem_id} {condition}",
-        "tokens": tuple(f"{condition}{place}" for place in range(total)),
+        "tokens": tuple(f"{condition}{index}" for index in range(total)),
         "filler_span": (start, start + inserted) if inserted else None,
         "token_ids": random.integers(0, 1000, total).astype(np.int32),
         "roles": np.where(original < 0, FILLER, 0).astype(np.int8),
         "original_pos": original,
-        "mean_all": curves[0],
-        "mean_common": curves[1],
+        "mean_all": mean_all,
+        "mean_common": mean_common,
         "activation_histogram": random.integers(0, 1000, 101).astype(np.int32),
         "measures": {"mass_filler": random.random(shape, dtype=np.float32)},
     }
@@ -387,15 +400,16 @@ def make_trace(
 
 
 def write_traces(path, traces, **header):
-    with AttentionTraces.create(path, make_header(**header), receipt={"seed": 1}) as opened:
+    """Write a file of traces."""
+    with AttentionTraces.create(path, make_header(**header), receipt={"seed": 1}) as file:
         for trace in traces:
-            opened.append(trace)
+            file.append(trace)
     return path
 
 
-def same(one, other):
-    """Whether two traces are equal in every number and word; NaN equals NaN."""
-    np.testing.assert_equal(asdict(one), asdict(other))
+def same(trace, expected):
+    """Assert that two traces have equal fields, where NaN equals NaN; return True."""
+    np.testing.assert_equal(asdict(trace), asdict(expected))
     return True
 
 

@@ -1,1 +1,1 @@
-"""What makes the shipped data and measures the code; not part of the packages."""
+"""Programs that write reference pages and measure the code; not part of the packages."""

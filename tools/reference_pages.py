@@ -1,4 +1,4 @@
-"""Write docs/config.md, every key of configs from the schema, and docs/columns.md, every column of the tables.
+"""Write docs/config.md, the keys of configs, and docs/columns.md, the columns of tables.
 
 python -m tools.reference_pages
 """

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# Save what the commands do, so that a change of the code that must not change behaviour can be checked:
+# Save the output of the commands, to test that a change of the code does not change behaviour:
 #
 #     tools/save_behaviour.sh before && ... && tools/save_behaviour.sh after && diff -r before after
 #
-# Prompts of all shipped configs, dry runs, grades of the committed answers, greedy answers of SmolLM2, traces of five
-# prompts, tables and comparisons as JSON. It takes about four minutes on two cores; QUICK=1 leaves out the answers and
-# traces, which need a model. MATH500_PATH names a file with MATH-500's problems. Temporary: it goes with issue 49.
+# Prompts of all shipped configs, dry runs, grades of the committed answers, greedy answers of
+# SmolLM2, traces of five prompts, tables and comparisons as JSON. It takes about four minutes on
+# two cores; QUICK=1 leaves out the answers and traces, which need a model. MATH500_PATH names a
+# file with MATH-500's problems. Temporary: it goes with issue 49.
 set -eu
 mkdir -p "$1"
 out=$(realpath "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export HF_HUB_OFFLINE=1 PATH="$PWD/.venv/bin:$PATH" PYTHONPATH=$PWD COLUMNS=100 NO_COLOR=1
-without_times() { sed -E '/seconds|tokens\/s|^time |generated at|[0-9]{4}-[0-9]{2}-[0-9]{2}T/d' | sed "s#$work#WORK#g"; }
+without_times() {
+    sed -E '/seconds|tokens\/s|^time |generated at|[0-9]{4}-[0-9]{2}-[0-9]{2}T/d' \
+        | sed "s#$work#WORK#g"
+}
 
 python - > "$out/prompts.txt" << 'PYTHON'
 import json
@@ -28,15 +32,16 @@ for path in sorted(Path("configs/runs").glob("*.yaml")):
         config = load_config(path, ["model.model_args.pretrained=smollm2"])
         plan = make_plan(config, limit=3)
         for request in make_requests(plan, Sampling(max_tokens=1)):
-            fields = [request.task, request.problem_id, request.prompt_sha256, request.prompt_token_sha256, request.seed]
+            fields = [request.task, request.problem_id, request.prompt_sha256]
+            fields += [request.prompt_token_sha256, request.seed]
             print(path.name, *fields, json.dumps(request.intervention, default=dict))
     except HarnessError as error:
         print(path.name, type(error).__name__, error)
 PYTHON
 
 for config in configs/runs/*.yaml; do
-    mless run "$config" --set model.model_args.pretrained=smollm2 --limit 3 --dry-run 2>&1 | without_times \
-        > "$out/dry-run-$(basename "$config" .yaml).txt" || true
+    mless run "$config" --set model.model_args.pretrained=smollm2 --limit 3 --dry-run 2>&1 \
+        | without_times > "$out/dry-run-$(basename "$config" .yaml).txt" || true
 done
 cp -r results/example "$work/example"
 mless regrade "$work/example" 2>&1 | without_times > "$out/regrade.txt"
@@ -69,5 +74,6 @@ columns = ["condition", "prompt_token_sha256", "completion", "verdict"]
 print(load_run(sys.argv[1]).astype(str)[columns].sort_values(columns).to_csv(index=False))
 PYTHON
 sed -i -E '/tokens\/s|seconds|took|[0-9] s/d' "$out/run.txt"
-mless probe results/example --flip changed --n 5 --layers 1-2 --decompose -o "$work/probed.traces" 2>&1 | without_times > "$out/probe.txt"
+mless probe results/example --flip changed --n 5 --layers 1-2 --decompose \
+    -o "$work/probed.traces" 2>&1 | without_times > "$out/probe.txt"
 mless heads "$work/probed.traces" --format json > "$out/heads.json"

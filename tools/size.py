@@ -1,4 +1,7 @@
-"""Tokens of code by folder, without docstrings and comments, and words of the docs. Run as python -m tools.size."""
+"""Count tokens of code by folder, without docstrings and comments, and words of the docs.
+
+python -m tools.size
+"""
 
 import io
 import tokenize
@@ -13,7 +16,7 @@ LAYOUT = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
 
 
 def count_tokens(source: bytes) -> int:
-    """Tokens of a module. Every string that stands alone is a docstring, also that of an attribute."""
+    """Count the tokens of a module. Strings that stand alone are docstrings, also of attributes."""
     tokens = tokenize.tokenize(io.BytesIO(source).readline)
     types = [token.type for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
     count = 0

@@ -15,10 +15,9 @@ from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion
 from harness.display.figures.figure_style import LOOKS
-from harness.runs.read_runs import read_source
 from tests.attention_probe.conftest import bar_containers, run_command, traces_under
 from tests.display.test_figures import covered, cut_off, words
-from tests.make import GREEDY_RUN, ROOT, TOY_MODEL
+from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source
 
 CONFIGS = {
     name: ROOT / f"configs/figures/activations-{name}.yaml"

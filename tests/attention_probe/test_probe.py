@@ -19,9 +19,8 @@ from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
-from harness.runs.read_runs import read_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, write_traces
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, read_source, write_traces
 
 LAYERS = (0, 2)
 CRITERION = Criterion(n=5, seed=3)

@@ -16,9 +16,9 @@ from harness.experiment.problems import Problem as DatasetProblem
 from harness.experiment.prompt import hash_text
 from harness.experiment.tokenizer import encode
 from harness.runs.prompt_sources import Problem, build_source
-from harness.runs.read_runs import Run, read_source, source_of
+from harness.runs.read_runs import Run, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt
+from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt, read_source
 
 PLACEMENTS = [placement for placement in Placement if placement is not Placement.ANSWER]
 """A filler in the model's answer is refused: which of its tokens are the filler's is not known."""

@@ -15,7 +15,7 @@ from tests.conftest import PATIENCE, needs_vllm
 from tests.make import EXAMPLE, ROOT
 
 FOLDER = ROOT / "benchmarks"
-HELPER_MODULES = {"arithmetic", "attention", "engine_session"}
+HELPER_MODULES = {"attention", "engine_session"}
 """Modules that `probe` and `engine` run in processes of their own: they have no small version."""
 STARTS_VLLM = {"engine", "stock"}
 ARGUMENTS = {"finding": [str(EXAMPLE)]}

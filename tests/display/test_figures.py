@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.text import Text
 from PIL import Image
@@ -25,25 +26,28 @@ MODELS = {
     "Qwen2.5-Math-7B": (0.7, 0.0),
     "Llama-3.1-8B-Instruct": (0.5, -0.25),
 }
-"""The chance to be right of each model, and what `mless` changes: it gains, stays, or loses."""
+"""The chance of each model to be right, and the effect of `mless`: a gain, none, and a loss."""
+SUFFIXES = ("png", "svg", "pdf", "csv")
 
 
 @pytest.fixture(scope="module")
 def frame():
-    """Samples of three models, with a second run of both sides of a contrast and a positive control."""
+    """Samples of three models, with a repeat run of both sides of a contrast and a control."""
     frames = []
     for seed, (model, (base, effect)) in enumerate(MODELS.items()):
-        chances = dict.fromkeys(("wo", "wo again", "random", "mful"), base) | {"control": base / 3}
-        chances |= dict.fromkeys(("mless", "mless again"), base + effect)
+        chances = dict.fromkeys(("wo", "wo again", "random", "mful"), base)
+        chances |= {"control": base / 3, "mless": base + effect, "mless again": base + effect}
         frames.append(evaluation(drawn(seed, 240, 1, chances), model=model).read())
     samples = pandas.concat(frames, ignore_index=True)
-    order = ["wo", "random", "mful", "mless", "control"]
-    samples = samples.sort_values(
-        "condition", key=lambda names: names.map(order.index), kind="stable"
+    lengths = np.random.default_rng(5).integers(20, 900, len(samples))
+    return order_conditions(samples, "wo", "random", "mful", "mless", "control").assign(
+        completion_tokens=lengths
     )
-    return samples.assign(
-        completion_tokens=np.random.default_rng(5).integers(20, 900, len(samples))
-    )
+
+
+def order_conditions(frame, *conditions):
+    """The samples of these conditions, in their order."""
+    return pandas.concat([frame[frame["condition"] == condition] for condition in conditions])
 
 
 @pytest.fixture(scope="module")
@@ -52,44 +56,41 @@ def table(frame):
 
 
 def draw_all(table, frame):
+    lengths = length_shares(frame[frame["condition"] != "control"])
     return {
         "accuracy": draw_accuracies(table, title="Results"),
         "forest": draw_forest(table),
-        "completion-lengths": draw_completion_lengths(
-            length_shares(frame[frame["condition"] != "control"])
-        ),
+        "completion-lengths": draw_completion_lengths(lengths),
     }
 
 
 def words(figure):
-    """Every text that is on the page, with its box."""
+    """Every text on the page, with its box."""
     figure.draw_without_rendering()
-    found = [
-        text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()
+    hidden = set()
+    for axes in figure.findobj(Axes):
+        hidden.update(_hidden_ticks(axes))
+    return [
+        (text.get_text(), text.get_window_extent())
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip() and text not in hidden
     ]
-    ticks = {
-        tick
-        for axes in figure.findobj(lambda a: hasattr(a, "get_xticklabels"))
-        for tick in _hidden_ticks(axes)
-    }
-    return [(text.get_text(), text.get_window_extent()) for text in found if text not in ticks]
 
 
 def _hidden_ticks(axes):
-    """Labels of ticks that are outside of the axes' limits, which matplotlib keeps and does not draw."""
-    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        low, high = sorted((low, high))
+    """Labels of ticks outside of the limits, which matplotlib stores and does not draw."""
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        low, high = sorted(limits)
         for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-            shown = axes.get_visible() and low <= tick.get_loc() <= high
-            yield from (
-                label
-                for label in (tick.label1, tick.label2)
-                if not shown or not label.get_visible()
-            )
+            is_drawn = axes.get_visible() and low <= tick.get_loc() <= high
+            for label in (tick.label1, tick.label2):
+                if not is_drawn or not label.get_visible():
+                    yield label
         yield axis.get_offset_text()
 
 
 def cut_off(figure):
+    """Texts that leave the page."""
     page = figure.bbox
     return [
         text
@@ -99,9 +100,10 @@ def cut_off(figure):
 
 
 def covered(figure):
+    """Pairs of texts that cover each other."""
     return [
-        (one, other)
-        for (one, a), (other, b) in itertools.combinations(words(figure), 2)
+        (text, second)
+        for (text, a), (second, b) in itertools.combinations(words(figure), 2)
         if min(a.x1, b.x1) - max(a.x0, b.x0) > 1.5 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1.5
     ]
 
@@ -114,65 +116,58 @@ def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, frame):
 
 
 def estimates(axes):
-    """What each row of dots shows: the marker, the colour, whether it is filled, the value and its interval, by y."""
-    drawn = [line for line in axes.lines if len(line.get_xdata())]
-    marks = {line.get_ydata()[0]: line for line in drawn if line.get_marker() in "osv^PXDph"}
-    lines = {line.get_ydata()[0]: line for line in drawn if line.get_marker() == "None"}
-    return {
-        y: (
-            mark.get_marker(),
-            to_hex(mark.get_color()),
-            to_hex(mark.get_markerfacecolor()) != "#ffffff",
-            [float(x) for x in (*mark.get_xdata(), *(lines[y].get_xdata() if y in lines else ()))],
-        )
-        for y, mark in sorted(marks.items())
-    }
+    """Each row of a dot: its marker, colour, whether it is filled, its value and interval, by y."""
+    lines = [line for line in axes.lines if len(line.get_xdata())]
+    intervals = {line.get_ydata()[0]: line for line in lines if line.get_marker() == "None"}
+    rows = {}
+    for mark in lines:
+        if mark.get_marker() in "osv^PXDph":
+            y = mark.get_ydata()[0]
+            values = [*mark.get_xdata(), *(intervals[y].get_xdata() if y in intervals else ())]
+            is_filled = to_hex(mark.get_markerfacecolor()) != "#ffffff"
+            colour = to_hex(mark.get_color())
+            rows[y] = (mark.get_marker(), colour, is_filled, [float(value) for value in values])
+    return [rows[y] for y in sorted(rows)]
 
 
-def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_only_what_passed(
-    table,
-):
+def as_estimate(row, columns, *, is_filled):
+    """A row of a table, in the form of `estimates`."""
+    look = LOOKS[row["condition"]]
+    return look.marker, look.colour, is_filled, [float(row[name]) for name in columns]
+
+
+def test_the_forest_has_the_noise_first_and_then_all_intervals_and_fills_significant_dots(table):
     axes = draw_forest(table).axes[0]
-    shown = iter(estimates(axes).values())
-    rows, intervals = [], []
+    expected, intervals, verdicts = [], [], []
     assert set(table["verdict"]) > {"better", "worse"}
     for model in MODELS:
-        mine = table[table["model"] == model].set_index("condition")
-        assert next(shown) == (*LOOKS["mless"][1::-1], False, [mine.loc["mless", "aa_difference"]])
-        for condition in ("random", "mful", "mless"):
-            row = mine.loc[condition]
-            assert next(shown) == (
-                *LOOKS[condition][1::-1],
-                row["verdict"] in ("better", "worse"),
-                [row["difference"], row["low"], row["high"]],
-            )
-            rows.append(row)
-            intervals.append([row["low"], row["high"]])
-    assert list(shown) == []
+        rows = table[table["model"] == model].to_dict("records")
+        noise = next(row for row in rows if row["condition"] == "mless")
+        expected.append(as_estimate(noise, ["aa_difference"], is_filled=False))
+        for row in rows:
+            if row["condition"] in ("random", "mful", "mless"):
+                is_filled = row["verdict"] in ("better", "worse")
+                columns = ["difference", "low", "high"]
+                expected.append(as_estimate(row, columns, is_filled=is_filled))
+                verdicts.append(row["verdict"])
+                intervals.append([row["low"], row["high"]])
+    assert estimates(axes) == expected
     texts = [text.get_text().replace(MINUS, "-") for text in axes.texts]
-    verdicts = [row["verdict"] for row in rows]
     assert [text for text in texts if text in verdicts] == verdicts
-    ends = [
-        [float(end) for end in text[1:-1].split(", ")] for text in texts if text.startswith("[")
-    ]
-    assert np.allclose(ends, intervals, atol=0.5)
+    printed = [json.loads(text.replace("+", "")) for text in texts if text.startswith("[")]
+    assert np.allclose(printed, intervals, atol=0.5)
 
 
 def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table):
     axes = draw_accuracies(table, title="Results").axes[0]
     rows = table[table["condition"] != "control"]
-    assert list(estimates(axes).values()) == [
-        (
-            *LOOKS[row["condition"]][1::-1],
-            True,
-            [float(row[name]) for name in ("accuracy", "accuracy_low", "accuracy_high")],
-        )
-        for row in rows.to_dict("records")
+    columns = ("accuracy", "accuracy_low", "accuracy_high")
+    assert estimates(axes) == [
+        as_estimate(row, columns, is_filled=True) for row in rows.to_dict("records")
     ]
     texts = [text.get_text() for text in axes.texts]
-    assert [f"{value:.1f}" for value in rows["accuracy"]] == [
-        one for one in texts if one.replace(".", "").isdigit()
-    ]
+    numbers = [text for text in texts if text.replace(".", "").isdigit()]
+    assert numbers == [f"{value:.1f}" for value in rows["accuracy"]]
     low, high = axes.get_xlim()
     assert low < rows["accuracy_low"].min() and high > rows["accuracy_high"].max()
 
@@ -180,118 +175,96 @@ def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table)
 def test_no_label_is_a_formula_or_breaks_a_figure(table, frame, tmp_path):
     label = "$x$ _ \\frac{ ^\x1b\x00\u202e\nb <b>&amp;"
 
-    def named(rows):
-        known = rows.assign(model=rows["model"].map(str), condition=rows["condition"].map(str))
-        return known.replace({"model": {next(iter(MODELS)): label}, "condition": {"mful": label}})
+    def rename(rows):
+        names = {"model": {next(iter(MODELS)): label}, "condition": {"mful": label}}
+        return rows.astype({"model": str, "condition": str}).replace(names)
 
-    spelt = "".join(one if one.isprintable() else f"<U+{ord(one):04X}>" for one in label)
-    for kind, figure in draw_all(named(table), named(frame)).items():
+    spelt = "".join(
+        character if character.isprintable() else f"<U+{ord(character):04X}>" for character in label
+    )
+    for kind, figure in draw_all(rename(table), rename(frame)).items():
         save_figure(figure, tmp_path / kind, {"seed": 1})
         ElementTree.parse(tmp_path / f"{kind}.svg")
-        shown = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
-        assert any(spelt in text for text in shown), kind
+        texts = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
+        assert any(spelt in text for text in texts), kind
 
 
 def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
     shares = length_shares(frame)
-    for names, rows in shares.groupby(["model", "layout", "condition"]):
-        mine = frame[
-            (frame["model"] == names[0])
-            & (frame["condition"] == names[2])
-            & (frame["replicate"] == 0)
-        ]
-        assert rows["share"].iloc[-1] == 100 and (rows["samples"] == len(mine)).all()
+    first_run = frame[frame["replicate"] == 0]
+    lengths = dict(iter(first_run.groupby(["model", "condition"])["completion_tokens"]))
+    for (model, _, condition), rows in shares.groupby(["model", "layout", "condition"]):
+        tokens = lengths[model, condition]
+        assert rows["share"].iloc[-1] == 100 and (rows["samples"] == len(tokens)).all()
         middle = rows.iloc[len(rows) // 2]
-        assert middle["share"] == pytest.approx(
-            100 * (mine["completion_tokens"] <= middle["length"]).mean()
-        )
+        assert middle["share"] == pytest.approx(100 * (tokens <= middle["length"]).mean())
     figure = draw_completion_lengths(shares[shares["condition"] != "control"])
     for axes, model in zip(figure.axes, MODELS, strict=True):
         medians = [int(number) for number in axes.get_title().split("median ")[1].split(" / ")]
-        kept = frame[(frame["model"] == model) & (frame["replicate"] == 0)]
-        expected = [
-            kept[kept["condition"] == c]["completion_tokens"]
-            for c in ("wo", "random", "mful", "mless")
-        ]
         assert medians == [
-            int(np.percentile(sizes, 50, method="inverted_cdf")) for sizes in expected
+            int(np.percentile(lengths[model, condition], 50, method="inverted_cdf"))
+            for condition in ("wo", "random", "mful", "mless")
         ]
 
 
-def test_a_condition_looks_the_same_whatever_else_is_shown():
+def test_the_look_of_a_condition_does_not_depend_on_the_other_conditions():
     names = ["mless", "dots", "wo", "mless - dots", "pause"]
-    shown = looks(names)
-    assert list(shown) == names and len(set(shown.values())) == len(names)
-    assert shown["wo"] == LOOKS["wo"] and shown["mless"] == LOOKS["mless"]
-    assert looks(["dots", "pause"]) == {name: shown[name] for name in ("dots", "pause")}
+    chosen = looks(names)
+    assert list(chosen) == names and len(set(chosen.values())) == len(names)
+    assert chosen["wo"] == LOOKS["wo"] and chosen["mless"] == LOOKS["mless"]
+    assert looks(["dots", "pause"]) == {name: chosen[name] for name in ("dots", "pause")}
     assert len(set(looks(map(str, range(20))).values())) == 20
 
 
 def test_no_figure_reorders_the_conditions_of_a_run(frame):
-    kept = frame[frame["condition"] != "control"].assign(repeats=0)
-    order = ["mful", "wo", "random", "mless"]
-    mixed = pandas.concat([kept[kept["condition"] == name] for name in order])
-    table = compare(mixed)
-    names = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence"}
+    names = {"mful": "w/ Mful", "wo": "w/o", "random": "Random sentence", "mless": "w/ Mless"}
+    frame = order_conditions(frame, *names)
+    table = compare(frame)
     for figure in (draw_accuracies(table, title=""), draw_forest(table)):
-        shown = [
-            text.get_text() for text in figure.axes[0].texts if text.get_text() in names.values()
-        ]
-        assert shown[: len(set(shown))] == [names[one] for one in order if names[one] in shown]
-    (legend,) = draw_completion_lengths(length_shares(mixed)).legends
-    shown = [text.get_text() for text in legend.get_texts()]
-    assert shown == [names[one] for one in order if names[one] in shown] and len(shown) >= 3
+        texts = [text.get_text() for text in figure.axes[0].texts]
+        labels = dict.fromkeys(text for text in texts if text in names.values())
+        assert list(labels) == [name for name in names.values() if name in labels]
+    (legend,) = draw_completion_lengths(length_shares(frame)).legends
+    assert [text.get_text() for text in legend.get_texts()] == list(names.values())
 
 
 def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
-    plot([str(GREEDY_RUN)], output=tmp_path / "figures")
-    files = list((tmp_path / "figures").iterdir())
-    assert {file.name for file in files} == {
-        f"{kind}.{suffix}"
-        for kind in Kind
-        if kind not in ("dose", "instructions", "causes")
-        for suffix in ("png", "svg", "pdf", "csv")
-    }
-    assert all(file.stat().st_size > 500 for file in files)
-    shown = pandas.read_csv(tmp_path / "figures" / "forest.csv")
-    expected = compare(load_run(GREEDY_RUN), **REGISTERED).set_index("condition")
-    for condition, row in shown.set_index("condition").iterrows():
-        if row["role"] != "baseline":
-            assert row["difference"] == pytest.approx(expected.loc[condition, "difference"])
-    image = Image.open(tmp_path / "figures" / "forest.png")
+    folder = tmp_path / "figures"
+    plot([str(GREEDY_RUN)], output=folder)
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    kinds = set(Kind) - {"dose", "instructions", "causes"}
+    assert set(files) == {f"{kind}.{suffix}" for kind in kinds for suffix in SUFFIXES}
+    assert all(len(content) > 500 for content in files.values())
+    rows = pandas.read_csv(folder / "forest.csv").set_index("condition")
+    differences = rows[rows["role"] != "baseline"]["difference"]
+    expected = compare(load_run(GREEDY_RUN), **REGISTERED).set_index("condition")["difference"]
+    assert differences.to_dict() == pytest.approx(expected[differences.index].to_dict())
+    image = Image.open(folder / "forest.png")
     receipt = json.loads(image.text["Description"])
-    assert (
-        receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1
-    )
+    assert (receipt["figure"], receipt["baseline"], len(receipt["runs"])) == ("forest", "wo", 1)
     assert image.width == 2100
     plot([str(GREEDY_RUN)], [Kind.ACCURACY], output=tmp_path / "again")
     for file in (tmp_path / "again").iterdir():
-        assert file.read_bytes() == (tmp_path / "figures" / file.name).read_bytes(), (
-            "the same numbers, the same files"
-        )
+        assert file.read_bytes() == files[file.name], "the same numbers make the same files"
 
 
-def test_the_command_names_its_files_and_refuses_what_it_cannot_write(
+def test_the_command_prints_the_names_of_its_files_and_refuses_a_file_as_its_folder(
     capsys, monkeypatch, tmp_path
 ):
-    done = here(
-        capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "forest", "-o", str(tmp_path)
-    )
-    assert done.returncode == 0
-    assert done.stdout.split() == [
-        word
-        for suffix in ("png", "svg", "pdf", "csv")
-        for word in (suffix, str(tmp_path / f"forest.{suffix}"))
-    ]
+    def run_plot(output):
+        options = ("--kind", "forest", "-o", str(output))
+        return here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *options)
+
+    result = run_plot(tmp_path)
+    assert result.returncode == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines == [[suffix, str(tmp_path / f"forest.{suffix}")] for suffix in SUFFIXES]
     (tmp_path / "file").write_text("")
-    arguments = ("--kind", "accuracy", "-o", str(tmp_path / "file"))
-    refused(
-        here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments),
-        "cannot be written: File exists. ",
-    )
+    refused(run_plot(tmp_path / "file"), "cannot be written: File exists. ")
 
 
-MACHADO = {  # Machado, Oliveira and Fernandes (2009), severity 1: how linear RGB looks without one kind of cone
+# Machado, Oliveira and Fernandes (2009), severity 1: linear RGB as seen without one kind of cone
+MACHADO = {
     "none": np.eye(3),
     "protan": [
         [0.152286, 1.052583, -0.204868],
@@ -315,13 +288,15 @@ def lab(colour, kind):
     """CIE Lab of a colour as seen with one kind of cone missing."""
     rgb = np.asarray(to_rgb(colour))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    seen = np.clip(np.asarray(MACHADO[kind]) @ linear, 0, 1)
+    perceived = np.clip(np.asarray(MACHADO[kind]) @ linear, 0, 1)
     to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    x, y, z = np.cbrt(np.asarray(to_xyz) @ seen / [0.9505, 1.0, 1.089])
+    x, y, z = np.cbrt(np.asarray(to_xyz) @ perceived / [0.9505, 1.0, 1.089])
     return np.asarray([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 @pytest.mark.parametrize("kind", MACHADO)
-def test_conditions_are_told_apart_without_one_kind_of_cone(kind):
-    for one, other in itertools.combinations((look.colour for look in LOOKS.values()), 2):
-        assert np.linalg.norm(lab(one, kind) - lab(other, kind)) > 15, (one, other)
+def test_colours_of_conditions_differ_without_one_kind_of_cone(kind):
+    colours = [look.colour for look in LOOKS.values()]
+    for pair in itertools.combinations(colours, 2):
+        first, second = (lab(colour, kind) for colour in pair)
+        assert np.linalg.norm(first - second) > 15, pair

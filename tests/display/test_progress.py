@@ -19,100 +19,89 @@ RUN = """
         for task in ("wo", "mless", "wo"):
             progress.sample(task, 500)
             time.sleep(0.1)
-        progress.score("wo", "correct")
-        progress.score("wo", "correct")
-        progress.score("wo", "incorrect")
+        for task, verdict in (("wo", "correct"), ("wo", "correct"), ("wo", "incorrect")):
+            progress.score(task, verdict)
         progress.score("mless", "correct")
 """
 
 
-def in_terminal(code):
-    """What a program writes to a terminal of 120 columns as its standard error."""
-    ours, theirs = pty.openpty()
+def run_in_terminal(code):
+    """The standard error that a program writes to a terminal of 120 columns."""
+    terminal, program_end = pty.openpty()
     environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stderr=theirs, env=environment
+        [sys.executable, "-c", textwrap.dedent(code)], stderr=program_end, env=environment
     )
-    os.close(theirs)
-    written = b""
+    os.close(program_end)
+    output = b""
     try:
-        while piece := os.read(ours, 2**16):
-            written += piece
-    except OSError:  # what Linux says when the other end is closed
+        while chunk := os.read(terminal, 2**16):
+            output += chunk
+    except OSError:  # Linux raises it when the other end is closed
         pass
-    os.close(ours)
+    os.close(terminal)
     assert process.wait() == 0
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
 
 
-def test_a_terminal_shows_each_task_and_all_together():
-    rows = {
-        line.split()[0]: line
-        for line in in_terminal(RUN.replace("QUIET", "False")).splitlines()
-        if "/" in line
-    }
+def match_line(pattern, capsys):
+    """The groups of a pattern in the line that was printed."""
+    return re.search(pattern, capsys.readouterr().err).groups()
+
+
+def test_a_terminal_shows_each_task_and_the_total():
+    lines = run_in_terminal(RUN.replace("QUIET", "False")).splitlines()
+    rows = {line.split()[0]: line for line in lines if "/" in line}
     assert list(rows) == ["wo", "mless", "all"]
     assert "3/4" in rows["wo"] and "66.7% correct" in rows["wo"]
     assert "1/2" in rows["mless"] and "100.0% correct" in rows["mless"]
     assert re.search(r" 4/6 [1-9][\d,]* tokens/s, 0:00:0\d left\s*$", rows["all"])
-    assert max(len(row.rstrip()) - len(row.split()[0]) for row in rows.values()) < 60, (
-        "80 with the name of a task"
-    )
+    # with the name of a task at most 80 columns
+    assert max(len(row.rstrip()) - len(name) for name, row in rows.items()) < 60
 
 
-def test_quiet_shows_lines_in_a_terminal_too():
-    written = in_terminal(RUN.replace("QUIET", "True")).strip()
-    assert re.fullmatch(
-        r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left \| wo 3/4 66\.7%,\s+mless 1/2 100\.0%",
-        written,
-    )
-    assert max(map(len, written.splitlines())) <= 80
+def test_a_quiet_run_prints_lines_in_a_terminal_too():
+    output = run_in_terminal(RUN.replace("QUIET", "True")).strip()
+    total = r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left"
+    assert re.fullmatch(total + r" \| wo 3/4 66\.7%,\s+mless 1/2 100\.0%", output)
+    assert max(map(len, output.splitlines())) <= 80
 
 
-def test_tokens_of_unfinished_samples_count_and_the_time_left_is_that_of_the_tokens_left(capsys):
+def test_the_speed_and_time_left_count_tokens_of_unfinished_samples(capsys):
     progress = Progress({"wo": 2, "mless": 3}, most=100)
     progress.running = lambda: [("wo", 30), ("wo", 60), ("mless", 0)]
     with progress:
         time.sleep(0.5)
         progress.print_line()
-        speed, left = re.search(
-            r"0/5 samples, (\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err
-        ).groups()
-        assert 0 < int(speed) <= 180, "90 tokens in half a second, or what it took"
-        assert abs(int(left) - (20 + 20 + 150) / int(speed)) <= 1, (
-            "30 of 50, 60 of halfway to 100, and three of 50"
-        )
+        pattern = r"0/5 samples, (\d+) tokens/s, 0:00:(\d+) left"
+        speed, seconds_left = map(int, match_line(pattern, capsys))
+        assert 0 < speed <= 180, "90 tokens in at least half a second"
+        # 30 of 50 tokens, 60 of 80 (halfway to 100), and three samples of 50
+        assert abs(seconds_left - (20 + 20 + 150) / speed) <= 1
         progress.running = lambda: [("wo", 10), ("mless", 20)]
         progress.sample("wo", 90)
         progress.sample("mless", 20)
         progress.print_line()
-        speed, left = re.search(
-            r"(\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err
-        ).groups()
-        assert abs(int(left) - (80 + 40 + 20) / int(speed)) <= 1, (
-            "as long as those of their task that are finished"
-        )
+        speed, seconds_left = map(int, match_line(r"(\d+) tokens/s, 0:00:(\d+) left", capsys))
+        # each sample is expected to be as long as the finished samples of its task
+        assert abs(seconds_left - (80 + 40 + 20) / speed) <= 1
 
 
-def test_a_model_that_loads_shows_life_and_its_step(capsys, tmp_path):
+def test_while_a_model_loads_the_seconds_and_the_step_are_printed(capsys, tmp_path):
     log = tmp_path / "libraries.log"
     log.write_text("INFO Capturing CUDA graphs, of an earlier session\n")
+    step = "(Worker pid=7) INFO 11-25 [cpu_model_runner.py:68] Starting to load model x...\n"
     with progress_module.loading(log):
         time.sleep(1.5)
         with log.open("a") as file:
-            file.write(
-                "(Worker pid=7) INFO 11-25 [cpu_model_runner.py:68] Starting to load model x...\n"
-            )
+            file.write(step)
         time.sleep(1.0)
-    assert re.fullmatch(
-        r"mless: loading, 1 s: importing\nmless: loading, \d s: loading weights\n",
-        capsys.readouterr().err,
-    )
+    expected = r"mless: loading, 1 s: importing\nmless: loading, \d s: loading weights\n"
+    assert re.fullmatch(expected, capsys.readouterr().err)
 
 
-def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):
-    progress = Progress({"wo": 2}, most=100)
-    with progress:
+def test_a_log_has_a_line_per_interval_and_one_at_the_end(capsys, monkeypatch):
+    with Progress({"wo": 2}, most=100) as progress:
         progress.sample("wo", 10)
         progress.tick()
         assert capsys.readouterr().err == ""
@@ -120,12 +109,11 @@ def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):
         progress.tick()
         assert capsys.readouterr().err.startswith("mless: 1/2 samples, ")
         progress.sample("wo", None)
-    assert re.fullmatch(
-        r"mless: 2/2 samples, [\d,]+ tokens/s \| wo 2/2 -\n", capsys.readouterr().err
-    )
+    last_line = r"mless: 2/2 samples, [\d,]+ tokens/s \| wo 2/2 -\n"
+    assert re.fullmatch(last_line, capsys.readouterr().err)
 
 
-def test_the_time_left_is_told_from_this_sessions_samples(capsys):
+def test_the_time_left_is_estimated_from_the_samples_of_this_session(capsys):
     progress = Progress({"wo": 1000}, most=10)
     for _ in range(900):
         progress.count_recorded("wo")
@@ -135,11 +123,8 @@ def test_the_time_left_is_told_from_this_sessions_samples(capsys):
         progress.sample("wo", 10)
         progress.sample("wo", 10)
         progress.print_line()
-        counts, minutes, seconds = re.match(
-            r"mless: (.+), 0:(\d+):(\d+) left", capsys.readouterr().err
-        ).groups()
-    left = 60 * int(minutes) + int(seconds)
+        pattern = r"mless: 902/1000 samples.*, 0:(\d+):(\d+) left"
+        minutes, seconds = map(int, match_line(pattern, capsys))
     elapsed = time.monotonic() - started
-    assert counts.startswith("902/1000 samples") and 24 <= left <= 49 * elapsed + 1, (
-        "98 at 0.25 s, or what it took"
-    )
+    # 98 samples at 0.25 s, or more on a busy machine
+    assert 24 <= 60 * minutes + seconds <= 49 * elapsed + 1

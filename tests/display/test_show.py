@@ -7,7 +7,6 @@ from rich.console import Console
 from harness import Run, load_run
 from harness.analysis import compare
 from harness.analysis.choose_problems import Criterion, select
-from harness.analysis.result_tables import records
 from harness.display.format_values import MINUS, define_flips, signed
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
@@ -16,183 +15,180 @@ from tests.commands.test_cli import here, refused
 from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of, table_page
 
 RUN = small_run(passing_folder() / "run", 125)
-"""Read by almost every test here, so it is small."""
-FLIPS = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
+"""It is small, because almost every test here reads it."""
 HOSTILE = (
-    "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link [bold red]markup[/] [/] :smile: "
-    "\rover \x08\x7f\x9b2J \u202eright to left\u2066 \u200bzero tab\there \N{GREEK SMALL LETTER PI}"
+    "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link "
+    "[bold red]markup[/] [/] :smile: \rover \x08\x7f\x9b2J "
+    "\u202eright to left\u2066 \u200bzero tab\there \N{GREEK SMALL LETTER PI}"
 )
 
 
 @pytest.fixture(scope="module")
 def frame():
-    frame = load_run(RUN)
-    return frame[(frame["replicate"] == 0) & (frame["sample_index"] == 0)]
+    return load_run(RUN)
 
 
 @pytest.fixture
 def show(capsys, monkeypatch):
-    def run(*arguments, columns=80, path=RUN):
-        monkeypatch.setenv("COLUMNS", str(columns))
+    def run(*arguments, path=RUN):
+        monkeypatch.setenv("COLUMNS", "80")
         return here(capsys, monkeypatch, "show", str(path), "--changed", *arguments)
 
     return run
 
 
-def changed(frame, to, direction):
-    """Problems whose verdict changed in this direction, in the prompts' order."""
-    right = {
-        name: frame[frame["condition"] == name].set_index("problem_id")["correct"]
-        for name in ("wo", to)
-    }
-    return [
-        problem
-        for problem in right["wo"].index
-        if (right["wo"][problem], right[to][problem]) == FLIPS[direction]
-    ]
+def changed_problems(frame, condition, direction):
+    """The problems whose verdict changed in this direction, in the prompts' order."""
+    correct = frame.pivot(index="problem_id", columns="condition", values="correct")
+    correct = correct.loc[frame["problem_id"].unique()]
+    is_changed = (correct["wo"] != correct[condition]) & (
+        correct[condition] == (direction == "wrong_to_right")
+    )
+    return list(correct.index[is_changed])
 
 
-def listed(result):
-    """The outcome and the id of each problem that is printed, in their order."""
+def listed_problems(result):
+    """The direction and the id of each problem in the output, in its order."""
     return re.findall(r"^((?:right|wrong) to (?:right|wrong))  (\S+)", result.stdout, re.MULTILINE)
 
 
-def head_of(result):
-    """The unwrapped lines above the problems; none of them was wider than a terminal."""
+def read_head(result):
+    """The lines above the problems, unwrapped; none of them is wider than a terminal."""
     assert all(len(line) <= 80 for line in result.stdout.split("\n\n")[0].splitlines()[1:])
     return re.sub(r"\n {12}", " ", result.stdout).splitlines()
 
 
-@pytest.mark.parametrize("to", ["mless", "mful", "random"])
-@pytest.mark.parametrize("direction", FLIPS)
-def test_it_lists_exactly_the_problems_whose_verdict_changed_with_both_answers(
-    show, frame, to, direction
+@pytest.mark.parametrize("condition", ["mless", "mful", "random"])
+@pytest.mark.parametrize("direction", ["wrong_to_right", "right_to_wrong"])
+def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers(
+    show, frame, condition, direction
 ):
-    result = show("--condition", to, "--direction", direction)
-    ids = changed(frame, to, direction)
-    assert listed(result) == [(direction.replace("_", " "), problem) for problem in ids]
-    rows = frame.set_index(["problem_id", "condition"])
-    for problem in ids:
-        for condition in ("wo", to):
-            row = rows.loc[(problem, condition)]
-            assert f"-> completion: {row['verdict']}, answer {row['answer']}" in result.stdout
-            assert re.sub(r"\s", "", row["completion"]) in re.sub(r"\s", "", result.stdout)
+    result = show("--condition", condition, "--direction", direction)
+    problem_ids = changed_problems(frame, condition, direction)
+    outcome = direction.replace("_", " ")
+    assert listed_problems(result) == [(outcome, problem) for problem in problem_ids]
+    pairs = frame[
+        frame["problem_id"].isin(problem_ids) & frame["condition"].isin(["wo", condition])
+    ]
+    for row in pairs.to_dict("records"):
+        assert f"-> completion: {row['verdict']}, answer {row['answer']}" in result.stdout
+        assert re.sub(r"\s", "", row["completion"]) in re.sub(r"\s", "", result.stdout)
 
 
-def test_both_directions_subject_and_level(show, frame):
-    flipped = [*changed(frame, "random", "wrong_to_right")]
-    flipped += changed(frame, "random", "right_to_wrong")
-    assert sorted(problem for _, problem in listed(show("--condition", "random"))) == sorted(
-        flipped
-    )
+def test_problems_of_both_directions_can_be_selected_by_subject_and_level(show, frame):
+    flips = changed_problems(frame, "random", "wrong_to_right")
+    flips += changed_problems(frame, "random", "right_to_wrong")
+    listed = listed_problems(show("--condition", "random"))
+    assert sorted(problem for _, problem in listed) == sorted(flips)
     problems = frame.drop_duplicates("problem_id").set_index("problem_id")
-    level, subject = int(problems["level"][flipped[0]]), problems["subject"][flipped[0]]
+    level, subject = problems.loc[flips[0], ["level", "subject"]]
     selected = problems[(problems["level"] == level) & (problems["subject"] == subject)].index
-    expected = sorted(selected.intersection(flipped))
+    expected = sorted(selected.intersection(flips))
     result = show("--condition", "random", "--level", str(level), "--subject", subject)
-    assert expected and sorted(problem for _, problem in listed(result)) == expected
+    assert sorted(problem for _, problem in listed_problems(result)) == expected != []
     counts = f"{len(expected)} of {len(selected)} problems"
     line = f"listed      {counts} (subject {subject}, level {level}), changed"
-    assert head_of(result)[4].startswith(line)
+    assert read_head(result)[4].startswith(line)
 
 
-def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
+def test_table_and_list_count_flips_of_several_samples_alike(show):
     frame = load_run(EXAMPLE, replicates=True)
-    first = frame[frame["replicate"] == 0]
-    row = next(row for row in records(compare(first)) if row["condition"] == "mless")
-    count, defined = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}", define_flips(3)
-    assert "mean over pairs of samples" in defined
+    first_run = frame[frame["replicate"] == 0]
+    row = compare(first_run).set_index("condition").loc["mless"]
+    count = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}"
+    definition = define_flips(3)
+    assert "mean over pairs of samples" in definition
     table = " ".join(table_page(EXAMPLE).split())
-    assert count in table and f"+ / -: flips, {defined}" in table
+    assert count in table and f"+ / -: flips, {definition}" in table
     contrasts = [" - ".join(contrast) for contrast in read_identity(EXAMPLE).contrasts]
-    comparison = compare(frame, primary="mless - wo", contrasts=contrasts).set_index("condition")
-    mless = comparison.loc["mless"]
-    head = head_of(show(path=EXAMPLE))
-    assert head[1].startswith(
-        f"difference  {signed(mless['difference'])} [{mless['low']:+.1f}, ".replace(MINUS, "-")
-    )
-    assert head[2] == f"flips       {count}: {defined}"
-    assert mless["aa_difference"] == 0, "greedy, and each draw's answers are its own"
+    comparison = compare(frame, primary="mless - wo", contrasts=contrasts)
+    mless = comparison.set_index("condition").loc["mless"]
+    head = read_head(show(path=EXAMPLE))
+    difference = signed(mless["difference"]).replace(MINUS, "-")
+    assert head[1].startswith(f"difference  {difference} [{mless['low']:+.1f}, ")
+    assert head[2] == f"flips       {count}: {definition}"
+    assert mless["aa_difference"] == 0, "greedy, and each draw has its own answers"
     assert head[3] == (
         "A/A         both conditions were run again: 0 of 480 completions differ, "
         "and the difference changes by 0.0 points"
     )
-    right = first.pivot(index=["problem_id", "draw"], columns="condition", values="correct")
-    moved = f"{(right['wo'] != right['mless']).sum()} of {len(right)} problems by draw"
-    assert head[4] == f"listed      {moved}, changed, compared by the share of correct samples"
+    correct = first_run.pivot(index=["problem_id", "draw"], columns="condition", values="correct")
+    flips = f"{(correct['wo'] != correct['mless']).sum()} of {len(correct)} problems by draw"
+    assert head[4] == f"listed      {flips}, changed, compared by the share of correct samples"
 
 
-def made(verdicts, *, completions=None, answers=None):
-    """A source of one problem with several samples; a sample's answer is its number, unless answers are given."""
+def make_source(verdicts, *, completions=(), answers=()):
+    """A source of one problem with several samples. A sample's answer is its number by default."""
     prompts = {}
     for condition, sample_verdicts in verdicts.items():
         numbers = range(len(sample_verdicts))
         prompts[condition] = answered_prompt(
             condition,
             sample_verdicts,
-            completions=completions or tuple(f"{condition} wrote {n}" for n in numbers),
-            answers=answers or tuple(map(str, numbers)),
+            completions=completions or [f"{condition} wrote {number}" for number in numbers],
+            answers=answers or list(map(str, numbers)),
             doc={"answer": "7"},
         )
     return source_of(Problem(id="p", subject="Algebra", level=1, prompts=prompts))
 
 
-def printed(source, *, limit=None, encoding="utf-8", terminal=False):
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
+def print_source(source, *, limit=None, encoding="utf-8", terminal=False):
+    output = io.BytesIO()
+    stream = io.TextIOWrapper(output, encoding=encoding, newline="\n")
     console = Console(
         file=stream, width=80, force_terminal=terminal, markup=False, emoji=False, highlight=False
     )
     criterion = Criterion(flip="changed")
     print_changes(console, select(source, criterion), criterion, limit=limit)
     stream.flush()
-    return raw.getvalue().decode(encoding)
+    return output.getvalue().decode(encoding)
 
 
-def test_a_terminal_obeys_nothing_that_a_model_wrote():
-    """Its colours are ours alone, and letters that it lacks are spelt out."""
-    verdicts = {"wo": ("incorrect",), "mless": ("correct",)}
-    source = made(verdicts, completions=(HOSTILE,), answers=(HOSTILE,))
-    plain, coloured = printed(source), printed(source, terminal=True)
-    assert "\x1b[" in coloured, "or this test shows nothing"
+IMPROVED = {"wo": ("incorrect",), "mless": ("correct",)}
+
+
+def test_a_terminal_executes_nothing_that_a_model_wrote():
+    """All colours are ours, and letters that the terminal lacks are spelt out."""
+    source = make_source(IMPROVED, completions=(HOSTILE,), answers=(HOSTILE,))
+    plain, coloured = print_source(source), print_source(source, terminal=True)
+    assert "\x1b[" in coloured, "without colours this test shows nothing"
     for text in (plain, re.sub(r"\x1b\[[\d;]*m", "", coloured)):
-        assert {char for char in text if not char.isprintable()} == {"\n"}
-    flat = re.sub(r"\s+", "", plain)
-    for piece in (
+        assert {character for character in text if not character.isprintable()} == {"\n"}
+    without_blanks = re.sub(r"\s+", "", plain)
+    for text in (
         "<U+001B>[31mred<U+001B>[0m",
         "<U+001B>]0;title<U+0007>",
         "[boldred]markup[/][/]:smile:",
         "<U+000D>over<U+0008><U+007F><U+009B>2J<U+202E>",
         "\N{GREEK SMALL LETTER PI}",
     ):
-        assert flat.count(piece) == 4, piece
-    assert printed(source, encoding="ascii").count("\\u03c0") == 4
+        assert without_blanks.count(text) == 4, text
+    assert print_source(source, encoding="ascii").count("\\u03c0") == 4
     assert spell_out("a\nb\tc\r\n[red]") == "a\nb    c<U+000D>\n[red]"
 
 
-def test_a_long_completion_is_shown_by_its_beginning_and_its_end():
+def test_of_a_long_completion_the_beginning_and_the_end_are_printed():
     text = "begin " + "x" * 5000 + r" \boxed{7}"
-    source = made({"wo": ("incorrect",), "mless": ("correct",)}, completions=(text,))
-    short = printed(source, limit=1000)
-    assert re.search(r"begin\s+x", short) and r"\boxed{7}" in short
-    assert f"[{len(text) - 1000:,} characters left out]" in short
-    assert re.sub(r"\s", "", printed(source)).count("x" * 5000) == 2
+    source = make_source(IMPROVED, completions=(text,))
+    shortened = print_source(source, limit=1000)
+    assert re.search(r"begin\s+x", shortened) and r"\boxed{7}" in shortened
+    assert f"[{len(text) - 1000:,} characters left out]" in shortened
+    assert re.sub(r"\s", "", print_source(source)).count("x" * 5000) == 2
 
 
-def test_of_several_samples_one_is_shown_that_did_what_the_outcome_says():
-    up = printed(
-        made(
-            {
-                "wo": ("correct", "incorrect", "incorrect"),
-                "mless": ("incorrect", "correct", "correct"),
-            }
-        )
-    )
-    assert up.startswith("\nwrong to right  p  level 0    gold answer 7")
-    assert "w/o\n-> completion 2 of 3: incorrect, answer 1" in up and "mless wrote 1" in up
-    down = printed(made({"wo": ("incorrect", "correct"), "mless": ("incorrect", "incorrect")}))
-    assert "w/o\n-> completion 2 of 2: correct, answer 1" in down
-    assert "w/ Mless\n-> completion 1 of 2: incorrect, answer 0" in down
+def test_the_printed_sample_has_the_outcome_of_the_problem():
+    samples = {
+        "wo": ("correct", "incorrect", "incorrect"),
+        "mless": ("incorrect", "correct", "correct"),
+    }
+    improved = print_source(make_source(samples))
+    assert improved.startswith("\nwrong to right  p  level 0    gold answer 7")
+    assert "w/o\n-> completion 2 of 3: incorrect, answer 1" in improved
+    assert "mless wrote 1" in improved
+    samples = {"wo": ("incorrect", "correct"), "mless": ("incorrect", "incorrect")}
+    worsened = print_source(make_source(samples))
+    assert "w/o\n-> completion 2 of 2: correct, answer 1" in worsened
+    assert "w/ Mless\n-> completion 1 of 2: incorrect, answer 0" in worsened
 
 
 @pytest.mark.parametrize(
@@ -200,17 +196,16 @@ def test_of_several_samples_one_is_shown_that_did_what_the_outcome_says():
     [
         ("--condition", "nope", RUN),
         ("--condition", "wo", RUN),
-        ("--condition", "no-examples", EXAMPLE),  # the positive control is no condition
+        ("--condition", "no-examples", EXAMPLE),  # the positive control is not listed
         ("--subject", "Botany", RUN),
         ("--layout", "chat", RUN),
     ],
 )
-def test_what_is_not_there_is_refused(show, option, value, run):
+def test_a_selection_without_problems_is_refused(show, option, value, run):
     refused(show(option, value, path=run), value)
 
 
-def test_a_second_run_of_the_baseline_does_not_change_what_is_read():
+def test_the_repeat_run_of_the_baseline_is_not_read():
     prompts = [prompt for prompt in Run.load(EXAMPLE).prompts if prompt.condition == "wo"]
-    assert {len(prompt.verdicts) for prompt in prompts} == {1}, (
-        "a sample of each draw, and not that of the second run"
-    )
+    # a sample of each draw, and none of the repeat run
+    assert {len(prompt.verdicts) for prompt in prompts} == {1}

@@ -25,7 +25,7 @@ from harness.experiment.prompt import (
     make_document,
 )
 from harness.experiment.run_config import load_config
-from harness.runs.read_runs import Run, read_source
+from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import read_identity
 from harness.runs.run_folder import changes
@@ -33,7 +33,7 @@ from tests.attention_probe.test_token_roles import assert_aligned
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
-from tests.make import TOY_DATA, right, table_page, write_run
+from tests.make import TOY_DATA, read_source, right, table_page, write_run
 
 PRODUCTS = [
     Problem(

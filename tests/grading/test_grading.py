@@ -29,33 +29,10 @@ def test_the_last_closed_box(text, box):
     assert last_box(text) == box
 
 
-EMPTY = [
-    r"\boxed{}",
-    r"\boxed{ }",
-    "\\boxed{\n}",
-    r"\boxed {}",
-    r"\fbox{}",
-    r"\boxed{~}",
-    r"\boxed{\ }",
-    r"\boxed{\,}",
-    r"\boxed{\quad\;\!}",
-    r"\boxed{\hspace{2cm}}",
-    r"\boxed{{}}",
-    r"\boxed{\text{ }}",
-    r"\boxed{\boxed{}}",
-    r"\boxed{...}",
-    r"\boxed{\ldots}",
-    r"\boxed{$ $}",
-    r"\boxed{\phantom{x}}",
-    r"\boxed{\,\mathrm{}}",
-    r"\boxed{\textbf{}}",
-]
-
-
-@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("empty", CASES["empty"])
 def test_an_empty_box_is_no_box(empty):
     assert last_box(empty) is first_box(empty) is None
-    repeated = f"Put it within {empty}. So \\boxed{{5}}, or \\boxed{{7}}. Put your final answer within {empty}."
+    repeated = f"Put it within {empty}. So \\boxed{{5}}, or \\boxed{{7}}. Put it within {empty}."
     assert (first_box(repeated), last_box(repeated), boxes_after_first(repeated)) == ("5", "7", 1)
     assert grade(repeated, "7").verdict == "correct"
     assert grade(empty, "7").verdict == "no_box"
@@ -63,23 +40,8 @@ def test_an_empty_box_is_no_box(empty):
     assert grade(repeated, "7", finish_reason="length").verdict == "correct"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "0",
-        ".",
-        "()",
-        r"\ldotsx",
-        "...5",
-        r"\mathrm{e}",
-        r"\emptyset",
-        r"\{\}",
-        r"\quadx",
-        r"\text{no}",
-        r"\ \boxed{\boxed}",
-    ],
-)
-def test_a_box_that_holds_anything_is_not_empty(content):
+@pytest.mark.parametrize("content", CASES["contents"])
+def test_a_box_with_any_content_is_not_empty(content):
     assert last_box(rf"\boxed{{5}} \boxed{{{content}}}") == content
 
 
@@ -94,7 +56,7 @@ def test_a_box_that_holds_anything_is_not_empty(content):
         (r"\boxed{ \boxed{1} \boxed{2}", "1", 1),
     ],
 )
-def test_the_first_box_and_those_after_it(text, first, further):
+def test_the_first_box_and_the_number_of_later_boxes(text, first, further):
     assert first_box(text) == first
     assert boxes_after_first(text) == further
 
@@ -107,30 +69,19 @@ def test_extraction_never_fails(text):
     assert boxes_after_first(text) > 0 or first == last
 
 
+@pytest.mark.parametrize("end", ["", "}"])
 @pytest.mark.parametrize(
-    ("piece", "end"),
-    [
-        (r"\boxed{", ""),
-        (r"\boxed{", "}"),
-        (r"\boxed{ ", "}"),
-        ("{", ""),
-        ("}", ""),
-        ("\\", ""),
-        (r"\boxed{1}", ""),
-        (r"\boxed{}", ""),
-        (r"\boxed ", ""),
-    ],
+    "piece", [r"\boxed{", r"\boxed{ ", "{", "}", "\\", r"\boxed{1}", r"\boxed{}", r"\boxed "]
 )
-def test_extraction_is_linear(piece, end):
-    def seconds(n):
-        started = time.process_time()  # what other processes take does not count
-        last_box(piece * n + end * n)
+def test_extraction_takes_linear_time(piece, end):
+    def measure(count):
+        started = time.process_time()  # without the time of other processes
+        last_box(piece * count + end * count)
         return time.process_time() - started
 
-    small, large = min(seconds(2_000) for _ in range(3)), min(seconds(20_000) for _ in range(3))
-    assert large < 40 * max(
-        small, 1e-4
-    )  # ten times the text; quadratic time would be a hundred times
+    small, large = (min(measure(count) for _ in range(3)) for count in (2_000, 20_000))
+    # ten times the text; quadratic time would be a hundred times as long
+    assert large < 40 * max(small, 1e-4)
 
 
 @pytest.mark.parametrize(("completion", "target", "verdict"), CASES["verdicts"])

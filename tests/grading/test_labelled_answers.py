@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import combinations
 from math import prod
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,12 +19,17 @@ from tests.make import read_data
 RULES = read_data("labelled_answers")
 GROUPS = [RULES[first : first + 3] for first in range(0, len(RULES), 3)]
 EXPECTED = {"same": ("correct",), "different": ("incorrect",), "not_yet": ("incorrect", "refused")}
-"""Verdicts of the pairs under each key. Those of `not_yet` are the same, and the grader does not read them yet."""
+"""The allowed verdicts of the pairs under each key.
+
+Pairs of `not_yet` are the same, and the grader does not read them yet.
+"""
 
 
-@pytest.mark.parametrize(
-    "rules", GROUPS, ids=lambda rules: "-".join(rule["trap"] for rule in rules)
-)
+def name_group(rules):
+    return "-".join(rule["trap"] for rule in rules)
+
+
+@pytest.mark.parametrize("rules", GROUPS, ids=name_group)
 def test_labelled_pairs(rules):
     failures = []
     for rule in rules:
@@ -31,10 +37,8 @@ def test_labelled_pairs(rules):
             for answer, target in rule.get(key, ()):
                 verdict = compare(answer, target).verdict
                 if verdict not in verdicts:
-                    failures.append(
-                        f"{rule['trap']}, {key}: {answer} | {target} is {verdict}; {rule['reason']}"
-                    )
-    assert not failures, "\n".join(failures)
+                    failures.append((rule["trap"], key, answer, target, verdict, rule["reason"]))
+    assert not failures
 
 
 def test_every_rule_has_a_reason_and_both_kinds_of_pair():
@@ -55,32 +59,18 @@ ODD_GOLDS = [
 ]
 
 
+REWRITES = read_data("rewrites")
+
+
 def rewrites(gold):
-    """The same gold as another hand might have set it."""
-    yield f" {gold} "
-    yield f"${gold}$"
-    yield f"{gold}."
-    yield gold.replace(" ", "  ")
-    yield re.sub(r"(?<=[,+=]) ?", " ", gold) if re.search(r"[+=(]", gold) else gold
-    yield re.sub(r"(?<=[-+=(]) | (?=[-+=)])", "", gold)
-    yield gold.replace("\\left", "").replace("\\right", "")
-    yield gold.replace("\\frac", "\\dfrac").replace("\\ddfrac", "\\dfrac")
-    yield gold.replace("\\dfrac", "\\frac").replace("\\frac", "\\tfrac")
-    yield re.sub(r"(?<![\d])\\d?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", gold)
-    yield re.sub(r"\\d?frac\{(\d)\}\{(\d)\}", r"\\frac\1\2", gold)
-    yield re.sub(r"\\sqrt\{(\d)\}", r"\\sqrt\1", gold)
-    yield re.sub(r"(?<=\d) ?\\pi", r"\\cdot\\pi", gold)
-    yield re.sub(r"(?<=\d),(?:\\!)? ?(?=\d{3})", "{,}", gold) if "(" not in gold else gold
-    yield (
-        re.sub(r"(?<![\d.])(\d{1,3})(\d{3})(?![\d_.])", r"\1,\2", gold)
-        if re.fullmatch(r"\d+", gold)
-        else gold
-    )
-    yield gold.replace("^\\circ", "").replace("\\$", "")
-    yield gold.replace("\\text", "\\textbf") if "\\text" in gold else gold
-    yield re.sub(r"_\{?(\d+)\}?$", r"_{\1}", gold)
-    yield gold.replace("pmatrix", "bmatrix")
-    yield f"\\displaystyle {gold}"
+    """The gold answer as other authors might write it."""
+    yield from (f" {gold} ", f"${gold}$", f"{gold}.", f"\\displaystyle {gold}")
+    for pattern, replacement in REWRITES:
+        yield re.sub(pattern, replacement, gold)
+    if re.search(r"[+=(]", gold):
+        yield re.sub(r"(?<=[,+=]) ?", " ", gold)
+    if "(" not in gold:
+        yield re.sub(r"(?<=\d),(?:\\!)? ?(?=\d{3})", "{,}", gold)
     if "=" not in gold and "\\in" not in re.sub(r"\\infty", "", gold) and "\\text" not in gold:
         yield f"x = {gold}"
     if match := re.fullmatch(r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}", gold):
@@ -96,16 +86,18 @@ def rewrites(gold):
 
 
 def near_misses(gold):
-    """Golds with one thing off."""
+    """Wrong answers that differ from the gold answer in one detail."""
     for match in re.finditer(r"\d+", gold):
         number = match.group()
-        for other in (str(int(number) + 1), str(int(number) - 1), number[:-1], number + number[-1]):
-            if other and (other != "-1"):
-                yield gold[: match.start()] + other + gold[match.end() :]
+        neighbours = (str(int(number) + 1), str(int(number) - 1))
+        for wrong in (*neighbours, number[:-1], number + number[-1]):
+            if wrong and wrong != "-1":
+                yield gold[: match.start()] + wrong + gold[match.end() :]
     if not gold.startswith(("-", "\\text", "x", "y", "[", "(", "\\left", "\\beg", "\\{")):
         yield "-" + gold
-    for place in (match.start() for match in re.finditer(r"(?<=[\w} ])[-+](?=[ \w\\])", gold)):
-        yield gold[:place] + {"+": "-", "-": "+"}[gold[place]] + gold[place + 1 :]
+    for match in re.finditer(r"(?<=[\w} ])[-+](?=[ \w\\])", gold):
+        sign = {"+": "-", "-": "+"}[match.group()]
+        yield gold[: match.start()] + sign + gold[match.end() :]
     if match := re.fullmatch(r"(\\left)?([(\[]) ?(.*?), ?([^,]*?) ?(\\right)?([)\]])", gold):
         yield f"{match[2]}{match[4]}, {match[3]}{match[6]}"
         yield f"{match[2]}{match[3]}{match[6]}"
@@ -117,7 +109,7 @@ def near_misses(gold):
 
 
 def _value(gold):
-    """A bare number's value, to leave out near misses that are none, such as `05` for `5` or `-0` for `0`."""
+    """The value of a bare number, to leave out right answers such as `05` for `5`, `-0` for `0`."""
     match = re.fullmatch(r"(-?)(?:(\d*\.?\d+)|\\d?frac ?\{?(\d+?)\}? ?\{?(\d+)\}?)", gold)
     if match is None:
         return None
@@ -132,12 +124,13 @@ def _is_miss(answer, gold):
         return values[0] != values[1]
     if answer in (r"\sqrt{1}", r"\sqrt{0}", "-0"):
         return False
-    # a zero before a zero, or after decimals, changes nothing; nor does a letter behind 0, nor size commands
-    bare = [
-        re.sub(r"\\left|\\right|\s|(?<![\d.])0(?=0)|(?<=0)x", "", text) for text in (answer, gold)
-    ]
-    bare = [re.sub(r"(\.\d*?)0+(?!\d)", r"\1", text) for text in bare]
-    return bare[0] != bare[1]
+    return _without_zeros(answer) != _without_zeros(gold)
+
+
+def _without_zeros(text):
+    """Remove what has no value: leading and last zeros, a letter after 0, size commands."""
+    text = re.sub(r"\\left|\\right|\s|(?<![\d.])0(?=0)|(?<=0)x", "", text)
+    return re.sub(r"(\.\d*?)0+(?!\d)", r"\1", text)
 
 
 def test_every_gold_verifies_against_itself_and_its_solution():
@@ -147,49 +140,53 @@ def test_every_gold_verifies_against_itself_and_its_solution():
         assert grade(problem.solution, problem.answer).correct, problem.answer
 
 
-def test_every_gold_verifies_against_its_rewrites():
-    pairs = {(answer, gold) for gold in GOLDS for answer in rewrites(gold)}
+def assert_verdict(pairs, verdict):
     assert len(pairs) > 5 * len(GOLDS)
-    assert [pair for pair in sorted(pairs) if compare(*pair).verdict != "correct"] == []
+    assert [pair for pair in sorted(pairs) if compare(*pair).verdict != verdict] == []
+
+
+def test_every_gold_verifies_against_its_rewrites():
+    assert_verdict({(answer, gold) for gold in GOLDS for answer in rewrites(gold)}, "correct")
 
 
 def test_no_gold_verifies_against_its_near_misses():
-    pairs = {
-        (answer, gold) for gold in GOLDS for answer in near_misses(gold) if _is_miss(answer, gold)
-    }
-    assert len(pairs) > 5 * len(GOLDS)
-    assert [pair for pair in sorted(pairs) if compare(*pair).verdict != "incorrect"] == []
+    pairs = {(answer, gold) for gold in GOLDS for answer in near_misses(gold)}
+    assert_verdict({pair for pair in pairs if _is_miss(*pair)}, "incorrect")
+
+
+FRACTIONS = st.fractions(max_denominator=10_000)
 
 
 @settings(deadline=None)
-@given(st.fractions(max_denominator=10_000), st.fractions(max_denominator=10_000))
-def test_fractions_are_equal_as_numbers(one, other):
-    texts = [f"\\frac{{{value.numerator}}}{{{value.denominator}}}" for value in (one, other)]
-    slashed = f"{one.numerator}/{one.denominator}"
-    assert compare(texts[0], texts[1]).correct == (one == other)
-    assert compare(slashed, texts[0]).correct
-    assert compare(f"2\\cdot{texts[0]}-{slashed}", texts[0]).correct
+@given(FRACTIONS, FRACTIONS)
+def test_fractions_are_equal_as_numbers(value, target):
+    answer, gold = (
+        f"\\frac{{{number.numerator}}}{{{number.denominator}}}" for number in (value, target)
+    )
+    slashed = f"{value.numerator}/{value.denominator}"
+    assert compare(answer, gold).correct == (value == target)
+    assert compare(slashed, answer).correct
+    assert compare(f"2\\cdot{answer}-{slashed}", answer).correct
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=5), st.randoms())
 def test_lists_may_be_reordered_and_tuples_may_not(numbers, random):
     shuffled = random.sample(numbers, len(numbers))
-    bare, other = ",".join(map(str, numbers)), ",".join(map(str, shuffled))
-    assert compare(other, bare).correct
-    assert compare(f"({other})", f"({bare})").correct == (numbers == shuffled)
-    assert not compare(f"{other},{numbers[0]}", bare).correct
+    gold, answer = (",".join(map(str, values)) for values in (numbers, shuffled))
+    assert compare(answer, gold).correct
+    assert compare(f"({answer})", f"({gold})").correct == (numbers == shuffled)
+    assert not compare(f"{answer},{numbers[0]}", gold).correct
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-20, 20), min_size=2, max_size=4))
 def test_expanded_products_are_their_factors(roots):
     factored = "".join(f"(x-{root})" if root >= 0 else f"(x+{-root})" for root in roots)
-    coefficients = [1]
-    for root in roots:
-        shifted = [*coefficients, 0]
-        coefficients = [a - root * b for a, b in zip(shifted, [0, *coefficients], strict=True)]
-    expanded = "+".join(f"({c})x^{{{len(roots) - place}}}" for place, c in enumerate(coefficients))
+    coefficients = np.poly(np.array(roots, dtype=object))
+    degrees = range(len(roots), -1, -1)
+    terms = zip(coefficients, degrees, strict=True)
+    expanded = "+".join(f"({coefficient})x^{{{degree}}}" for coefficient, degree in terms)
     assert compare(factored, expanded).correct
     assert not compare(factored, expanded + "+1").correct
 
@@ -198,7 +195,8 @@ PIECES = [
     *"\\{}()[]^_!|.,:;=<>+-*/%$&~' 019xXif\n\u00b5abc²¼√π≤",
     *r"\frac \sqrt \sin \sin_ \log_ \exp n! \text{ \pm \cup \in \infty".split(),
 ]
-PIECES += r"\begin{pmatrix} \end{pmatrix} \\ \mathbb{R} \setminus\{ \approx \ne \le and or e5 base percent cm".split()
+PIECES += r"\begin{pmatrix} \end{pmatrix} \\ \mathbb{R} \setminus\{ \approx \ne \le".split()
+PIECES += "and or e5 base percent cm".split()
 
 
 @given(
@@ -210,58 +208,17 @@ def test_comparing_never_fails(text, gold):
     assert compare(text, gold).verdict in {"correct", "incorrect", "refused"}
 
 
-NESTED = [
-    ("(", ")"),
-    ("{", "}"),
-    ("[", "]"),
-    (r"\sqrt{", "}"),
-    (r"\frac{1}{", "}"),
-    (r"\frac{1}{1+", "}"),
-    ("2^{", "}"),
-    (r"\left(", r"\right)"),
-    ("|", "|"),
-    (r"\sin(", ")"),
-    (r"\{", r"\}"),
-    ("(x+", ")"),
-    (r"\text{", "}"),
-    (r"\sqrt{1+", "}"),
-    (r"\log_{", "}{2}"),
-]
-ATTACKS = [
-    *(text * times for text, times in read_data("attacks")),
-    *(
-        opening * depth + "1" + closing * depth
-        for opening, closing in NESTED
-        for depth in (5, 15, 23, 200)
-    ),
-    *(opening * 300 for opening, _ in NESTED),
-    "5" + r"\text{ trillion}" * 150,
-    "5" + r"\text{ a}" * 250,
-    r"\text{" + "1)" * 900 + "x}",
-    "1/2" * 600 + "x",
-    "0." + "3" * 1900,
+ATTACK_PARTS = read_data("attacks")
+ATTACKS = [text * count for text, count in ATTACK_PARTS["repeated"]]
+ATTACKS += [start + text * count + end for start, text, count, end in ATTACK_PARTS["framed"]]
+for opening, closing in ATTACK_PARTS["nested"]:
+    ATTACKS += [opening * depth + "1" + closing * depth for depth in (5, 15, 23, 200)]
+    ATTACKS.append(opening * 300)
+ATTACKS += [
     "1" * 390 + "." + "1" * 390,
-    r"0.\overline{" + "123" * 100 + "}",
-    r"\sqrt{" + "7" * 390 + "}",
-    r"\sqrt{" + "7" * 38 + "}",
-    r"\begin{pmatrix}" + r"1&2&3\\" * 200 + r"\end{pmatrix}",
-    "\x00",
-    "5\x00",
-    "\x1b[2J",
-    "\u202e5",
-    "\ud800",
-    r"\pm" * 20 + "1",
-    " " * 1900 + "5x",
-    ("~" * 40 + "x") * 40,
-    r"\quad" * 300 + "5x",
-    "[" * 20 + "1," * 900,
-    ",".join(r"\pm x" for _ in range(30)),
     ",".join(map(str, range(400))),
     "+".join(f"x_{n}" for n in range(200)),
     "*".join(f"(x_{n}+1)" for n in range(60)),
-    "=".join("x" * 200),
-    "1<" * 100 + "2",
-    r"x\in" * 30 + "5",
 ]
 CHILD = """
 import json, sys, time
@@ -272,27 +229,26 @@ for line in sys.stdin:
     for target in TARGETS:
         started = time.process_time()
         verdict = compare(answer, target).verdict
-        print(json.dumps([target, verdict, time.process_time() - started]), flush=True)
+        seconds = time.process_time() - started
+        print(json.dumps([answer[:60], target, verdict, seconds]), flush=True)
 """
 
 
-def test_attacks_end_at_once_and_are_never_correct():
-    lines = "".join(json.dumps(attack) + "\n" for attack in ["3", *ATTACKS])
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    outcomes = [json.loads(line) for line in done.stdout.splitlines()][5:]
+def run_python(code, **options):
+    """The output of a program."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, **options).stdout
+
+
+def test_attacks_end_within_a_second_and_are_never_correct():
+    lines = "\n".join(map(json.dumps, ["3", *ATTACKS]))
+    output = run_python(CHILD, input=lines, timeout=600)
+    outcomes = [json.loads(line) for line in output.splitlines()][5:]
     assert len(outcomes) == 5 * len(ATTACKS)
-    attacks = [attack for attack in ATTACKS for _ in range(5)]
     wrong = [
-        (attack[:60], *outcome)
-        for attack, outcome in zip(attacks, outcomes, strict=True)
-        if outcome[1] not in ("incorrect", "refused") or outcome[2] > 1
+        outcome
+        for outcome in outcomes
+        if outcome[2] not in ("incorrect", "refused") or outcome[3] > 1
     ]
     assert wrong == []
 
@@ -320,30 +276,29 @@ def test_attacks_end_at_once_and_are_never_correct():
         (r"\pm1\pm1\pm1\pm1\pm1", "more than 4 choices of sign"),
     ],
 )
-def test_only_what_would_take_too_much_work_is_refused(answer, reason):
+def test_only_answers_that_take_too_much_work_are_refused(answer, reason):
     graded = compare(answer, "3")
     assert (graded.verdict, graded.reason) == ("refused" if reason else "incorrect", reason)
 
 
 @pytest.mark.parametrize("digit", ["²", "٤", "①", "𐩀", "五", "🄂", "௧"])
 def test_digits_of_all_scripts_are_read_or_not_but_never_crash(digit):
-    for answer in (
-        digit,
-        f"x^{digit}",
-        f"\\frac{digit}2",
-        f"1{digit}",
-        f"\\sqrt{digit}",
-        f"{digit}!",
-    ):
+    for form in ("D", "x^D", "\\frac D2", "1D", "\\sqrt D", "D!"):
+        answer = form.replace(" ", "").replace("D", digit)
         assert compare(answer, "17").verdict == "incorrect"
         assert compare("17", answer).verdict == "incorrect"
 
 
-def test_a_gold_answer_that_the_grader_cannot_compare_is_named():
-    assert describe_gold("(" * 50) == "gold answer: nested deeper than 40"
-    assert describe_gold(r"1, \sum_{k=1}^n a_k") == "not read as mathematics"
-    assert describe_gold("2024^{40460}") == "not read as mathematics"
-    assert describe_gold("x" * 2001) == "gold answer: longer than 2000 characters"
+GOLD_DESCRIPTIONS = {
+    "(" * 50: "gold answer: nested deeper than 40",
+    r"1, \sum_{k=1}^n a_k": "not read as mathematics",
+    "2024^{40460}": "not read as mathematics",
+    "x" * 2001: "gold answer: longer than 2000 characters",
+}
+
+
+def test_a_gold_answer_that_the_grader_cannot_compare_is_described():
+    assert {gold: describe_gold(gold) for gold in GOLD_DESCRIPTIONS} == GOLD_DESCRIPTIONS
     for gold in ("(" * 50, "2024^{40460}", "x" * 2001):
         assert compare(gold, gold).correct
         refused = compare("3", gold)
@@ -351,15 +306,14 @@ def test_a_gold_answer_that_the_grader_cannot_compare_is_named():
 
 
 def test_letters_have_all_signs_and_many_sizes():
-    """|abc| is not abc, and |x-100| is not 100-x: some point must show it, for any few of the first letters."""
-    values = [[letter_value(place, turn) for turn in range(POINTS)] for place in range(8)]
-    for several in range(1, 6):
-        for letters in combinations(values, several):
+    """For a few letters some point shows that |abc| is not abc, and |x-100| is not 100-x."""
+    values = [[letter_value(letter, point) for point in range(POINTS)] for letter in range(8)]
+    for count in range(1, 6):
+        for letters in combinations(values, count):
             assert {prod(point) > 0 for point in zip(*letters, strict=True)} == {True, False}
-    assert all(
-        min(map(abs, letter)) < 0.5 and max(letter) > 10 and min(letter) < -10 for letter in values
-    )
-    assert all(value.denominator == LETTER_PRIME for letter in values for value in letter)
+    for letter in values:
+        assert min(map(abs, letter)) < 0.5 and max(letter) > 10 and min(letter) < -10
+        assert {value.denominator for value in letter} == {LETTER_PRIME}
 
 
 @pytest.mark.slow
@@ -369,10 +323,10 @@ def test_memory_does_not_grow_with_the_answers():
 import resource
 from harness.grading.grade_answer import compare
 for n in range(20_000):
-    compare((f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")[n % 4], "(x+1)^2")
+    answers = (f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")
+    compare(answers[n % 4], "(x+1)^2")
     if n in (8_000, 19_999):
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    early, late = map(int, done.stdout.split())
+    early, late = map(int, run_python(code).split())
     assert late - early < 768, "KiB"
