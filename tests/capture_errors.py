@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from attention_probe.model.attention_statistics import Capture
+from attention_probe.model.attention_statistics import Capture, CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 
@@ -152,9 +152,8 @@ def ask(loaded: LoadedModel, padding: str, **options: object) -> Capture:
     ids, mask = prompts(padding)
     sets, regions = sets_and_regions()
     options = {"chunk": 16, **options}
-    return capture(
-        loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **options
-    )
+    request = CaptureRequest(query_sets=sets, key_regions=regions, **options)
+    return capture(loaded, ids, attention_mask=mask, request=request)
 
 
 def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:

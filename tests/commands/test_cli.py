@@ -320,7 +320,7 @@ def test_a_used_output_folder_is_refused_before_the_plan_is_made(
 def test_an_error_that_quotes_control_characters_is_one_printable_line(command):
     process = command("table", "no\x1b[2Jsuch\nfol\u202eder\x9b")
     name = "no<U+001B>[2Jsuch fol<U+202E>der<U+009B>"
-    refused(process, f"{name} holds no finished run: expected run.json")
+    refused(process, f"{name} has no finished run: expected run.json")
     assert process.stderr.rstrip("\n").isprintable()
 
 

@@ -27,6 +27,8 @@ FOREIGN = {
     "process_docs",  # of lm-eval
     "up_proj",  # of models
     "PR_SET_PDEATHSIG",  # of Linux
+    "np.repeat",
+    "pandas.read_csv",
 }
 
 
