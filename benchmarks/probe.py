@@ -35,7 +35,9 @@ from harness.experiment.problems import PATH_VARIABLE
 LENGTHS, SMALL_LENGTHS = (128, 512, 2048), (64,)
 LAYERS = 3
 ROUNDS = 3
-"""Rounds of ours and bare arithmetic in turn. The least CPU time of each counts."""
+"""Number of times that our code and the bare arithmetic run, in turn. The smallest CPU time of each
+is reported.
+"""
 EAGER = "Hugging Face `output_attentions`, whole model"
 
 TARGET_LIMIT = 1.25

@@ -21,16 +21,16 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in a mapping, where the base class takes the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+        earlier_keys = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            if (key.tag, key.value) in seen:
+            if (key.tag, key.value) in earlier_keys:
                 line = key.start_mark.line + 1
                 raise ConfigError(
                     f"the key {key.value!r} stands twice in a mapping, again in line {line}."
                 )
-            seen.add((key.tag, key.value))
+            earlier_keys.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
 

@@ -48,8 +48,8 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
 }
 INTRODUCTION = """# Configs
 
-Written by `python -m tools.reference_pages`. Defaults are in brackets. `--set model.model_args.dtype=bfloat16`
-changes a key.
+Written by `python -m tools.reference_pages`. Defaults are in brackets.
+`--set model.model_args.dtype=bfloat16` changes a key.
 """
 
 TABLES: dict[str, dict[str, str]] = {

@@ -18,7 +18,7 @@ from typing import Any
 
 
 def execute(notebook: dict[str, Any], folder: Path) -> Iterator[list[dict[str, Any]]]:
-    """The outputs of each code cell, run one after another in the folder; lines of magic are left out."""
+    """The outputs of the code cells, run in order in the folder, without their lines of magic."""
     names: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.chdir(folder):
         for number, cell in enumerate(code_cells(notebook), start=1):

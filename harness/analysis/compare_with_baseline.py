@@ -45,7 +45,7 @@ COMPARISON_COLUMNS = {
     "answered_high": "upper end",
     "by_format": "whether a change of format alone can explain better or worse",
     "graded": "percent of samples with a graded answer",
-    "wrong_to_right": "problems from wrong to right, mean over pairs of samples with equal examples",
+    "wrong_to_right": "problems from wrong to right, mean over sample pairs with equal examples",
     "right_to_wrong": "problems from right to wrong",
     "role": "baseline, tested, exploratory, or reference (positive control)",
     "primary": "whether this is the primary contrast",

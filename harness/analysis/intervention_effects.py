@@ -27,7 +27,7 @@ CAUSE_COLUMNS = {
     "filler": "condition with the complete filler",
     "condition": "arm, or the complete filler, that is compared with the position gap",
     "layers": "layers of the arm's intervention; missing for the complete filler",
-    "valid_attention": "whether attention weights add up to 1: scale and bias are both on or both off",
+    "valid_attention": "whether attention weights add up to 1: scale and bias both on or both off",
     "problems": "number of problems",
     "difference": "accuracy minus that of the position gap",
     "low": "lower end of its 95 % interval",

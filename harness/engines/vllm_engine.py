@@ -30,6 +30,7 @@ from harness.engines.completions import (
     refuse_too_long,
     sampling_parameters,
 )
+from harness.engines.decode_tokens import decode_completion
 from harness.engines.devices import RESERVED, gpu_driver
 from harness.engines.engine_options import (
     ENGINE_DEFAULTS,
@@ -49,7 +50,6 @@ from harness.engines.start_errors import (
 )
 from harness.engines.watched_calls import WatchedCalls
 from harness.errors import ConfigError, EngineError, ModelError
-from harness.experiment.decode_tokens import decode_completion
 from harness.experiment.plan import Request
 
 QUEUE_PER_SEQUENCE = 2

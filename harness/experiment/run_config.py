@@ -163,7 +163,10 @@ class RunConfig(Strict):
         }
         if len(tasks) < len(layouts) * len(self.all_conditions):
             names = ", ".join(self.condition_names)
-            yield f"conditions: names must differ, also from names with a layout (name_layout); got {names}"
+            yield (
+                "conditions: names must differ, also from names with a layout (name_layout); got "
+                f"{names}"
+            )
         has_instruction = any(condition.instruction for condition in self.conditions)
         replaces_instruction = self.instruction is not None or self.across or has_instruction
         if Layout.AS_PUBLISHED in self.layouts and replaces_instruction:
@@ -210,7 +213,9 @@ class RunConfig(Strict):
         if prefixed and self.model.templates_itself:
             yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
         if self.record_attention and BASELINE not in self.condition_names:
-            yield f"record_attention: needs the condition {BASELINE}, whose tokens are the reference"
+            yield (
+                f"record_attention: needs the condition {BASELINE}, whose tokens are the reference"
+            )
         if not self.model.name:
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
 

@@ -182,7 +182,8 @@ def _find_faults(
     if not (condition.is_exact or filler_tokens or prompt.straddling):
         yield (
             True,
-            f"{location}: the filler is not in the prompt, perhaps because the template trims blanks.",
+            f"{location}: the filler is not in the prompt, perhaps because the template trims "
+            "blanks.",
         )
 
 

@@ -108,7 +108,8 @@ class Run:
         run = _read_folder(path)
         if metric not in (None, run.metric):
             raise ConfigError(
-                f"--metric {metric}: {path} is a run of mless, which has verdicts instead of metrics."
+                f"--metric {metric}: {path} is a run of mless, which has verdicts instead of "
+                "metrics."
             )
         return run
 

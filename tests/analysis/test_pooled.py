@@ -19,13 +19,13 @@ from harness.display.side_tables import show_side_tables
 from harness.experiment.expand_conditions import read_conditions
 from tests.make import drawn, evaluation
 
-REGISTERED = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
+TWO_CONTRASTS = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
 
 
 def draw_models(count):
     chances = {"wo": 0.5, "mless": 0.6, "random": 0.45}
     return [
-        evaluation(drawn(seed, 200, 1, chances), model=f"m{seed}", greedy=False, **REGISTERED)
+        evaluation(drawn(seed, 200, 1, chances), model=f"m{seed}", greedy=False, **TWO_CONTRASTS)
         for seed in range(count)
     ]
 
@@ -99,7 +99,7 @@ def runs_with_small_gains():
         new[24 * model : 24 * (model + 1) : 2] = "correct"
         new[8 * model + 1 : 8 * (model + 1) : 2] = "incorrect"
         verdicts = {"wo": old, "mless": new, "random": old}
-        runs.append(evaluation(verdicts, model=f"m{model}", **REGISTERED))
+        runs.append(evaluation(verdicts, model=f"m{model}", **TWO_CONTRASTS))
     return runs
 
 

@@ -28,7 +28,7 @@ def read_correct(folder):
 
 
 def sign_flip_p(changes):
-    """The share of sign patterns whose sum is as far from 0 as the observed sum, as a fraction."""
+    """The exact share of sign patterns whose sum is as far from 0 as the observed sum."""
     pattern_counts = Counter({0: 1})
     for change in map(abs, changes):
         next_counts = Counter()
@@ -136,3 +136,18 @@ def test_the_table_follows_from_the_raw_files(folder):
         assert (row["problems"], row["repeats"]) == (len(shares), k)
         expected = shares.mean(), shares.sem()
         assert (row["accuracy"], row["standard_error"]) == pytest.approx(expected)
+    if set(samples["replicate"]) == {0, 1}:
+        check_repeat_run(samples, rows[header["primary"][0]], k)
+
+
+def check_repeat_run(samples, row, k):
+    """The A/A columns of the primary contrast, from the samples of both replicates."""
+    replicates = [samples[samples["replicate"] == replicate] for replicate in (0, 1)]
+    pairs = replicates[0].merge(replicates[1], on=["condition", "problem_id", "sample_index"])
+    pairs["change"] = pairs["correct_y"].astype(int) - pairs["correct_x"].astype(int)
+    changes = pairs.groupby("condition")["change"].sum()
+    problems = pairs["problem_id"].nunique()
+    difference = 100 * (changes[row["condition"]] - changes["wo"]) / problems / k
+    assert row["aa_difference"] == pytest.approx(difference)
+    assert row["aa_samples"] == len(pairs)
+    assert row["aa_changed"] == (pairs["completion_x"] != pairs["completion_y"]).sum()

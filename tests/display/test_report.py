@@ -280,7 +280,10 @@ def test_prompts_are_complete_and_their_segments_have_roles(demo_text):
 def test_the_list_counts_the_flips_of_the_table_by_their_definition(effect):
     comparison, page = effect
     index, _ = read_details(page)
-    definition = "problems that change from wrong to right, and from right to wrong, mean over pairs of samples"
+    definition = (
+        "problems that change from wrong to right, and from right to wrong, mean over pairs of "
+        "samples"
+    )
     assert index["define_flips"] == definition
     for _, row in comparison.iloc[1:].iterrows():
         name = f"0 {row['condition']}"

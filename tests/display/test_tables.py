@@ -473,7 +473,13 @@ def test_a_repeat_run_has_other_seeds_and_another_order_and_is_not_logged(tmp_pa
         for replicate in (first, repeat)
     )
     assert sorted(order) == sorted(repeat_order) and order != repeat_order
-    assert make_leaderboard([Run.load(run)]).primary == "unrelated-1 - wo"
+    board = make_leaderboard([Run.load(run)])
+    assert board.primary == "unrelated-1 - wo"
+    table = by_condition(board)
+    assert table["accuracy"].tolist() == [100] * 3
+    columns = ["aa_difference", "aa_samples", "aa_changed"]
+    assert table.loc["unrelated-1", columns].tolist() == [50, 24, 6]
+    assert table.loc["unrelated-2", columns].isna().all()
     # lm-eval's logs have the samples of the first replicate only
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2

@@ -10,9 +10,9 @@ from unittest.mock import Mock, call
 import pytest
 
 from harness.engines import engine_options, vllm_engine
+from harness.engines.decode_tokens import decode_completion
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
-from harness.experiment.decode_tokens import decode_completion
 
 
 def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypatch):

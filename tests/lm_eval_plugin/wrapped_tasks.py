@@ -112,7 +112,7 @@ def open_manager(folder: Path, **metadata: Any) -> TaskManager:
 
 
 def local_data(name: str, folder: Path) -> str:
-    """Write a task's documents into a folder; return the keys of YAML that make the task read them."""
+    """Write a task's documents into a folder; return the YAML keys that make the task read them."""
     files = {}
     for split, documents in DOCUMENTS[name].items():
         files[split] = str(folder / f"{name}-{split}.json")
@@ -206,7 +206,7 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
 
 
 def split_prompt(variants: tuple[dict[str, Any], ...], filler: str, name: str) -> list[str]:
-    """Compare the samples of a document; return the texts before and after the filler of `mless`."""
+    """Compare the samples of a document; return the texts before and after the filler."""
     stock, wo, mless = variants
     (text, settings), *wrapped = (sample["arguments"][0] for sample in variants)
     assert [settings, settings] == [arguments[1] for arguments in wrapped], f"{name}: stop strings"

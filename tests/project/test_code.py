@@ -21,7 +21,8 @@ FOLDERS = {
         "commands cli"
     ).split(),
     "attention_probe": (
-        "prompts model measure check_probe traces probe_settings run_probe run_recorder analysis figures commands"
+        "prompts model measure check_probe traces probe_settings run_probe run_recorder analysis "
+        "figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only the folders before it."""
@@ -78,6 +79,8 @@ def find_stage(module):
 
 
 def test_a_folder_imports_only_folders_before_it(graph):
+    assert sum(map(len, graph.values())) > 100, "imports are found"
+    assert {find_stage(name)[0] for name in graph} == set(FOLDERS)
     for name, imports in graph.items():
         package, index = find_stage(name)  # an unknown folder is an error
         for imported in imports:

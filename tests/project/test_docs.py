@@ -104,6 +104,11 @@ def test_the_page_on_the_study_compares_every_run_with_its_published_numbers(
         assert published[config.model.display_name].keys() == conditions
 
 
+def test_every_published_table_of_the_page_on_the_study_can_be_read():
+    names = set(re.findall(r"--reference ([\w-]+)", REPRODUCE))
+    assert len(names) > 3 and all(read_reference(name).accuracies for name in names)
+
+
 def test_the_table_of_columns_is_that_of_the_file():
     rows = re.findall(
         r"^- `(\w+)` \((\w+)\): (.+)$", (ROOT / "docs/samples.md").read_text(), re.MULTILINE

@@ -296,6 +296,14 @@ def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, command, capsy
     refuse("--metric acc", str(folder), "--metric", "acc")
     (folder / RECEIPT).write_bytes(b'{"tasks":\xff}')
     refuse("run.json is incomplete or damaged", str(folder), *output)
+    shutil.copy(GREEDY_RUN / RECEIPT, folder)
+    lines = (folder / JOURNAL).read_text().splitlines(keepends=True)
+    (folder / JOURNAL).write_text("".join(line for line in lines if "/7.json" not in line))
+    refuse("expected 2000, got 1996", str(folder), *output)
+    if command != "show":  # which reads one log
+        logs = write_logs(tmp_path, [log_line(number, f"Other {number}") for number in range(20)])
+        named_logs = [f"{name}={path}" for name, path in logs.items()]
+        refuse("with the same ids", *named_logs, *output)
 
 
 def test_the_metric_of_a_run_may_be_named():

@@ -158,8 +158,8 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
                 )
             )
     note = (
-        "Accuracy minus that of the position gap. (!): scale or bias alone, whose attention weights "
-        "do not add up to 1. This is not valid attention. "
+        "Accuracy minus that of the position gap. (!): scale or bias alone, whose attention "
+        "weights do not add up to 1. This is not valid attention. "
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < {ALPHA}."
     )
     figure, axes = draw_rows(rows, note=note)
