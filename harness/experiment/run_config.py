@@ -76,9 +76,9 @@ class RunConfig(Strict):
     baseline: str | None = None
     """The condition to compare with. By default `wo`, else the first."""
     contrasts: tuple[Contrast, ...] | None = None
-    """The tested contrasts. By default every condition less the baseline."""
+    """The tested contrasts. By default every condition minus the baseline."""
     primary: Contrast | None = None
-    """The primary contrast. By default `mless` less the baseline."""
+    """The primary contrast. By default `mless` minus the baseline."""
     replicates: int = Field(default=1, ge=1, le=2)
     """2 adds a repeat run (A/A) of the primary contrast, else of the first."""
     across: AcrossConfig | None = None
