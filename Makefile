@@ -11,7 +11,7 @@ OLDEST_VLLM = 0.28.0
 
 # The run goes to results/$(DEMO). Where that folder holds a run with other settings, the command says so and stops:
 # make demo OUTPUT=another/folder
-# `mless plot results/products --kind forest` draws docs/figures/products.png, with its numbers in products.csv.
+# `mless plot results/products --kind forest -o docs/figures` draws what is stored there as products.png and products.csv.
 DEMO = products
 OUTPUT = results/$(DEMO)
 demo: .venv/installed

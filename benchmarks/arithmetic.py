@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 BLOCKS = (16, 32, 64, 128, 256, 512)
-"""Numbers of queries at a time. The fastest counts."""
+"""Numbers of queries in one multiplication. The fastest of them gives the rate."""
 MAX_RUNS = 5
 ENOUGH_SECONDS = 10.0
 WARM_UP_TOKENS = 16

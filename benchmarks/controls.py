@@ -218,7 +218,7 @@ def main() -> None:
     text = table(("change", "samples", "verdict", "by", "rising shares", "other graders"), rows)
     print(text)
     if not small:
-        facts = report.say_when(report.facts("make controls"), {})
+        facts = report.describe_measurement(report.facts("make controls"), {})
         page = HEAD.format(facts=facts, share=100 * SHARE) + text
         Path(__file__).with_name("CONTROLS.md").write_text(page, encoding="utf-8")
     if missed:

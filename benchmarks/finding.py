@@ -32,7 +32,7 @@ FILLERS = ("mless", "mful", "dots", "random", "ids-1")
 CONDITIONS = ["wo", *FILLERS, *(f"{filler}-first" for filler in FILLERS)]
 CONDITIONS += ["slash-220-between", "slash-220-before-system"]
 EARLY = slice(3, LAYERS)
-"""Layers 4 to 10, counted from 0."""
+"""Layers 4 to 10 as a slice of layers that are counted from 0."""
 
 
 def filler_characters(prompt: AnsweredPrompt) -> tuple[int, int]:

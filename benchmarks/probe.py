@@ -2,7 +2,8 @@
 
 A Qwen2.5-Math-1.5B with random weights reads prompts of 128, 512 and 2,048 tokens on one core; each
 figure is from a fresh process. Then the command `mless probe` reads 500 problems in four conditions
-with a Qwen2.5-Math-7B. MATH500_PATH names the problems; without it they are the toy's.
+with a Qwen2.5-Math-7B. MATH500_PATH names the file of MATH-500; without it the problems are
+those of the tests.
 
     python -m benchmarks.probe [--small]
 """
@@ -35,8 +36,9 @@ from harness.experiment.problems import PATH_VARIABLE
 LENGTHS, SMALL_LENGTHS = (128, 512, 2048), (64,)
 LAYERS = 3
 ROUNDS = 3
-"""Number of times that our code and the bare arithmetic run, in turn. The smallest CPU time of each
-is reported.
+"""The number of rounds. A round measures the probe, then the bare arithmetic.
+
+A row has the smallest CPU time over the rounds.
 """
 EAGER = "Hugging Face `output_attentions`, whole model"
 

@@ -77,11 +77,11 @@ def section(figures: Mapping[str, Any], shared: Mapping[str, str] | None = None)
     if figures.get("notes"):
         lines += ["", *(f"- {note}" for note in figures["notes"])]
     if figures.get("facts"):
-        lines += ["", say_when(figures["facts"], shared or {})]
+        lines += ["", describe_measurement(figures["facts"], shared or {})]
     return "\n".join(lines)
 
 
-def say_when(facts: Mapping[str, str], shared: Mapping[str, str]) -> str:
+def describe_measurement(facts: Mapping[str, str], shared: Mapping[str, str]) -> str:
     """When, at which revision, by which command and on which machine something was measured."""
     revision, changed, _ = facts["git revision"].partition("+changed")
     machine = [f"{name} {facts[name]}" for name in facts if name not in {*shared, *MOMENT}]
@@ -90,7 +90,7 @@ def say_when(facts: Mapping[str, str], shared: Mapping[str, str]) -> str:
 
 
 def page(title: str, sections: Sequence[Mapping[str, Any]], command: str) -> str:
-    """A results page: the facts that all benchmarks share, then each benchmark with its others."""
+    """A results page: the facts that all benchmarks share, then each with its own facts."""
     first, *remaining = (figures["facts"] for figures in sections)
     shared = {
         name: value

@@ -96,7 +96,8 @@ def read_accuracies(folder: Path, tasks: Sequence[str]) -> list[float]:
     accuracies = []
     for task in tasks:
         metrics = results[task].items()
-        accuracies += [value for name, value in metrics if name.startswith("correct,")]
+        (accuracy,) = (value for name, value in metrics if name.startswith("accuracy,"))
+        accuracies.append(accuracy)
     return accuracies
 
 

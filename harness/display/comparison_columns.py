@@ -64,11 +64,12 @@ VERDICT = Column(
     "verdict role within_margin margin by_format",
     "verdict",
     verdict,
-    f"for {{prompts}}. better, worse: adjusted p < {ALPHA:g}; "
+    f"better, worse: adjusted p < {ALPHA:g}; "
     f"equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for several tests, "
     f"lies between {MINUS}{{margin:g}} and +{{margin:g}} points, on at least {{fewest}}; "
     "inconclusive: none of these, so there may be an effect; "
-    "(format): the difference may be due to format alone",
+    "(format): the difference may be due to format alone. "
+    "Verdicts are for {prompts}",
     numeric=False,
     strong=True,
 )

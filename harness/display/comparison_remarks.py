@@ -70,10 +70,10 @@ def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) ->
     tests = f"{len(judged)} {plural('test', len(judged))}"
     names = ", ".join(dict.fromkeys(label(row["condition"]) for row in judged))
     if board.contrasts is not None:
-        family = f"the {tests} registered beforehand ({names})"
+        family = f"the {tests} named before the run ({names})"
     else:
         article = "the" if len(judged) == 1 else "all"
-        family = f"{article} {tests} of this table, not registered beforehand"
+        family = f"{article} {tests} of this table, not named before the run"
     # The instruction with the number 0 is the run's own.
     instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
     prompts = "this prompt"
@@ -116,12 +116,12 @@ def _remark_tests(
         )
     if not judged:
         yield (
-            "No test was registered beforehand, so all are exploratory: "
+            "No contrast was named before the run, so all are exploratory: "
             "p is not adjusted, and there is no verdict."
         )
     elif len(judged) < len(compared):
         yield (
-            "exploratory: not registered beforehand, so p is not adjusted, and there is no verdict."
+            "exploratory: not named before the run, so p is not adjusted, and there is no verdict."
         )
     contrasts = [row["condition"] for row in compared if row["baseline"] != board.baseline]
     if contrasts:

@@ -103,8 +103,18 @@ SIDE_TABLES = (
         meanings=other_texts_and_instructions.INSTRUCTION_COLUMNS,
         columns=(
             Column("instructions", "instructions", count),
-            Column("least most", "from, to", partial(interval, sign=True)),
-            Column("better worse", "better, worse", "{}, {}".format),
+            Column(
+                "least most",
+                "from, to",
+                partial(interval, sign=True),
+                "lowest and highest difference under one instruction and draw of examples",
+            ),
+            Column(
+                "better worse",
+                "better, worse",
+                "{}, {}".format,
+                "instructions with a higher, and with a lower, accuracy and p < 0.05, not adjusted",
+            ),
             Column("difference new_low new_high", f"mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
         ),
@@ -119,7 +129,12 @@ SIDE_TABLES = (
         meanings=other_texts_and_instructions.TEXT_COLUMNS,
         columns=(
             Column("texts kind", "other texts", "{} {}".format),
-            Column("least most", "their accuracies", interval),
+            Column(
+                "least most",
+                "their accuracies",
+                interval,
+                "lowest and highest accuracy with one of them, percent",
+            ),
             Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
         ),
@@ -218,11 +233,14 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
 
 
 def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
-    """The columns with a value in any row. The legend is the meaning of a column's first field."""
+    """The columns with a value in any row.
+
+    A column without a legend has the meaning of its first field.
+    """
     for column in side.columns:
         field, *_ = column.key.split()
         if any(row[field] is not None for row in rows):
-            yield replace(column, legend=side.meanings.get(field, ""))
+            yield replace(column, legend=column.legend or side.meanings.get(field, ""))
 
 
 def show_reference(

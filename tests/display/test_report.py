@@ -233,7 +233,7 @@ def test_the_card_answers_the_question(demo_text, effect):
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
     answer = "equivalent within 1 point w/ Mless: +0.2 points ["
     assert card.startswith(f"mless report: greedy_run {question} {answer}")
-    contrasts = "3 comparisons registered beforehand: 2 equivalent within 1 point, 1 inconclusive."
+    contrasts = "3 comparisons named before the run: 2 equivalent within 1 point, 1 inconclusive."
     assert contrasts in card
     assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-27" in card
     assert "<strong" not in demo_text

@@ -113,11 +113,11 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
         assert strong == (["verdict"] if name in ("w/ Mless *", "Random sentence") else [])
     notes = " ".join(show_comparison(board).notes)
     contrasts = "(w/ Mless, w/ Mful, Random sentence)"
-    assert f"adjusted by Holm over the 3 tests registered beforehand {contrasts}" in notes
+    assert f"adjusted by Holm over the 3 tests named before the run {contrasts}" in notes
     exploratory = make_board(drawn(3, 60, 1, REAL), primary=None, contrasts=[])
     for grid in (show_comparison(exploratory), show_leaderboard(exploratory)):
         notes = " ".join(grid.notes)
-        assert "No test was registered beforehand, so all are exploratory" in notes
+        assert "No contrast was named before the run, so all are exploratory" in notes
         assert "Holm" not in notes
 
 

@@ -288,8 +288,8 @@ def _describe_difference(row: Row) -> str:
 
 def _count_verdicts(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
     """A sentence with the number of each verdict, for tested and for exploratory contrasts."""
-    tested = "registered beforehand" if registered else "not registered beforehand"
-    for role, description in {"tested": tested, "exploratory": "not registered beforehand"}.items():
+    tested = "named before the run" if registered else "not named before the run"
+    for role, description in {"tested": tested, "exploratory": "not named before the run"}.items():
         counts = Counter(
             _describe_verdict({**row, "within_margin": False})
             for row in compared
