@@ -44,6 +44,7 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
     from transformers import AutoModel
 
     from attention_probe.measure.head_decomposition import REGIONS
+    from attention_probe.model.attention_statistics import CaptureRequest
     from attention_probe.model.capture import capture
     from attention_probe.model.load_first_layers import LoadedModel
 
@@ -72,12 +73,10 @@ def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
         for name, (first, last) in spans.items():
             regions[0, REGIONS.index(name), first:last] = True
         common = ~regions[:, REGIONS.index("inserted")]
-        captured = capture(
-            loaded,
-            _token_ids(loaded.config, tokens),
-            query_sets=torch.stack([torch.ones_like(common), common], 1),
-            key_regions=regions,
+        request = CaptureRequest(
+            query_sets=torch.stack([torch.ones_like(common), common], 1), key_regions=regions
         )
+        captured = capture(loaded, _token_ids(loaded.config, tokens), request=request)
         assert sorted(captured.layers) == list(range(layers))
         mass = captured[layers - 1].region_mass[..., :5].sum(-1)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)

@@ -48,8 +48,8 @@ def read_committed_files():
 
 
 def read_numbers(text):
-    """All numbers of a text, with those that are not finite."""
-    words = re.findall(r"(?i)\bnan\b|\binf(?:inity)?\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?", text)
+    """All numbers of a text, with those that are not finite, but no digits of hashes."""
+    words = re.findall(r"(?i)\bnan\b|\binf(?:inity)?\b|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b", text)
     return [float(word) for word in words]
 
 
