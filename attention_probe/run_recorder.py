@@ -101,10 +101,9 @@ class RunRecorder:
         """The request, with the queries to sum over if its prompt is to be recorded."""
         problem_id, condition = self._trace_key(request)
         prompts = self._prompts.get(problem_id, {})
-        repeats = self._plan.config.repeats_per_draw
-        # Further samples have the same prompt and so the same attention. Indices count on over the
-        # draws of examples, so each draw has a first sample.
-        is_first_sample = not request.replicate and request.sample_index % repeats == 0
+        # Further samples have the same prompt and so the same attention. Indices count over the
+        # draws of examples first, so each draw has a first sample.
+        is_first_sample = not request.replicate and request.sample_index < self._plan.config.draws
         needs_trace = condition in prompts and not self._traces.has(problem_id, condition)
         if not (is_first_sample and needs_trace):
             return request

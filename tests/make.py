@@ -23,7 +23,12 @@ from attention_probe.analysis.average_curves import CurveSettings, average_curve
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.display.table_page import TableOptions, make_table
-from harness.execution.execute_plan import _generation_config, execute, run_identity
+from harness.execution.execute_plan import (
+    _generation_config,
+    execute,
+    run_identity,
+    stored_example_ids,
+)
 from harness.execution.generate_samples import session_facts
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
@@ -140,13 +145,17 @@ def write_run(
     folder: Path,
     answer: Callable[[Request, str], tuple[str, str]],
     *,
-    limit: int = 6,
+    limit: int | None = 6,
     **changes: object,
 ) -> Path:
-    """A finished run. `answer` returns completion and finish reason of a request and its target."""
+    """A finished run, or one that is extended if the folder holds a run.
+
+    `answer` returns completion and finish reason of a request and its target.
+    """
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**CONFIG, **changes}))
-    plan = make_plan(load_config(file), limit=limit)
+    stored_ids = stored_example_ids(folder)
+    plan = make_plan(load_config(file), limit=limit, stored_ids=stored_ids)
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     setting = identity.hash_setting()
@@ -155,8 +164,10 @@ def write_run(
     with RunFolder(folder, identity, prompts) as run:
         run.note(SESSION, session_facts(plan))
         for request in make_requests(plan, sampling):
-            text, reason = answer(request, targets[request.problem_id])
             key = sample_key(request, setting)
+            if key in run.journal.keys:
+                continue
+            text, reason = answer(request, targets[request.problem_id])
             sample = Sample.of(request, key, text, tokens=len(text) // 4, reason=reason)
             run.journal.append(sample)
     execute(plan, output=folder, quiet=True)

@@ -50,8 +50,9 @@ COMPARISON_COLUMNS = {
     "role": "baseline, tested, exploratory, or reference (positive control)",
     "primary": "whether this is the primary contrast",
     "tests": "tests that share the 5 percent",
-    "p_adjusted": "p after Holm over these tests; at least that of the primary contrast",
-    "equivalence_low": "lower end of the difference's 90 % interval",
+    "looks": "looks at the growing run, each with an equal share of the 5 percent",
+    "p_adjusted": "p after Holm over these tests, times looks; at least that of the primary",
+    "equivalence_low": "lower end of the difference's 90 % interval (95 % at the second look)",
     "equivalence_high": "upper end",
     "within_margin": "whether the 90 % interval is within the margin, on enough clusters",
     "margin": "equivalence margin, points",
@@ -62,7 +63,7 @@ COMPARISON_COLUMNS = {
     "unmeasured": "reason why equivalence cannot be shown",
 }
 """Meaning of each column of `compare`."""
-_COUNTS = ("problems", "repeats", "draws", "tests", "aa_samples", "aa_changed")
+_COUNTS = ("problems", "repeats", "draws", "tests", "looks", "aa_samples", "aa_changed")
 _BOOLEANS = ("primary", "within_margin", "by_format")
 
 ChangedCompletions = Mapping[tuple[Setting, str], tuple[int, int]]
@@ -83,6 +84,8 @@ class Design:
         primary: The contrast that the run is about. It is tested first, at full alpha. The others
             are tested only if it is significant.
         unregistered: Models with contrasts that their runs did not register: exploratory there.
+        looks: How often each model's contrasts are tested, while its run grows; by default once.
+        interim: Models whose runs are smaller than planned: all their contrasts are exploratory.
         reference_conditions: Conditions that are not tested, by name, as of
             `Run.reference_conditions`.
 
@@ -97,6 +100,8 @@ class Design:
     contrasts: Sequence[str] | None = None
     primary: str | None = None
     unregistered: Collection[tuple[str, str]] = ()
+    looks: Mapping[str, int] = field(default_factory=dict)
+    interim: Collection[str] = ()
     reference_conditions: ReferenceConditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,7 +128,7 @@ class Design:
     def describe_role(self, model: str, row_name: str) -> Row:
         """The columns role and primary of a difference."""
         unregistered = {(name, self.name_row(contrast)) for name, contrast in self.unregistered}
-        is_registered = (model, row_name) not in unregistered
+        is_registered = (model, row_name) not in unregistered and model not in self.interim
         is_contrast = self.contrasts is None or row_name in self.pair_contrasts()
         role = "tested" if is_registered and is_contrast else "exploratory"
         if row_name in self.reference_conditions:
@@ -144,7 +149,7 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
             Replicate 0 is compared. If both sides of a contrast were run again, their replicate 1
             gives the A/A columns.
         design: The fields of `Design`: baseline, margin, by, contrasts, primary, unregistered,
-            reference_conditions.
+            looks, interim, reference_conditions.
 
     Returns:
         A frame with the columns of `COMPARISON_COLUMNS`, those of `by` after the layout, in the
@@ -232,10 +237,12 @@ def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedComple
             continue
         old, new = arms[against], arms[condition]
         row = {**dict(new[0].setting), "condition": name, "baseline": against}
-        row |= {"margin": design.margin, "role": "baseline", **measure_accuracy(new[0])}
+        looks = design.looks.get(str(row["model"]), 1)
+        row |= {"margin": design.margin, "looks": looks, "role": "baseline"}
+        row |= measure_accuracy(new[0])
         if condition != against:
             row |= design.describe_role(str(row["model"]), name)
-            row |= _compare_pair(old[0], new[0], margin=design.margin)
+            row |= _compare_pair(old[0], new[0], margin=design.margin, looks=looks)
             row |= _compare_replicates(old, new, changed_completions)
         rows.append(row)
     for row in rows:
@@ -243,7 +250,7 @@ def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedComple
     return rows
 
 
-def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
+def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) -> Row:
     """The difference of a condition from another, with intervals in points, p and flips."""
     refuse_unpaired(old, new)
     right, right_before = new.right_by_prompt, old.right_by_prompt
@@ -265,7 +272,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
         old.clusters,
     )
     answered_columns = ("answered_difference", "answered_low", "answered_high")
-    equivalence_low, equivalence_high = change.interval(1 - 2 * ALPHA)
+    # with several looks each has an equal share of alpha
+    equivalence_low, equivalence_high = change.interval(1 - 2 * ALPHA / looks)
     share = margin / 100
     # both one-sided tests at alpha: the interval of level 1 - 2 alpha lies within the margin
     is_within = -share < equivalence_low and equivalence_high < share

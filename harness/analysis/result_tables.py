@@ -136,6 +136,8 @@ def _make_design(
     contrasts, primary = (None, None) if by else _join_contrasts(runs)
     return replace(
         design,
+        looks={str(run.about["model"]): run.about.get("looks", 1) for run in runs},
+        interim={str(entry["model"]) for entry in find_interim(run.about for run in runs)},
         contrasts=contrasts,
         primary=primary,
         unregistered=_find_unregistered(runs, contrasts or ()),
@@ -235,6 +237,11 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
                     f"{run.name}: the condition {name!r} is another one than in {first_run}."
                 )
     return {name: fields for name, fields in fields_by_name.items() if fields}
+
+
+def find_interim(receipts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The receipts of runs that have fewer problems than were planned."""
+    return [entry for entry in receipts if (entry.get("planned") or 0) > entry.get("problems", 0)]
 
 
 def task_name(receipts: Iterable[Mapping[str, Any]]) -> str:

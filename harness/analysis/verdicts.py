@@ -21,7 +21,8 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
     The chance that a table calls any difference better or worse by mistake is at most alpha.
     Without a primary contrast all tests share alpha. With a primary contrast, all pairs of a model
     and a layout have equal shares. In each pair the primary contrast is tested first, with the full
-    share. The others are tested only if it is significant.
+    share. The others are tested only if it is significant. Of a run that grew after its table was
+    printed, every look has an equal share.
 
     Args:
         rows: All rows of a table.
@@ -46,8 +47,9 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
 
 def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> None:
     """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
-    # Holm within a family, Bonferroni over the families
-    shared = np.minimum(1, families * holm([row["p"] for row in tested]))
+    # Holm within a family, Bonferroni over the families and over the looks at a growing run
+    looks = np.array([row.get("looks", 1) for row in tested])
+    shared = np.minimum(1, families * looks * holm([row["p"] for row in tested]))
     for row, p in zip(tested, np.maximum(least_p, shared).tolist(), strict=True):
         verdict = choose_verdict(p, row["difference"], within_margin=row["within_margin"])
         if row.get("unmeasured") and verdict not in PASSED:

@@ -62,7 +62,12 @@ def run(
     from harness.display.dry_run import describe_plan, show_prompts
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError
-    from harness.execution.execute_plan import describe_folder, execute, fill_open_settings
+    from harness.execution.execute_plan import (
+        describe_folder,
+        execute,
+        fill_open_settings,
+        stored_example_ids,
+    )
     from harness.experiment.plan import make_plan
     from harness.experiment.run_config import config_of_model, load_config
     from harness.runs.run_folder import refuse_foreign
@@ -93,7 +98,7 @@ def run(
     folder = output or settings.folder
     refuse_foreign(folder)  # before the plan is built, which takes seconds
     settings = fill_open_settings(settings, folder)
-    plan = make_plan(settings, limit=limit)
+    plan = make_plan(settings, limit=limit, stored_ids=stored_example_ids(folder))
     further_lines = [] if engine_count == 1 else [f"engines   {engine_count}, in Ray actors"]
     if dry_run:
         further_lines.append(f"folder    {describe_folder(plan, folder)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.pool_models import FEWEST_DRAWS
-from harness.analysis.result_tables import Leaderboard, records
+from harness.analysis.result_tables import Leaderboard, find_interim, records
 from harness.constants import ALPHA
 from harness.display import comparison_columns
 from harness.display.format_table import Row
@@ -49,7 +49,8 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[st
     if judged:
         facts |= _describe_tests(board, judged, examples)
     # Remarks that change how verdicts must be read come first.
-    remarks = [*remark_ungraded(board), *_remark_tests(board, compared, judged)]
+    remarks = [*remark_ungraded(board), *remark_looks(board)]
+    remarks += _remark_tests(board, compared, judged)
     if is_for_new_examples:
         remarks.append(
             f"{draws} draws of examples: intervals and p are for new draws from the same pool, "
@@ -87,6 +88,21 @@ def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) ->
         "margin": margin,
         "fewest": f"{fewest_problems(margin / 100)} {unit}",
     }
+
+
+def remark_looks(board: Leaderboard) -> Iterator[str]:
+    """Runs that are smaller than planned, and runs that grew after their table was printed."""
+    for entry in find_interim(board.receipt):
+        yield (
+            f"{entry['model']}: interim, {entry['problems']} of {entry['planned']} planned "
+            "problems, so there is no verdict yet."
+        )
+    for entry in board.receipt:
+        if (looks := entry.get("looks", 1)) > 1:
+            yield (
+                f"{entry['model']}: look {looks}. Problems or samples were added after a table was "
+                f"printed, so p is multiplied by {looks}."
+            )
 
 
 def _remark_draws(board: Leaderboard) -> Iterator[str]:

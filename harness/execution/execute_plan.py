@@ -17,6 +17,7 @@ from harness.engines.interventions.open_layers import opened_layers
 from harness.engines.vllm_engine import device_type
 from harness.errors import ModelError, RunError, RunInterrupted
 from harness.execution.generate_samples import generate_and_grade, quieten_libraries
+from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan
 from harness.experiment.prompt import Layout
@@ -44,7 +45,7 @@ from harness.runs.run_files import (
     read_scores,
     read_sessions,
 )
-from harness.runs.run_folder import RunFolder, changes, has_sample
+from harness.runs.run_folder import RunFolder, continue_identity, has_sample
 from harness.runs.samples_frame import read_frame
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 
@@ -123,19 +124,29 @@ def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
     return config.model_copy(update={"model": model, "layouts": layouts})
 
 
+def stored_example_ids(output: Path) -> ExampleIds | None:
+    """The ids of the examples of the folder's run; None if there is no run, or no examples.
+
+    Raises:
+        RunError: the folder's journal cannot be read.
+    """
+    return read_identity(output).examples if has_sample(output) else None
+
+
 def describe_folder(plan: Plan, output: Path) -> str:
     """The folder that `execute` would use, and its content: for a dry run.
 
     Raises:
-        HarnessError: the folder's journal, or the model's generation_config, cannot be read.
+        HarnessError: the folder's journal, or the model's generation_config, cannot be read, or
+            the folder's run cannot be continued.
     """
     if not has_sample(output):
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
-    if changes(output, identity, stored_prompts(plan)):
-        return f"{output}, which holds a run with other settings: choose another --output"
+    looks = continue_identity(output, identity, stored_prompts(plan)).looks
     count = sum(1 for _ in read_samples(output))
-    return f"{output}, {count:,} of {plan.size:,} samples are there"
+    look = f"; the table will be look {looks}" if looks > 1 else ""
+    return f"{output}, {count:,} of {plan.size:,} samples are there{look}"
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
@@ -165,6 +176,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         contrasts=list(config.tested),
         primary=config.primary_contrast,
         arms=arms,
+        examples=plan.example_ids,
         model=versions_and_hashes.model_fingerprint(
             str(plan.model_arguments.get("pretrained") or config.model.name),
             arguments.get("revision"),

@@ -6,7 +6,7 @@ entire pool, so two draws may share examples: the draws are a random sample of a
 
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from harness.constants import DEFAULT_SEED
-from harness.errors import ConfigError
+from harness.errors import ConfigError, DataError
 from harness.experiment.problems import DatasetConfig, Problem, open_dataset
 from harness.yaml_settings import Strict
 
@@ -40,6 +40,11 @@ class Draw:
     frame: tuple[str, str, str]
     clusters: frozenset[str] | None = None
 
+    @property
+    def example_ids(self) -> tuple[str, ...]:
+        """The ids of the examples, in order."""
+        return tuple(example.id for example in self.examples)
+
     def select(self, problems: Iterable[Problem]) -> list[Problem]:
         """Select the problems that have this draw."""
         return [
@@ -47,6 +52,19 @@ class Draw:
             for problem in problems
             if self.clusters is None or problem.counts_with in self.clusters
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleIds:
+    """The ids of a run's examples, which stay when its file of problems grows.
+
+    Attributes:
+        pool: Problems that are not asked, because examples are taken from them.
+        draws: The examples of each draw, in order.
+    """
+
+    pool: tuple[str, ...]
+    draws: tuple[tuple[str, ...], ...]
 
 
 def _check_format(text: str) -> str:
@@ -81,17 +99,31 @@ class FewshotConfig(Strict):
         return before, between, after
 
     def split(
-        self, problems: Sequence[Problem], *, draws_per_problem: int
+        self,
+        problems: Sequence[Problem],
+        *,
+        draws_per_problem: int,
+        stored_ids: ExampleIds | None = None,
     ) -> tuple[Sequence[Problem], list[Draw]]:
         """Split the problems into questions and draws of examples.
 
         Entire clusters become examples, so that no example gives an answer away, and a draw has at
         most one problem of each cluster. The clusters of the questions are assigned to the draws in
         turn: each cluster has the same number of draws, and the draws have about equally many.
+        Problems that are appended to the file change neither examples nor earlier assignments.
+
+        Args:
+            problems: The problems.
+            draws_per_problem: The number of draws of each question.
+            stored_ids: The ids of the examples of the run that is continued; None for a new run.
+
+        Returns:
+            The questions and the draws.
 
         Raises:
             ConfigError: there are too few problems.
-            DataError: the file of examples cannot be read, or an example has no answer.
+            DataError: the file of examples cannot be read, an example has no answer, or the
+                problems lack a stored example.
         """
         if self.path is not None:
             examples = open_dataset(DatasetConfig(path=self.path, id=None)).problems
@@ -101,17 +133,22 @@ class FewshotConfig(Strict):
         clusters: dict[str, list[Problem]] = {}
         for problem in problems:
             clusters.setdefault(problem.counts_with, []).append(problem)
-        generator = random.Random(self.seed)
-        pool = self._take_pool(clusters, generator)
+        ids = stored_ids or self._choose_examples(clusters)
+        problem_by_id = {problem.id: problem for problem in problems}
+        if missing := sorted({*ids.pool} - problem_by_id.keys()):
+            raise DataError(
+                f"the problem {missing[0]}, from which this run takes examples, is no longer in "
+                "the dataset. Restore it, or choose another --output."
+            )
+        for problem_id in ids.pool:
+            clusters.pop(problem_by_id[problem_id].counts_with, None)
         groups = [frozenset(list(clusters)[number :: self.draws]) for number in range(self.draws)]
         draws = []
-        for number in range(self.draws):
-            # one problem of each sampled cluster, so that no two examples are nearly the same
-            example_clusters = generator.sample(pool, self.num_fewshot)
+        for number, example_ids in enumerate(ids.draws):
             draws.append(
                 Draw(
                     number=0 if self.draws == 1 else number + 1,
-                    examples=tuple(map(generator.choice, example_clusters)),
+                    examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
                     frame=self.frame,
                     # Group g has the draws g, g + 1 and so on, so that all draws have about
                     # equally many clusters.
@@ -122,10 +159,9 @@ class FewshotConfig(Strict):
             )
         return [problem for problem in problems if problem.counts_with in clusters], draws
 
-    def _take_pool(
-        self, clusters: dict[str, list[Problem]], generator: random.Random
-    ) -> list[list[Problem]]:
-        """Remove random clusters for examples from the clusters, and return them."""
+    def _choose_examples(self, clusters: Mapping[str, list[Problem]]) -> ExampleIds:
+        """Choose clusters at random for the pool, and the examples of each draw from the pool."""
+        generator = random.Random(self.seed)
         size = self.pool
         if size is None:
             size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
@@ -133,12 +169,19 @@ class FewshotConfig(Strict):
         names = generator.sample(list(clusters), len(clusters))
         pool: list[list[Problem]] = []
         while names and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):
-            pool.append(clusters.pop(names.pop()))
-        if not clusters:
+            pool.append(clusters[names.pop()])
+        if not names:
             problems = sum(map(len, pool))
             raise ConfigError(
                 f"fewshot: expected {self.num_fewshot} examples of different clusters, {size} "
                 f"problems in their pool and one question, got {problems} problems in {len(pool)} "
                 "clusters."
             )
-        return pool
+        draws = []
+        for _ in range(self.draws):
+            # one problem of each sampled cluster, so that no two examples are nearly the same
+            example_clusters = generator.sample(pool, self.num_fewshot)
+            draws.append(tuple(generator.choice(cluster).id for cluster in example_clusters))
+        return ExampleIds(
+            pool=tuple(problem.id for cluster in pool for problem in cluster), draws=tuple(draws)
+        )

@@ -17,7 +17,7 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_INSTRUCTION
-from harness.experiment.fewshot_examples import Draw, FewshotConfig
+from harness.experiment.fewshot_examples import Draw, ExampleIds, FewshotConfig
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
@@ -37,6 +37,7 @@ class Plan:
         arms: The prompts of each condition, layout and draw of examples, by lm-eval's task name.
         model_arguments: The arguments of the backend, from `RunConfig.model_arguments`.
         limit: The maximum number of problems.
+        example_ids: The ids of the examples; None if there are none, or if they are a file's.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
 
@@ -46,6 +47,7 @@ class Plan:
     arms: Mapping[str, ConditionPrompts]
     model_arguments: Mapping[str, Any]
     limit: int | None = None
+    example_ids: ExampleIds | None = None
     raw_prefix: str = ""
 
     @property
@@ -87,14 +89,30 @@ class Plan:
         return sorted(rows, key=lambda row: order[row[2].id])
 
 
-def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
+def make_plan(
+    config: RunConfig, *, limit: int | None = None, stored_ids: ExampleIds | None = None
+) -> Plan:
     """Load data and tokenizer, and build and check every prompt.
+
+    Args:
+        config: The config.
+        limit: The maximum number of problems.
+        stored_ids: The ids of the examples of the run that is continued; None for a new run.
 
     Raises:
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
     full_dataset = open_dataset(config.dataset)
-    problems, draws = _split_problems(config, full_dataset)
+    problems, draws = _split_problems(config, full_dataset, stored_ids)
+    example_ids = None
+    if config.fewshot and not config.fewshot.path:
+        question_ids = {problem.id for problem in problems}
+        example_ids = ExampleIds(
+            pool=tuple(
+                problem.id for problem in full_dataset.problems if problem.id not in question_ids
+            ),
+            draws=tuple(draw.example_ids for draw in draws if draw),
+        )
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
     arguments = config.model_arguments()
@@ -112,18 +130,21 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         arms=_build_arms(config, dataset, draws, model),
         model_arguments=arguments,
         limit=limit,
+        example_ids=example_ids,
         raw_prefix=raw_prefix,
     )
 
 
 def _split_problems(
-    config: RunConfig, dataset: Dataset
+    config: RunConfig, dataset: Dataset, stored_ids: ExampleIds | None
 ) -> tuple[Sequence[Problem], Sequence[Draw | None]]:
     """Split the problems into those of the run and draws of examples."""
     problems: Sequence[Problem] = dataset.problems
     draws: Sequence[Draw | None] = [None]
     if config.fewshot:
-        problems, draws = config.fewshot.split(problems, draws_per_problem=config.draws_per_problem)
+        problems, draws = config.fewshot.split(
+            problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
+        )
     elif config.answer == "line":
         # the prompt must end within the answer's line: a model that begins a new line would end
         # its completion before the answer
@@ -242,7 +263,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
             random.Random(f"{config.seed}:{replicate}").shuffle(rows)
         counts: Counter[object] = Counter()
         for sample, (task, arm, problem, prompt) in product(range(config.repeats_per_draw), rows):
-            sample_index = sample + max(arm.draw - 1, 0) * config.repeats_per_draw
+            # over all draws, so that further samples leave the indices of the first unchanged
+            sample_index = sample * config.draws + max(arm.draw - 1, 0)
             is_chat_api = arm.layout is Layout.CHAT and config.model.templates_itself
             # Engines may give equal requests different samples, so the second of them needs a key
             # of its own.

@@ -104,6 +104,9 @@ class RunConfig(Strict):
     """The maximum length of a completion, in tokens."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
+    planned: int | None = Field(default=None, ge=1)
+    """The number of problems that the run will have. Tables of fewer have no verdict and are no
+    looks."""
     record_attention: Literal["all"] | Layers | None = Field(
         default=None, union_mode="left_to_right"
     )
@@ -307,7 +310,14 @@ class RunConfig(Strict):
         values = self.as_written()
         for key in ("output", "audit", "name", "dataset", "primary", "contrasts"):
             del values[key]
-        for key in ("baseline", "across", "positive_control", "fewshot", "record_attention"):
+        for key in (
+            "baseline",
+            "across",
+            "positive_control",
+            "fewshot",
+            "record_attention",
+            "planned",
+        ):
             if not values[key]:  # a run without it has no such key
                 del values[key]
         if self.answer == "box":

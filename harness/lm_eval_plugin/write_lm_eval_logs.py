@@ -107,9 +107,9 @@ def export(
     """
     # lm-eval has repeats but no replicates, so replicates are only in the journal; a draw of
     # examples is a task of its own, which counts its samples from 0
-    repeats = {task: arm.samples for task, arm in identity.arms.items()}
+    draws = (config.get("fewshot") or {}).get("draws", 1)
     index = {
-        (sample.task, sample.problem_id, sample.sample_index % repeats[sample.task]): sample
+        (sample.task, sample.problem_id, sample.sample_index // draws): sample
         for sample in samples
         if sample.replicate == 0
     }

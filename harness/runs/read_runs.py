@@ -267,6 +267,8 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
         "backend": engine["name"],
         "engine": " ".join(filter(None, engine_facts)),
         "contrasts": [contrast_name(*contrast) for contrast in identity.contrasts],
+        "looks": identity.looks,
+        "planned": identity.config.get("planned"),
         "primary": identity.primary and contrast_name(*identity.primary),
         "reference_conditions": {
             name: condition.reference

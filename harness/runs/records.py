@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from harness.constants import JsonObject
 from harness.errors import RunError
 from harness.experiment.built_prompts import BuiltPrompt
+from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, hash_setting
 from harness.experiment.problems import Problem
@@ -285,6 +286,9 @@ class Identity(Struct, kw_only=True):
         contrasts: The comparisons that were named before the run.
         primary: The primary contrast.
         arms: By task.
+        examples: The ids of the examples; None if there are none, or if they are a file's.
+        looks: How often a table of the run was printed before its problems or samples were
+            complete, and then once more: the number of tests of each contrast.
         model, engine: The model and the backend that generate.
     """
 
@@ -297,6 +301,8 @@ class Identity(Struct, kw_only=True):
     contrasts: list[Contrast]
     primary: Contrast | None
     arms: Annotated[dict[str, Arm], Meta(min_length=1)]
+    examples: ExampleIds | None = None
+    looks: int = 1
     model: Fingerprint
     engine: Engine
 

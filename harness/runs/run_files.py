@@ -34,13 +34,6 @@ RECORDED = "attention"
 """The folder of the attention traces that the run's engine recorded."""
 
 
-def limit_prompts(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """The prompts of the first `limit` problems; None: all prompts."""
-    problems = list(dict.fromkeys(prompt.doc["id"] for prompt in prompts))
-    limited = set(problems[:limit])
-    return [prompt for prompt in prompts if prompt.doc["id"] in limited]
-
-
 def read_receipt(folder: Path) -> JsonObject:
     """The run's receipt.
 
@@ -150,8 +143,6 @@ def read_prompts(path: Path) -> list[Prompt]:
             prompts = [msgspec.json.decode(line, type=Prompt) for line in stream]
         for prompt in prompts:
             msgspec.convert(prompt.doc, Document)
-        # a kill may have left the prompts of a larger limit
-        prompts = limit_prompts(prompts, identity.limit)
         are_intact = all(
             hash_text(prompt.prompt) == prompt.prompt_sha256 and prompt.task in identity.arms
             for prompt in prompts

@@ -1,5 +1,6 @@
 """An open run folder: its lock, what a run adds to it, and whether the run can be continued."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
@@ -8,9 +9,9 @@ from typing import Any, Self
 
 import msgspec
 from filelock import FileLock, Timeout
+from msgspec.structs import replace
 
 from harness.errors import JournalError
-from harness.experiment.prompt import hash_prompts
 from harness.runs.journal import (
     Journal,
     changed_settings,
@@ -25,7 +26,7 @@ from harness.runs.run_files import (
     PROMPTS,
     RECEIPT,
     SCORES,
-    limit_prompts,
+    read_identity,
     read_prompts,
     read_scored_by,
     scored_now,
@@ -33,6 +34,8 @@ from harness.runs.run_files import (
 from harness.runs.stored_files import clear_messages, compress, expand, is_stored, write_whole
 
 LOCK = ".lock"
+GROWING_SETTINGS = ("conditions", "repeats", "replicates", "across", "positive_control")
+"""Keys of a config that may add samples to a run. Its prompts show whether they only add."""
 
 
 class RunFolder:
@@ -51,7 +54,6 @@ class RunFolder:
     def __init__(self, path: Path, identity: Identity, prompts: Sequence[Prompt]) -> None:
         self.path, self.identity, self.prompts = path, identity, prompts
         journal = path / JOURNAL
-        header = as_json(identity)
         with clear_messages(path), ExitStack() as stack:
             refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
@@ -59,22 +61,24 @@ class RunFolder:
             # also if an error follows, so that the files of a finished run do not stay expanded
             stack.callback(compress_finished, path)
             is_new = not has_sample(path)
-            if not is_new and (changed := changes(path, identity, prompts)):
-                raise changed_settings(journal, changed)
+            if not is_new:
+                self.identity = continue_identity(path, identity, prompts)
+            header = as_json(self.identity)
             expand(path)
             if is_new:  # a run may have begun here, but nothing of it needs protection
-                (path / SCORES).unlink(missing_ok=True)
-                journal.unlink(missing_ok=True)
-            # a stored run has another header if it gets more problems
-            if is_new or differences(read_header(journal), header):
-                # a kill after any of these steps leaves a complete run: the old or the new one
+                for file in (SCORES, JOURNAL, PROMPTS, RECEIPT):
+                    (path / file).unlink(missing_ok=True)
+            elif differences(read_header(journal), header):  # the run is extended
                 (path / RECEIPT).unlink(missing_ok=True)
+                replace_header(journal, header)
+            self.journal = stack.enter_context(Journal(journal, header))
+            try:
+                read_prompts(path)
+            except JournalError:
+                # A new run has none, and those of an extended run are written after the header, so
+                # that a kill in between is mended here.
                 lines = [msgspec.json.encode(prompt).decode() + "\n" for prompt in prompts]
                 write_whole(path / PROMPTS, "".join(lines))
-                if not is_new:
-                    replace_header(journal, header)
-            self.journal = stack.enter_context(Journal(journal, header))
-            read_prompts(path)
             set_old_scores_aside(path)
             self.scores = stack.enter_context(Journal(path / SCORES, as_json(scored_now())))
             self._resources = stack.pop_all()
@@ -145,16 +149,97 @@ def has_sample(path: Path) -> bool:
     return is_stored(path / JOURNAL) and any(True for _ in read_records(path / JOURNAL, Keyed))
 
 
-def changes(path: Path, identity: Identity, prompts: Sequence[Prompt]) -> list[str]:
-    """What differs between the folder's run and the requested run; empty if it can be continued.
+def continue_identity(path: Path, identity: Identity, prompts: Sequence[Prompt]) -> Identity:
+    """The identity of the folder's run after it is continued as the requested run.
 
-    A run of the first problems can be continued as a run of more problems.
+    A run can be extended by problems, samples and conditions, as long as its prompts stay the same:
+    then nothing that is recorded becomes wrong. The contrasts that it tests stay too, so added
+    conditions are exploratory. Problems or samples that are added to a finished run, whose table
+    was printed, cost a further look, unless their number was planned.
+
+    Raises:
+        JournalError: the run has other settings, or its prompts are damaged. The message names
+            each setting with its old and its new value.
     """
-    header = read_header(path / JOURNAL)
-    # the first prompts are the same, so nothing recorded becomes wrong
-    if hash_prompts(limit_prompts(prompts, header.get("limit"))) == header.get("prompts_sha256"):
-        header |= {"limit": identity.limit, "prompts_sha256": identity.prompts_sha256}
-    return differences(header, as_json(identity))
+    stored = read_identity(path)
+    identity = replace(identity, looks=stored.looks)
+    if stored == identity:
+        return identity
+    if {*stored.contrasts} <= {*identity.contrasts}:
+        # a primary contrast of an added condition is no change of the run's own
+        is_own = identity.primary in stored.contrasts
+        primary = identity.primary if is_own else stored.primary
+        identity = replace(identity, contrasts=stored.contrasts, primary=primary)
+    stored_prompts = read_prompts(path)
+    changed = _describe_changes(stored, stored_prompts, identity, prompts)
+    if changed:
+        raise changed_settings(path / JOURNAL, changed)
+    if (path / RECEIPT).is_file() and _adds_answers(stored, stored_prompts, identity, prompts):
+        identity = replace(identity, looks=stored.looks + 1)
+    return identity
+
+
+def _describe_changes(
+    stored: Identity,
+    stored_prompts: Sequence[Prompt],
+    identity: Identity,
+    prompts: Sequence[Prompt],
+) -> list[str]:
+    """The settings in which an identity is no extension of the stored one, old and new."""
+    header, requested = as_json(stored), as_json(identity)
+    changed_prompts = _describe_changed_prompts(stored_prompts, prompts)
+    if not changed_prompts:
+        header |= {"limit": requested["limit"], "prompts_sha256": requested["prompts_sha256"]}
+        header["dataset"] = requested["dataset"] | {"name": stored.dataset.name}
+        if stored.examples and identity.examples:
+            # a further problem of a cluster from which examples are taken is not asked
+            header["examples"]["pool"] = requested["examples"]["pool"]
+        for task, arm in header["arms"].items():
+            for key in ("samples", "replicates"):
+                arm[key] = max(arm[key], requested["arms"][task][key])
+        if all(requested["arms"][task] == arm for task, arm in header["arms"].items()):
+            header["arms"] = requested["arms"]
+            for key in GROWING_SETTINGS:
+                header["config"][key] = requested["config"].get(key)
+        if header["config"].get("record_attention"):
+            # attention is compared between tokens that all recorded conditions have
+            header["config"]["conditions"] = stored.config["conditions"]
+    return [*changed_prompts, *differences(header, requested)]
+
+
+def _describe_changed_prompts(
+    stored_prompts: Sequence[Prompt], prompts: Sequence[Prompt]
+) -> list[str]:
+    """What differs between the stored prompts and the requested ones of the same problems."""
+    requested = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
+    changes: dict[str, None] = {}  # an ordered set: conditions differ in the same way
+    for prompt in stored_prompts:
+        problem_id = prompt.doc["id"]
+        requested_prompt = requested.get((prompt.task, problem_id))
+        if requested_prompt is None:
+            changes[f"{prompt.task}: problem {problem_id} is not asked any more"] = None
+        elif requested_prompt != prompt:
+            for change in differences(as_json(prompt), as_json(requested_prompt)):
+                changes[f"problem {problem_id}, {change}"] = None
+    return list(changes)
+
+
+def _adds_answers(
+    stored: Identity,
+    stored_prompts: Sequence[Prompt],
+    identity: Identity,
+    prompts: Sequence[Prompt],
+) -> bool:
+    """Whether stored conditions get problems or samples beyond the planned number of problems."""
+    stored_counts = Counter(prompt.task for prompt in stored_prompts)
+    counts = Counter(prompt.task for prompt in prompts)
+    planned = identity.config.get("planned")
+    if planned and len({prompt.doc["id"] for prompt in prompts}) <= planned:
+        return False
+    return any(
+        counts[task] > stored_counts[task] or identity.arms[task].samples > arm.samples
+        for task, arm in stored.arms.items()
+    )
 
 
 def set_old_scores_aside(path: Path) -> None:

@@ -1,0 +1,147 @@
+"""A finished run that gets more problems, samples or conditions."""
+
+import json
+import re
+
+import pytest
+
+from harness import load_run
+from harness.errors import HarnessError
+from harness.runs.run_files import JOURNAL, PROMPTS, read_identity, read_receipt, read_samples
+from tests.conftest import needs_vllm
+from tests.make import right, table_page, write_run
+
+pytestmark = needs_vllm  # whose version is part of each sample's key
+SAMPLED = {"gen_kwargs": {"temperature": 1}}
+FEWSHOT = {"num_fewshot": 2, "draws": 2, "seed": 3}
+
+
+def wrong(request, target):
+    return "so \\boxed{no}", "stop"
+
+
+def write_problems(path, count, **changes):
+    """A file of sums, of which `changes` replaces answers by id."""
+    lines = []
+    for number in range(count):
+        name = f"sum-{number}"
+        answer = changes.get(f"sum_{number}", str(number + 2))
+        lines.append({"id": name, "problem": f"What is {number} + 2?", "answer": answer})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"path": str(path)}
+
+
+def journal_lines(run):
+    """The records of the journal without its header."""
+    return (run / JOURNAL).read_text().splitlines()[1:]
+
+
+def table_rows(run):
+    """The rows of the run's table, by condition."""
+    rows = json.loads(table_page(run, form="json"))["rows"]
+    return {row["condition"]: row for row in rows}
+
+
+def test_problems_appended_to_the_file_are_added_and_the_examples_stay(tmp_path):
+    path, run = tmp_path / "mine.jsonl", tmp_path / "run"
+    settings = {"fewshot": FEWSHOT, "repeats": 2, "limit": None}
+    write_run(run, right, dataset=write_problems(path, 16), **settings)
+    before, examples = journal_lines(run), read_receipt(run)["examples"]
+    prompts = (run / PROMPTS).read_text().splitlines()
+    assert [len(draw) for draw in examples["draws"]] == [2, 2]
+    write_run(run, wrong, dataset=write_problems(path, 20), **settings)
+    assert journal_lines(run)[: len(before)] == before, "no sample is made again"
+    assert set(prompts) < set((run / PROMPTS).read_text().splitlines())
+    assert read_receipt(run)["examples"] == examples
+    frame = load_run(run)
+    assert set(frame.loc[~frame["correct"], "problem_id"]) == {
+        f"sum-{number}" for number in range(16, 20)
+    }
+
+
+def test_more_samples_are_added_to_each_draw_of_examples(tmp_path):
+    run, settings = tmp_path / "run", {**SAMPLED, "fewshot": FEWSHOT}
+    write_run(run, right, repeats=2, **settings)
+    before = journal_lines(run)
+    write_run(run, wrong, repeats=6, **settings)
+    assert journal_lines(run)[: len(before)] == before
+    counts = load_run(run).groupby(["condition", "draw", "correct"]).size()
+    assert set(counts.xs(True, level="correct")) == {6}
+    assert set(counts.xs(False, level="correct")) == {12}
+
+
+def test_an_added_condition_is_exploratory(tmp_path):
+    run = write_run(tmp_path / "run", right)
+    write_run(run, wrong, conditions=["wo", "mless", "mful"])
+    rows = table_rows(run)
+    assert [rows[name]["role"] for name in ("mless", "mful")] == ["tested", "exploratory"]
+    assert rows["mful"]["difference"] == -100
+    assert rows["mful"]["p_adjusted"] is None
+    assert read_identity(run).looks == 1, "its own contrasts have no further answers"
+
+
+def test_each_look_at_a_growing_run_has_an_equal_share_of_alpha(tmp_path):
+    run = tmp_path / "run"
+
+    def mixed(request, target):
+        return wrong(request, target) if "mless" in request.task else right(request, target)
+
+    for look, limit in enumerate((6, 8, 10), start=1):
+        write_run(run, mixed, limit=limit)
+        row = table_rows(run)["mless"]
+        assert (row["looks"], row["problems"]) == (look, limit)
+        assert row["p_adjusted"] == pytest.approx(min(1, look * row["p"]))
+    assert "look 3. Problems or samples were added" in " ".join(table_page(run).split())
+    write_run(run, mixed, limit=10)
+    assert table_rows(run)["mless"]["looks"] == 3, "nothing was added"
+
+
+def test_planned_problems_cost_no_look_and_have_no_verdict_before(tmp_path):
+    run = write_run(tmp_path / "run", right, planned=8)
+    row = table_rows(run)["mless"]
+    assert (row["role"], row["verdict"]) == ("exploratory", None)
+    assert "interim, 6 of 8 planned problems" in " ".join(table_page(run).split())
+    write_run(run, right, planned=8, limit=8)
+    assert (table_rows(run)["mless"]["role"], table_rows(run)["mless"]["looks"]) == ("tested", 1)
+    write_run(run, right, planned=8, limit=9)
+    assert table_rows(run)["mless"]["looks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"limit": 4}, "limit: 6 -> 4"),
+        ({"conditions": ["wo"]}, "config.conditions: "),
+        ({"planned": 9}, "config.planned: null -> 9"),
+        ({"repeats": 1}, "config.repeats: 2 -> 1"),
+        ({"max_gen_toks": 9}, "config.max_gen_toks: 2048 -> 9"),
+        ({"contrasts": []}, 'contrasts: [["mless", "wo"]] -> []'),
+    ],
+)
+def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, tmp_path):
+    settings = {**SAMPLED, "repeats": 2}
+    run = write_run(tmp_path / "run", right, **settings)
+    before = list(read_samples(run))
+    with pytest.raises(HarnessError, match=re.escape(message)):
+        write_run(run, right, **(settings | changes))
+    assert list(read_samples(run)) == before
+
+
+def test_a_changed_answer_in_the_file_is_refused_by_name(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    run = write_run(tmp_path / "run", right, dataset=write_problems(path, 6))
+    message = 'problem sum-3, doc.answer: "5" -> "6"'
+    with pytest.raises(HarnessError, match=re.escape(message)):
+        write_run(run, right, dataset=write_problems(path, 6, sum_3="6"))
+    assert len(list(read_samples(run))) == 12
+
+
+def test_a_lost_example_is_named(tmp_path):
+    path, run = tmp_path / "mine.jsonl", tmp_path / "run"
+    settings = {"fewshot": {"num_fewshot": 2}, "limit": None}
+    write_run(run, right, dataset=write_problems(path, 9), **settings)
+    (name, _), *_ = read_receipt(run)["examples"]["draws"]
+    lines = [line for line in path.read_text().splitlines(True) if f'"{name}"' not in line]
+    path.write_text("".join(lines))
+    with pytest.raises(HarnessError, match=f"the problem {name}, from which this run takes"):
+        write_run(run, right, dataset={"path": str(path)}, **settings)
