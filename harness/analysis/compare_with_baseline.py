@@ -57,6 +57,7 @@ COMPARISON_COLUMNS = {
     "within_margin": "whether the 90 % interval is within the margin, on enough clusters",
     "margin": "equivalence margin, points",
     "aa_difference": "difference of the repeat runs minus that of the first runs",
+    "aa_flips": "problems that change between the runs of a condition, mean of both conditions",
     "aa_samples": "completions in the repeat runs of both conditions",
     "aa_changed": "number of them that differ from the first run",
     "verdict": "better, worse, equivalent, inconclusive or unmeasured; missing if not tested",
@@ -255,11 +256,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     refuse_unpaired(old, new)
     right, right_before = new.right_by_prompt, old.right_by_prompt
     samples = old.samples_by_prompt
-    most_samples = int(samples.max())
-    # both samples of a pair have the same prompt
-    flips = count_flips(right_before, right, k=most_samples)
-    # sums over prompts, of which a problem has k / most_samples; here they become means
-    gained, lost = (flip * most_samples / old.k for flip in flips)
+    gained, lost = _count_flips(old, new)
     change = estimate_over_draws(
         old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
     )
@@ -290,6 +287,14 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     }
 
 
+def _count_flips(old: Outcomes, new: Outcomes) -> list[float]:
+    """Problems from wrong to right, and from right to wrong: means over pairs with one prompt."""
+    most_samples = int(old.samples_by_prompt.max())
+    flips = count_flips(old.right_by_prompt, new.right_by_prompt, k=most_samples)
+    # sums over prompts, of which a problem has k / most_samples; here they become means
+    return [flip * most_samples / old.k for flip in flips]
+
+
 def _compare_replicates(
     old: Sequence[Outcomes], new: Sequence[Outcomes], changed_completions: ChangedCompletions
 ) -> Row:
@@ -299,7 +304,11 @@ def _compare_replicates(
     for again in (old[1], new[1]):
         refuse_unpaired(old[0], again)
     shift = (new[1].right - old[1].right) - (new[0].right - old[0].right)
-    row: Row = {"aa_difference": 100 * float(shift.mean()) / old[0].k}
+    flips = [sum(_count_flips(*side[:2])) for side in (old, new)]
+    row: Row = {
+        "aa_difference": 100 * float(shift.mean()) / old[0].k,
+        "aa_flips": sum(flips) / len(flips),
+    }
     sides = [(side[0].setting, side[0].condition) for side in (old, new)]
     if all(side in changed_completions for side in sides):
         changed, samples = zip(*(changed_completions[side] for side in sides), strict=True)

@@ -16,7 +16,7 @@ def run(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="ORG/NAME", help="Run this model on MATH-500 without a config."),
+        typer.Option(metavar="ORG/NAME", help="Run this model without a config, on MATH-500."),
     ] = None,
     overrides: Overrides = None,
     dataset: Annotated[
@@ -37,6 +37,14 @@ def run(
     ] = None,
     num_fewshot: Annotated[
         int | None, typer.Option(metavar="N", help="Show N examples before the question.")
+    ] = None,
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="box|line",
+            help="Read the answer in the last box, or in the first line; default: the config's, "
+            "or with --model and --num-fewshot the line.",
+        ),
     ] = None,
     record_attention: Annotated[
         str | None,
@@ -82,6 +90,8 @@ def run(
         "repeats": repeats,
         "record_attention": record_attention,
         "fewshot.num_fewshot": num_fewshot,
+        # examples show a line; without them only an instruction can ask for the answer's form
+        "answer": answer or ("line" if num_fewshot and config is None else None),
         "dataset": dataset if dataset in (None, "math500") else {"path": dataset},
         "conditions": None if conditions is None else conditions.replace(" ", "").split(","),
     }

@@ -12,6 +12,7 @@ from harness.display.format_values import (
     LEVEL,
     MINUS,
     NONE,
+    accuracy,
     difference,
     flips,
     label,
@@ -44,7 +45,9 @@ def _mark_exploratory(value: Any, role: Any) -> str:
     return f"({signed(value)})" if role == "exploratory" else signed(value)
 
 
-ACCURACY = Column("accuracy", "acc. %", number)
+ACCURACY = Column(
+    "accuracy accuracy_low accuracy_high", "acc. %", accuracy, f"with its {LEVEL} interval"
+)
 DIFFERENCE = Column(
     "difference low high",
     f"difference [{LEVEL}]",
@@ -73,17 +76,17 @@ VERDICT = Column(
     numeric=False,
     strong=True,
 )
-FLIPS = Column("wrong_to_right right_to_wrong", "+ / -", flips, "flips, {flips}")
+FLIPS = Column("wrong_to_right right_to_wrong", "+/-", flips, "flips, {flips}", optional=True)
 BARE = Column("difference role", "", _mark_exploratory, strong=True)
 """A difference in the leaderboard, under the label of its condition.
 
 It is bold if its test was passed, and in brackets if it is exploratory.
 """
 
-UNGRADED_ENDINGS = (
-    Column("no_box", "no box %", number),
-    Column("truncated", "truncated", number),
-    Column("refused", "refused", number),
-    Column("timed_out", "timeout", number),
-)
+UNGRADED_ENDINGS = {
+    "no box": Column("no_box", "no box %", number),
+    "cut off": Column("truncated", "truncated", number),
+    "refused": Column("refused", "refused", number),
+    "timeout": Column("timed_out", "timeout", number),
+}
 """The percentages of samples without a grade, by the way in which they ended."""

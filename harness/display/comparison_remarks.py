@@ -10,6 +10,7 @@ from harness.constants import ALPHA
 from harness.display import comparison_columns
 from harness.display.format_table import Row
 from harness.display.format_values import (
+    count,
     define_flips,
     describe_repeat,
     difference,
@@ -19,19 +20,29 @@ from harness.display.format_values import (
     signed,
 )
 from harness.errors import list_first
-from harness.experiment.conditions import read_contrast
 
 MANY_UNGRADED = 5.0
 """From this percentage of ungraded samples on, a remark says how they ended."""
+ADVICE = {
+    "no box": "Without a box nothing is graded: show examples (--num-fewshot 8), or read the "
+    "first line (--answer line).",
+    "cut off": "Raise max_gen_toks.",
+    "refused": "The grader cannot compare these answers; --audit shows what other graders say.",
+    "timeout": "The comparison took too long; --audit shows what other graders say.",
+}
+"""What a user can do about the most frequent ending of ungraded samples."""
 ROUNDS_TO_ZERO = 0.05
 """Points and percentages below this are written as 0.0."""
 
 
-def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
-    """The facts that the legends name, and the remarks in the order in which they matter."""
+def explain_comparison(
+    board: Leaderboard, rows: Sequence[Row]
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The facts that the legends name, the warnings, and the remarks: the important ones first."""
+    warnings = [*warn_of_ungraded(board), *_warn_of_looks(board)]
     compared = [row for row in rows if row["role"] != "baseline"]
     if not compared:
-        return {}, ["There is only one condition, so nothing is compared."]
+        return {}, warnings, ["There is only one condition, so nothing is compared."]
     # what is said about all rows must hold for the one with the fewest draws
     draws = min(row["draws"] for row in compared)
     is_for_new_examples = draws >= FEWEST_DRAWS
@@ -48,9 +59,7 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[st
     judged = [row for row in compared if row["p_adjusted"] is not None]
     if judged:
         facts |= _describe_tests(board, judged, examples)
-    # Remarks that change how verdicts must be read come first.
-    remarks = [*remark_ungraded(board), *remark_looks(board)]
-    remarks += _remark_tests(board, compared, judged)
+    remarks = [*_remark_tests(board, compared, judged)]
     if is_for_new_examples:
         remarks.append(
             f"{draws} draws of examples: intervals and p are for new draws from the same pool, "
@@ -62,8 +71,10 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[st
             f"From {FEWEST_DRAWS} draws of examples on, they are for new draws."
         )
     if not board.by:
-        remarks += [*remark_noise(board), *_remark_draws(board)]
-    return facts, remarks
+        for remark, is_warning in remark_noise(board):
+            (warnings if is_warning else remarks).append(remark)
+        remarks += _remark_draws(board)
+    return facts, warnings, remarks
 
 
 def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) -> dict[str, Any]:
@@ -90,7 +101,7 @@ def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) ->
     }
 
 
-def remark_looks(board: Leaderboard) -> Iterator[str]:
+def _warn_of_looks(board: Leaderboard) -> Iterator[str]:
     """Runs that are smaller than planned, and runs that grew after their table was printed."""
     for entry in find_interim(board.receipt):
         yield (
@@ -145,68 +156,65 @@ def _remark_tests(
         yield f"{names}: the first condition minus the second."
 
 
-def remark_ungraded(board: Leaderboard) -> Iterator[str]:
-    """The conditions that are `unmeasured`, with the reason, and how ungraded samples ended.
-
-    The second remark is about the contrast with the most ungraded samples.
-    """
-    judged = [row for row in records(board.comparison) if row["p_adjusted"] is not None]
+def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:
+    """How ungraded samples ended, and the contrasts that are `unmeasured` with the reason."""
+    if not board.by:
+        yield from _warn_of_endings(board)
     conditions: dict[str, dict[str, None]] = {}
-    for row in judged:
+    for row in records(board.comparison):
         if row["verdict"] == "unmeasured":
             names = conditions.setdefault(row["unmeasured"], {})
             names[label(row["condition"])] = None
     for reason, names in conditions.items():
         yield f"unmeasured ({list_first(list(names), 4)}): {reason}."
-    if judged and not board.by:
-        yield from _remark_endings(board, judged)
 
 
-def _remark_endings(board: Leaderboard, judged: Sequence[Row]) -> Iterator[str]:
-    endings = {
-        column.heading.removesuffix(" %"): column.key
-        for column in comparison_columns.UNGRADED_ENDINGS
-    }
-    shares: dict[tuple[Any, ...], dict[str, float]] = {}
+def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
+    """How the ungraded samples ended, for the conditions with the fewest and the most of them."""
+    shares: dict[str, dict[str, float]] = {}
     for row in records(board.side_tables["mediators"]):
-        setting = (row["model"], row["layout"], row["condition"])
-        shares[setting] = {heading: row[key] for heading, key in endings.items()}
-
-    def read_shares(row: Row) -> dict[str, dict[str, float]]:
-        """The shares of endings under both conditions of a contrast."""
-        condition = row["condition"]
-        if row["baseline"] != board.baseline:
-            condition, _ = read_contrast(condition)
-        names = (row["baseline"], condition)
-        return {name: shares[row["model"], row["layout"], name] for name in names}
-
-    def total(contrast: dict[str, dict[str, float]]) -> float:
-        return sum(sum(percents.values()) for percents in contrast.values())
-
-    worst = max(map(read_shares, judged), key=total)
-    if max(sum(percents.values()) for percents in worst.values()) < MANY_UNGRADED:
+        if row["condition"] in board.reference_conditions:
+            continue
+        name = label(row["condition"])
+        if has_several_settings(records(board.comparison)):
+            name += f", {row['model']}, {row['layout']}"
+        shares[name] = {
+            ending: row[column.key]
+            for ending, column in comparison_columns.UNGRADED_ENDINGS.items()
+        }
+    names = sorted(shares, key=lambda name: sum(shares[name].values()))
+    if not names or sum(shares[names[-1]].values()) < MANY_UNGRADED:
         return
     texts = []
-    for name, percents in worst.items():
-        counts = [
-            f"{heading} {percent:.1f} %"
-            for heading, percent in percents.items()
+    for name in dict.fromkeys((names[-1], names[0])):
+        endings = [
+            f"{ending} {percent:.1f} %"
+            for ending, percent in shares[name].items()
             if percent >= ROUNDS_TO_ZERO
         ]
-        if counts:
-            texts.append(f"{label(name)} {', '.join(counts)}")
-    text = "; ".join(texts)
-    advice = ": raise max_gen_toks" if "truncated" in text else ""
-    yield f"Ungraded: {text}{advice}."
+        texts.append(f"{name} {', '.join(endings) or '0 %'}")
+    ending = max(shares[names[-1]], key=shares[names[-1]].__getitem__)
+    yield f"Not graded: {'; '.join(texts)}. {ADVICE[ending]}"
 
 
-def remark_noise(board: Leaderboard) -> Iterator[str]:
-    """The repeat run (A/A) and the positive control, by model and layout."""
+def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
+    """The repeat run (A/A) and the positive control, by model and layout.
+
+    The second value says whether the remark is a warning: the run is too noisy or too insensitive.
+    """
     for row in records(board.comparison):
         setting = f"{row['model']}, {row['layout']}"
         if row["aa_difference"] is not None:
             name = label(row["condition"])
-            yield f"A/A, {setting}, {name} and its baseline: {describe_repeat(row)}."
+            flips = row["wrong_to_right"] + row["right_to_wrong"]
+            is_noisy = row["aa_flips"] > 0 and row["aa_flips"] >= flips
+            text = f"A/A, {setting}, {name} and its baseline: {describe_repeat(row)}."
+            if is_noisy:
+                text += (
+                    f" {count(row['aa_flips'])} problems change between two runs of a condition, "
+                    f"and {count(flips)} between the conditions: the difference may be noise."
+                )
+            yield text, is_noisy
         elif row["role"] == "reference":
             # the control must lower the accuracy: a rise does not show that the run can see effects
             is_visible = row["p"] < ALPHA and row["difference"] < 0
@@ -216,5 +224,6 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
             change = difference(row["difference"], row["low"], row["high"])
             yield (
                 f"Positive control, {setting} ({row['condition']}): "
-                f"{change}, p {p_value(row['p'])}: {outcome}."
+                f"{change}, p {p_value(row['p'])}: {outcome}.",
+                not is_visible,
             )

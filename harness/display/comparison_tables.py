@@ -39,8 +39,9 @@ def show_comparison(board: Leaderboard) -> Table:
         columns.append(comparison_columns.ANSWERS)
     else:
         columns.append(comparison_columns.FLIPS)
-    facts, remarks = explain_comparison(board, rows)
-    return Table(title, rows, [*word_columns, *_fill_legends(columns, facts)], remarks)
+    facts, warnings, remarks = explain_comparison(board, rows)
+    columns = [*word_columns, *_fill_legends(columns, facts)]
+    return Table(title, rows, columns, remarks, warnings)
 
 
 def _depends_on_format(row: Row) -> bool:
@@ -73,7 +74,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
     columns = [column for column in word_columns if column.heading != "condition"]
     columns.append(replace(comparison_columns.ACCURACY, heading=f"{label(board.baseline)} %"))
     columns = [replace(column, of=board.baseline) for column in columns]
-    facts, remarks = explain_comparison(board, rows)
+    facts, warnings, remarks = explain_comparison(board, rows)
     if first_name:
         star = " *" if board.primary else ""
         heading = f"{label(first_name)}{star} [{LEVEL}]"
@@ -92,7 +93,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
         "significant, in brackets if exploratory."
     )
     sorted_rows = sorted(settings.values(), key=lambda row: -row[board.baseline]["accuracy"])
-    return Table(title, sorted_rows, columns, [order, *remarks])
+    return Table(title, sorted_rows, columns, [order, *remarks], warnings)
 
 
 def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:

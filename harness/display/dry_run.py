@@ -31,6 +31,12 @@ PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between texts, instructions or draws of examples.
 That of a small model in docs/figures/instructions.csv is several times as large."""
 
+ANSWER_FORMS = {
+    "box": "box: the last \\boxed{} of a completion, as the instruction demands",
+    "line": "line: the first line of a completion",
+}
+"""Where the answer is read, by the key `answer`."""
+
 PROMPT_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
     for name in ("condition", "layout", "filler", "position", "least", "median", "most")
@@ -140,13 +146,17 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
     if golds:
         share = f"{len(golds)} of {len(problems)} gold answers cannot be compared"
         yield f"golds     {share}: only an identical text is correct. {list_first(golds, 5)}"
+    else:
+        yield f"golds     all {len(problems)} can be compared with an answer"
+    yield f"answer    {ANSWER_FORMS[config.answer]}"
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:
             more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
             yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{more}"
     before_raw = plan.raw_prefix or "no BOS token"
-    yield f"layouts   {', '.join(config.layouts)}; before text outside a chat: {before_raw}"
+    layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
+    yield f"layouts   {layouts}; before text outside a chat: {before_raw}"
 
 
 def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
@@ -18,7 +18,7 @@ from harness.display.format_values import MINUS, NONE, visible
 TABLE_WIDTH = 80
 """The usual width of a terminal: tables and notes are fitted to it."""
 NOTE_LINES = 4
-"""The most lines of notes below a table in plain text without `--explain`."""
+"""The most lines of notes below a table in plain text without `--explain`, besides warnings."""
 
 Row = Mapping[str, Any]
 Grid = Sequence[Sequence[str]]
@@ -68,6 +68,7 @@ class Column:
         numeric: Whether the column contains numbers, which are aligned on the right.
         strong: Whether cells are bold in rows whose test was passed.
         of: In a leaderboard, the condition whose data this column shows.
+        optional: Whether plain text omits the column if the table is too wide with it.
     """
 
     key: str
@@ -77,6 +78,7 @@ class Column:
     numeric: bool = True
     strong: bool = False
     of: str = ""
+    optional: bool = False
 
     def cell(self, row: Row) -> Cell:
         """The cell of one row."""
@@ -98,17 +100,25 @@ class Table:
         rows: The data.
         columns: The columns.
         remarks: Sentences below the table, after the columns' legends.
+        warnings: Sentences directly below the table, which are always shown: without them the
+            numbers would mislead.
     """
 
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
     remarks: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     @property
     def header(self) -> tuple[str, ...]:
         """The columns' headings."""
         return tuple(column.heading for column in self.columns)
+
+    @property
+    def is_numeric(self) -> list[bool]:
+        """Whether each column contains numbers."""
+        return [column.numeric for column in self.columns]
 
     @property
     def cells(self) -> list[tuple[Cell, ...]]:
@@ -117,20 +127,21 @@ class Table:
 
     @property
     def notes(self) -> list[str]:
-        """The legends, then the remarks."""
+        """The warnings, then the legends, then the remarks."""
         legends = [
             f"{column.heading}: {column.legend}." for column in self.columns if column.legend
         ]
-        return [*legends, *self.remarks]
+        return [*self.warnings, *legends, *self.remarks]
 
     @property
     def short_notes(self) -> list[str]:
-        """Those notes, remarks before legends, that fit into NOTE_LINES lines."""
+        """All warnings, and further notes, remarks before legends, that fit into NOTE_LINES."""
         fitting: list[str] = []
-        for note in dict.fromkeys((*self.remarks, *self.notes)):
-            if fold([*fitting, note]).count("\n") < NOTE_LINES:
+        for note in (*self.remarks, *self.notes):
+            is_new = note not in fitting and note not in self.warnings
+            if is_new and fold([*fitting, note]).count("\n") < NOTE_LINES:
                 fitting.append(note)
-        return fitting
+        return [*self.warnings, *fitting]
 
 
 def render(
@@ -154,14 +165,16 @@ def render(
     blocks = []
     previous_notes: set[str] = set()
     for table in tables:
-        grid = [[_escape(heading, form) for heading in table.header]]
-        for cells in table.cells:
-            grid.append([_write_cell(cell, form) for cell in cells])
+        grid = _write_cells(table, form)
+        if form == "text" and _fit_width(grid, table.is_numeric)[0]:
+            columns = [column for column in table.columns if not column.optional]
+            table = replace(table, columns=columns)
+            grid = _write_cells(table, form)
         notes = table.notes if explain or form != "text" else table.short_notes
         new_notes = [_escape(note, form) for note in notes if note not in previous_notes]
         previous_notes.update(table.notes)
-        is_numeric = [column.numeric for column in table.columns]
-        blocks.append(write_table(_escape(table.title, form), grid, is_numeric, new_notes))
+        title = _escape(table.title, form)
+        blocks.append(write_table(title, grid, table.is_numeric, new_notes))
     if footer:
         blocks.append(_write_footer(footer, form))
     return "\n\n".join(blocks)
@@ -191,6 +204,13 @@ def _write_footer(footer: Sequence[str], form: Format) -> str:
     if form == "markdown":
         return "  \n".join(f"<sub>{_escape(line, form)}</sub>" for line in lines)
     return "\n".join(f"% {line}" for line in lines)
+
+
+def _write_cells(table: Table, form: Format) -> Grid:
+    grid = [[_escape(heading, form) for heading in table.header]]
+    for cells in table.cells:
+        grid.append([_write_cell(cell, form) for cell in cells])
+    return grid
 
 
 def _write_cell(cell: Cell, form: Format) -> str:

@@ -46,13 +46,20 @@ def signed(value: Any, digits: int = 1) -> str:
 def interval(low: Any, high: Any, *, sign: bool = False) -> str:
     """An interval in brackets; empty if an end is missing.
 
-    An interval of 20 points or more has no digits after the point.
+    An interval of 10 points or more has no digits after the point.
     """
     if _is_missing(low) or _is_missing(high):
         return ""
     write_end = signed if sign else number
-    digits = 1 if high - low < 20 else 0
+    digits = 1 if high - low < 10 else 0
     return f"[{write_end(low, digits)}, {write_end(high, digits)}]"
+
+
+def accuracy(value: Any, low: Any, high: Any) -> str:
+    """An accuracy in percent with its interval, as `44.6 [34-53]`."""
+    if _is_missing(value) or _is_missing(low):
+        return number(value)
+    return f"{number(value)} [{number(low, 0)}{NONE}{number(high, 0)}]"
 
 
 def difference(value: Any, low: Any, high: Any) -> str:
@@ -69,7 +76,7 @@ def count(value: Any) -> str:
 
 def flips(up: Any, down: Any) -> str:
     """Flips from wrong to right and from right to wrong."""
-    return NONE if _is_missing(up) or _is_missing(down) else f"{count(up)} / {count(down)}"
+    return NONE if _is_missing(up) or _is_missing(down) else f"{count(up)}/{count(down)}"
 
 
 def define_flips(samples: int) -> str:

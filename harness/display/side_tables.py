@@ -182,7 +182,7 @@ SIDE_TABLES = (
         heading="Mediators, percent of the samples",
         meanings=mediators_and_audit.MEDIATOR_COLUMNS,
         columns=(
-            *UNGRADED_ENDINGS,
+            *UNGRADED_ENDINGS.values(),
             Column("completion_tokens", "tokens", partial(number, digits=0)),
             Column("looping", "loops", number),
         ),

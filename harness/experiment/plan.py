@@ -38,6 +38,7 @@ class Plan:
         model_arguments: The arguments of the backend, from `RunConfig.model_arguments`.
         limit: The maximum number of problems.
         example_ids: The ids of the examples; None if there are none, or if they are a file's.
+        layout_reason: Why the run has these layouts.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
 
@@ -48,6 +49,7 @@ class Plan:
     model_arguments: Mapping[str, Any]
     limit: int | None = None
     example_ids: ExampleIds | None = None
+    layout_reason: str
     raw_prefix: str = ""
 
     @property
@@ -117,7 +119,8 @@ def make_plan(
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
     arguments = config.model_arguments()
     model = ModelTokenizer.from_arguments(arguments)
-    config = config.model_copy(update={"layouts": _choose_layouts(config, model)})
+    layouts, layout_reason = _choose_layouts(config, model)
+    config = config.model_copy(update={"layouts": layouts})
     raw_prefix = ""
     if model is not None:
         # all tokens but the last, that of the letter, are added by the tokenizer
@@ -131,6 +134,7 @@ def make_plan(
         model_arguments=arguments,
         limit=limit,
         example_ids=example_ids,
+        layout_reason=layout_reason,
         raw_prefix=raw_prefix,
     )
 
@@ -159,20 +163,25 @@ def _split_problems(
     return problems, draws
 
 
-def _choose_layouts(config: RunConfig, model: ModelTokenizer | None) -> tuple[Layout, ...]:
-    """The config's layouts, by default `chat` if there is a chat template, else `raw`."""
-    layouts = config.layouts
+def _choose_layouts(
+    config: RunConfig, model: ModelTokenizer | None
+) -> tuple[tuple[Layout, ...], str]:
+    """The config's layouts, by default `chat` if there is a chat template, else `raw`; and why."""
+    layouts, reason = config.layouts, "as configured"
     if not layouts:
-        has_template = model is not None and model.tokenizer.chat_template
-        is_chat = has_template or config.model.templates_itself
-        layouts = (Layout.CHAT if is_chat else Layout.RAW,)
+        if config.model.templates_itself:
+            layouts, reason = (Layout.CHAT,), "the server applies its chat template"
+        elif model is not None and model.tokenizer.chat_template:
+            layouts, reason = (Layout.CHAT,), "the tokenizer has a chat template"
+        else:
+            layouts, reason = (Layout.RAW,), "no chat template is known"
     switches = template_switches(config.model.model_args)
     if switches and Layout.CHAT not in layouts:
         raise ConfigError(
             f"model.model_args sets {', '.join(switches)} of the chat template, "
             f"but the layout is {', '.join(layouts)}."
         )
-    return layouts
+    return layouts, reason
 
 
 def _build_arms(

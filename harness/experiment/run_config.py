@@ -184,7 +184,10 @@ class RunConfig(Strict):
         if fewshot and Layout.AS_PUBLISHED in self.layouts:
             yield "fewshot: the layout as_published has no examples"
         if self.positive_control and self.answer == "line" and not fewshot:
-            yield "positive_control: there are no examples to leave out"
+            yield (
+                "positive_control: with `answer: line` it leaves out the examples, and there are "
+                "none: set fewshot.num_fewshot (--num-fewshot 8), or positive_control to false"
+            )
         if fewshot and fewshot.path and fewshot.draws > 1:
             yield "fewshot.draws: the examples of a file are one draw"
 

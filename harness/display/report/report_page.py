@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from harness.analysis.compare_with_baseline import compare
 from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
-from harness.display.comparison_remarks import has_several_settings, remark_noise, remark_ungraded
+from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures import figure_style
 from harness.display.figures.interval_rows import draw_forest
@@ -310,7 +310,7 @@ def _list_facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) 
             sizes.append(f"{problems}, {row['repeats']} {plural('sample', row['repeats'])} each")
     sizes_text = "; ".join(dict.fromkeys(sizes))
     dates = sorted(str(run["created"])[:10] for run in board.receipt if run.get("created"))
-    noise = " ".join(remark_noise(board))
+    noise = " ".join(remark for remark, _ in remark_noise(board))
     if not noise:
         noise = (
             "No repeat run and no positive control were made, so noise and sensitivity are unknown."
@@ -319,7 +319,7 @@ def _list_facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) 
         "Model": ", ".join(models),
         "Dataset": f"{task_name(board.receipt)} ({sizes_text})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
-        "Ungraded": " ".join(remark_ungraded(board)),
+        "Ungraded": " ".join(warn_of_ungraded(board)),
         "Noise and control": noise,
     }
     return {title: text for title, text in facts.items() if text}
