@@ -102,7 +102,7 @@ def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
     notes = " ".join(show_comparison(board).notes)
     message = f"unmeasured (w/ Mless): {row['unmeasured']}."
     assert (message in notes) == (verdict == "unmeasured")
-    assert ("raise max_gen_toks" in notes) == (CUT in wo)
+    assert ("Raise max_gen_toks" in notes) == (CUT in wo)
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_a_gain_only_of_fewer_truncated_samples_is_called_format():
     assert cells["answered [95 %]"].startswith("0.0 [")
     card = make_card(board)
     assert "better (format)" in str(card["answers"])
-    assert "Ungraded: w/o truncated 50.0 %" in card["facts"]["Ungraded"]
+    assert "Not graded: w/ Mful cut off 50.0 %" in card["facts"]["Ungraded"]

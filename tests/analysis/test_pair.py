@@ -89,7 +89,7 @@ def compare_logs(tmp_path, capsys, monkeypatch):
 def test_the_exit_code_tells_whether_accuracy_fell(scores, options, code, message, compare_logs):
     process = compare_logs(HALF, scores, "--not-worse-by", *options.split())
     assert process.returncode == code and message in process.stderr
-    assert "old.jsonl" in process.stdout and "+ / -" in process.stdout
+    assert "old.jsonl" in process.stdout and "+/-" in process.stdout
 
 
 def test_without_a_margin_the_exit_code_is_0(compare_logs):

@@ -327,9 +327,9 @@ def test_an_error_that_quotes_control_characters_is_one_printable_line(command):
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in (resources.folder("configs") / "runs").glob("*.yaml"))
 )
-def test_every_shipped_config_is_accepted_by_dry_run(name, dry_run):
+def test_every_shipped_config_is_accepted_by_dry_run(name, dry_run, tmp_path):
     tokenizer = f"model.model_args.tokenizer={TOY_MODEL}"
-    assert "requests" in dry_run(name, "--limit", "3", "--set", tokenizer)
+    assert "requests" in dry_run(name, "--limit", "3", "--set", tokenizer, "-o", tmp_path / "new")
 
 
 def test_fetch_names_what_cannot_be_reached(command, config):

@@ -297,7 +297,7 @@ def test_the_list_counts_the_flips_of_the_table_by_their_definition(effect):
             gained += (1 - old_share) * new_share
             lost += old_share * (1 - new_share)
         assert (gained, lost) == pytest.approx((row["wrong_to_right"], row["right_to_wrong"]))
-        assert index["flips"][name] == f"{count(gained)} / {count(lost)}"
+        assert index["flips"][name] == f"{count(gained)}/{count(lost)}"
 
 
 def test_hostile_text_stays_text(hostile):

@@ -95,11 +95,11 @@ def test_table_and_list_count_flips_of_several_samples_alike(show):
     frame = load_run(EXAMPLE, replicates=True)
     first_run = frame[frame["replicate"] == 0]
     row = compare(first_run).set_index("condition").loc["mless"]
-    count = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}"
+    count = f"{row['wrong_to_right']:.1f}/{row['right_to_wrong']:.1f}"
     definition = define_flips(3)
     assert "mean over pairs of samples" in definition
     table = " ".join(table_page(EXAMPLE).split())
-    assert count in table and f"+ / -: flips, {definition}" in table
+    assert count in table and f"+/-: flips, {definition}" in table
     contrasts = [" - ".join(contrast) for contrast in read_identity(EXAMPLE).contrasts]
     comparison = compare(frame, primary="mless - wo", contrasts=contrasts)
     mless = comparison.set_index("condition").loc["mless"]

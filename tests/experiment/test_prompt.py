@@ -134,7 +134,7 @@ def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_pat
     ):
         assert message in text
     assert "p6" not in text
-    assert "golds" not in describe_plan(plan_of(limit=5)[0])
+    assert "golds     all 5 can be compared" in describe_plan(plan_of(limit=5)[0])
 
 
 def test_an_answer_of_two_lines_is_refused_if_one_line_is_read(tmp_path):
@@ -187,4 +187,4 @@ def test_without_layouts_a_chat_template_is_used_if_there_is_one(toy_tokenizer, 
     plan, _ = plan_of("layouts=[]", tokenizer, limit=1)
     assert plan.config.layouts == ("raw",)
     assert plan.config.identity()["layouts"] == ["raw"]
-    assert "layouts   raw; before text outside a chat: no BOS token" in describe_plan(plan)
+    assert "raw: no chat template is known; before text outside" in describe_plan(plan)
