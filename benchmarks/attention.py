@@ -39,7 +39,7 @@ def main() -> None:
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-def ours(path: Path, length: int, layers: int) -> dict[str, Any]:
+def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
     """The probe's capture, with everything that a probe always records."""
     from transformers import AutoModel
 
@@ -106,7 +106,7 @@ def full_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
     return figures | {"logits_cpu_seconds": logits["cpu"]}
 
 
-WAYS = {"ours": ours, "full_eager": full_eager, "arithmetic": limit}
+WAYS = {"probe": probe, "full_eager": full_eager, "arithmetic": limit}
 
 
 def peak_memory() -> int:

@@ -12,7 +12,7 @@ from harness.analysis.power import detection_power
 if TYPE_CHECKING:
     from benchmarks.calibration import Rates
 
-N, MARGIN = 500, 0.01
+PROBLEMS, MARGIN = 500, 0.01
 REPORTED = 0.02
 """The discordance without targets: ten flips in 500 problems."""
 
@@ -59,12 +59,13 @@ problems change together, and the tests **fail**. Targets: first at most 6; any 
 skewed.
 
 """
+COVERAGE = (0.94, 1)
 SETTING = ("population", "k", "discordance")
 
 
 def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[str]]:
     """Format the results in Markdown. Return the text and the missed targets."""
-    judge = _Judge()
+    targets = Targets(digits=2)
     full, few, hard = [], [], []
     for row in rates:
         cell = row.cell
@@ -72,7 +73,7 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         is_few = cell.effect == MARGIN and cell.discordance == 0.05
         if is_few:
             few.append(row)
-        if is_usual and cell.n == N and cell.discordance >= REPORTED:
+        if is_usual and cell.n == PROBLEMS and cell.discordance >= REPORTED:
             full.append(row)
         elif not is_few:
             hard.append(row)
@@ -83,7 +84,7 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         revision=facts["git revision"],
         date=facts["date"],
         experiments=experiments,
-        error=100 * math.sqrt(0.05 * 0.95 / experiments),
+        error=100 * standard_error(experiments),
         reported=100 * REPORTED,
     )
     few_rows = [
@@ -91,48 +92,65 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
         for row in sorted(few, key=lambda row: (row.cell.k, row.cell.n))
         if row.cell.population == "undecided"
     ]
-    text += NONE + _table_without_effect(full, judge)
-    text += LEAST + _table_of_least_effect(full, judge)
+    text += NONE + _table_without_effect(full, targets)
+    text += LEAST + _table_of_least_effect(full, targets)
     text += FEW + table(("n", "k", "covers"), few_rows)
-    text += HARD + _table_of_hard_cells(hard, judge)
-    return text, judge.missed
+    text += HARD + _table_of_hard_cells(hard, targets)
+    return text, targets.missed
 
 
-class _Judge:
-    """Formats rates, and collects those that miss their target."""
+class Targets:
+    """Formats rates, and collects those that miss their target.
 
-    def __init__(self) -> None:
+    Args:
+        digits: Decimals of a rate in percent.
+        tolerance: The distance between a rate and its target that is no miss.
+    """
+
+    def __init__(self, digits: int, tolerance: float = 0.0) -> None:
+        self._digits, self._tolerance = digits, tolerance
         self.missed: list[str] = []
 
-    def format(self, quantity: str, row: Rates, rate: float, low: float, high: float) -> str:
+    def format(self, quantity: str, setting: object, rate: float, low: float, high: float) -> str:
         """The rate in percent, bold if it is not between `low` and `high`."""
-        text = _percent(rate)
-        if row.cell.discordance == REPORTED or low <= rate <= high:
+        text = f"{100 * rate:.{self._digits}f}"
+        if low - self._tolerance <= rate <= high + self._tolerance:
             return text
-        self.missed.append(f"{quantity} {text}: {row.cell}")
+        self.missed.append(f"{quantity} {text}: {setting}")
         return f"**{text}**"
 
-    def coverage(self, row: Rates) -> str:
-        return self.format("coverage", row, row.covers, 0.94, 1)
+
+def standard_error(experiments: int) -> float:
+    """Standard error of a rate near 5 or 95 percent."""
+    return math.sqrt(0.05 * 0.95 / experiments)
 
 
-def _table_without_effect(rates: Sequence[Rates], judge: _Judge) -> str:
+def _format(
+    targets: Targets, quantity: str, row: Rates, rate: float, low: float, high: float
+) -> str:
+    if row.cell.discordance == REPORTED:
+        return _percent(rate)
+    return targets.format(quantity, row.cell, rate, low, high)
+
+
+def _table_without_effect(rates: Sequence[Rates], targets: Targets) -> str:
     at_margin = {_setting(row): row for row in rates if row.cell.effect == MARGIN}
     lines = []
     for row in rates:
         if row.cell.effect == 0:
             setting = _setting(row)
-            false_effects = judge.format("false effects", row, row.false_any, 0, 0.05)
-            line = [*setting, false_effects, _percent(row.false_single), judge.coverage(row)]
+            false_effects = _format(targets, "false effects", row, row.false_any, 0, 0.05)
+            covers = _format(targets, "coverage", row, row.covers, *COVERAGE)
+            line = [*setting, false_effects, _percent(row.false_single), covers]
             false_equivalence = "-"
             if setting in at_margin:
                 rate = at_margin[setting].equivalent
-                false_equivalence = judge.format("false equivalence", row, rate, 0, 0.05)
+                false_equivalence = _format(targets, "false equivalence", row, rate, 0, 0.05)
             lines.append([*line, _percent(row.equivalent), false_equivalence])
     return table((*SETTING, "any", "first", "covers", "equivalent", "at margin"), lines)
 
 
-def _table_of_least_effect(rates: Sequence[Rates], judge: _Judge) -> str:
+def _table_of_least_effect(rates: Sequence[Rates], targets: Targets) -> str:
     lines = []
     for row in rates:
         cell = row.cell
@@ -141,13 +159,14 @@ def _table_of_least_effect(rates: Sequence[Rates], judge: _Judge) -> str:
         detected = _percent(row.detected)
         if cell.population == "undecided":
             power = detection_power(cell.effect, n=cell.n, k=cell.k, discordance=cell.discordance)
-            detected = judge.format("power", row, row.detected, power - 0.02, power + 0.02)
+            detected = _format(targets, "power", row, row.detected, power - 0.02, power + 0.02)
         effect = f"{100 * cell.effect:.2f}"
-        lines.append([*_setting(row), effect, detected, judge.coverage(row)])
+        covers = _format(targets, "coverage", row, row.covers, *COVERAGE)
+        lines.append([*_setting(row), effect, detected, covers])
     return table((*SETTING, "effect, points", "found", "covers"), lines)
 
 
-def _table_of_hard_cells(rates: Sequence[Rates], judge: _Judge) -> str:
+def _table_of_hard_cells(rates: Sequence[Rates], targets: Targets) -> str:
     limits = {"skewed": (0.06, 0.06), "blocks": (1.0, 1.0)}
     lines = []
     for row in rates:
@@ -160,8 +179,8 @@ def _table_of_hard_cells(rates: Sequence[Rates], judge: _Judge) -> str:
                 str(cell.k),
                 f"{100 * cell.discordance:g}",
                 str(cell.tests),
-                judge.format("false effects", row, row.false_single, 0, limit),
-                judge.format("false effects after Holm", row, row.false_any, 0, adjusted_limit),
+                _format(targets, "false effects", row, row.false_single, 0, limit),
+                _format(targets, "false effects after Holm", row, row.false_any, 0, adjusted_limit),
                 _percent(row.covers),
             ]
         )

@@ -35,7 +35,7 @@ from harness.runs.stored_files import expand
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7
 GRADER_POINTS = 2
-"""A grader differs if its difference is this many points from ours."""
+"""A grader differs if its difference is this many points from that of mless."""
 STATES = ("no_box", "truncated", "refused", "timed_out", "looping")
 BOX = re.compile(r"\\boxed\{(.*)\}")
 
@@ -53,9 +53,9 @@ class Control:
         share: The share of the problems.
         right: Whether right samples are changed, or wrong ones. None: any.
         verdict: The verdict of the condition, in the table.
-        parts: Whether the difference is one of format or answer, in the mediators.
+        sources: Whether the difference is one of format or answer, in the mediators.
         states: The shares of samples that rise by a point or more, in the mediators.
-        graders: The graders whose difference is not that of our grader, in the audit.
+        graders: The graders whose difference is not that of mless, in the audit.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Control:
     share: float = SHARE
     right: bool | None = True
     verdict: str = "worse"
-    parts: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
     graders: tuple[str, ...] = ()
 
@@ -106,24 +106,26 @@ def _first_digit(gold: str) -> str:
     return digit[0] if digit and gold != digit[0] else ""
 
 
-_cut_off = partial(Control, change=_cut, parts=("format",), graders=("math_verify", "authors_rule"))
+_cut_off = partial(
+    Control, change=_cut, sources=("format",), graders=("math_verify", "authors_rule")
+)
 """math_verify reads the last number before a cut, and the study's rule accepts a missing answer,
 because an empty text is a part of every gold answer."""
-FORMAL = "worse (format)"
+WORSE_BY_FORMAT = "worse (format)"
 CONTROLS = (
     Control(name="nothing", change=lambda sample, gold: None, verdict="equivalent"),
-    Control(name="another answer", change=_answer, parts=("answer",)),
+    Control(name="another answer", change=_answer, sources=("answer",)),
     Control(
         name="no box",
         change=_format,
-        verdict=FORMAL,
-        parts=("format",),
+        verdict=WORSE_BY_FORMAT,
+        sources=("format",),
         states=("no_box",),
         graders=("authors_rule",),
     ),
-    _cut_off(name="a cut", verdict=FORMAL, states=("truncated",)),
-    Control(name="a second box", change=_second_box, parts=("answer",)),
-    _cut_off(name="a loop", change=_loop, verdict=FORMAL, states=("truncated", "looping")),
+    _cut_off(name="a cut", verdict=WORSE_BY_FORMAT, states=("truncated",)),
+    Control(name="a second box", change=_second_box, sources=("answer",)),
+    _cut_off(name="a loop", change=_loop, verdict=WORSE_BY_FORMAT, states=("truncated", "looping")),
     Control(
         name="every answer of both sides cut off",
         change=_cut,
@@ -143,7 +145,7 @@ CONTROLS = (
 )
 
 
-def plant(control: Control, folder: Path) -> int:
+def make_changed_run(control: Control, folder: Path) -> int:
     """Copy the run, change it and grade it again. Return the number of changed samples."""
     ignored = shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
     shutil.copytree(RUN, folder, ignore=ignored)
@@ -168,17 +170,15 @@ def plant(control: Control, folder: Path) -> int:
     suitable = [(index, sample) for index, sample in samples if is_suitable(sample)]
     count = min(len(suitable), round(control.share * len(golds)))
     for index, sample in random.Random(SEED).sample(suitable, count):
-        original = dict(sample)
         control.change(sample, golds[sample["problem_id"]])
-        if sample != original:
-            lines[index] = json.dumps(sample, ensure_ascii=False)
+        lines[index] = json.dumps(sample, ensure_ascii=False)
     (folder / JOURNAL).write_text("\n".join(lines) + "\n", encoding="utf-8")
     regrade(folder)
     return count
 
 
-def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Read verdict, parts, states and graders of the condition, as in `Control`."""
+def describe_run(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Read verdict, sources, states and graders of the condition, as in `Control`."""
     board = make_leaderboard([Run.load(folder)])
     (row,) = (row for row in records(board.comparison) if row["condition"] == CONDITION)
     mediators = board.side_tables["mediators"].set_index("condition")
@@ -187,15 +187,15 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
         "format": row["difference"] - row["answered_difference"],
         "answer": row["answered_difference"],
     }
-    kinds = tuple(name for name in points if abs(points[name]) >= 2)
+    sources = tuple(name for name in points if abs(points[name]) >= 2)
     rises = mediators.loc[CONDITION, list(STATES)] - mediators.loc["wo", list(STATES)]
     states = tuple(name for name in STATES if rises[name] >= 1)
-    ours = audit["ours_difference"]
+    difference = audit["ours_difference"]
     graders = tuple(
-        name for name in GRADERS if abs(audit[f"{name}_difference"] - ours) >= GRADER_POINTS
+        name for name in GRADERS if abs(audit[f"{name}_difference"] - difference) >= GRADER_POINTS
     )
     verdict = f"{row['verdict']} (format)" if row["by_format"] else str(row["verdict"])
-    return verdict, kinds, states, graders
+    return verdict, sources, states, graders
 
 
 def main() -> None:
@@ -205,13 +205,13 @@ def main() -> None:
     for control in CONTROLS[:2] if small else CONTROLS:
         with tempfile.TemporaryDirectory(prefix="mless-controls-") as parent:
             folder = Path(parent) / "run"
-            count = plant(control, folder)
-            description = find(folder)
+            count = make_changed_run(control, folder)
+            description = describe_run(folder)
         verdict, *names = description
         cells = [", ".join(group) or "-" for group in names]
         samples = count if control.name != "nothing" else 0
         rows.append((control.name, str(samples), verdict, *cells))
-        expected = (control.verdict, control.parts, control.states, control.graders)
+        expected = (control.verdict, control.sources, control.states, control.graders)
         if description != expected:
             missed.append(f"{control.name}: expected {expected}, got {description}")
         say(f"{control.name}: {description}")

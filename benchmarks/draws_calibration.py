@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import expit
 
+from benchmarks.calibration_page import Targets, standard_error
 from benchmarks.report import table
 from harness.analysis.paired_tests import PairedDifference
 from harness.analysis.pool_models import (
@@ -188,8 +189,7 @@ def solve_effect(mean: float, shift: float, effects: Effects) -> float:
 
 def section(rates: Iterable[DrawRates], experiments: int) -> tuple[str, list[str]]:
     """Format the results as Markdown. Return the text and the missed targets."""
-    missed: list[str] = []
-    tolerance = 2 * (0.05 * 0.95 / experiments) ** 0.5
+    targets = Targets(digits=1, tolerance=2 * standard_error(experiments))
     draws, instructions = [], []
     for rate in rates:
         design = rate.design
@@ -200,14 +200,12 @@ def section(rates: Iterable[DrawRates], experiments: int) -> tuple[str, list[str
             instructions.append([*setting, covers, width])
             continue
         setting += [str(design.each), f"{design.shift:g}", design.effects]
-        false = f"{100 * rate.false:.1f}"
-        if design.draws >= FEWEST_DRAWS and rate.false > FALSE_RATE + tolerance:
-            missed.append(f"false effects {false}: {design}")
-            false = f"**{false}**"
+        limit = FALSE_RATE if design.draws >= FEWEST_DRAWS else 1.0
+        false = targets.format("false effects", design, rate.false, 0, limit)
         covers_zero, detected = f"{100 * rate.covers:.1f}", f"{100 * rate.detected:.1f}"
         draws.append([*setting, false, covers_zero, covers, detected, width])
     header = "clusters,problems,draws,each,shift,effects,false,covers,with an effect,found,width"
     text = TEXT.format(experiments=experiments, target=100 * FALSE_RATE)
     text += table(header.split(","), draws) + INSTRUCTIONS
     text += table(["clusters", "problems", "instructions", "covers", "width"], instructions)
-    return text, missed
+    return text, targets.missed

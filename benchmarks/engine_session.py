@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from benchmarks.runs import say, write_json
+from benchmarks.runs import run_mless_here, say, write_json
 from harness.engines.completions import sampling_parameters
 from harness.engines.engine_options import engine_arguments
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
@@ -176,7 +176,7 @@ class Session:
         write_json(self.folder / f"{self.name}.json", self._figures)
 
     def measure_stream(self, name: str, kind: str, requests: Sequence[Request]) -> None:
-        """Measure our engine alone, without journal and grading."""
+        """Measure mless's engine alone, without journal and grading."""
 
         def serve(_: StepTimes) -> None:
             for _finished in self.engine.stream(requests):
@@ -194,7 +194,7 @@ def measure_plain(session: Session) -> None:
 
         def serve_mless(times: StepTimes) -> None:
             shutdown_callbacks.append(times.note_close)
-            run_mless(session)
+            run_config(session)
             shutdown_callbacks.clear()
 
         session.measure("warm-up", "raw", serve_raw)
@@ -217,22 +217,15 @@ def generate_raw(session: Session) -> None:
     llm.generate(prompts, parameters, use_tqdm=False)
 
 
-def run_mless(session: Session) -> None:
+def run_config(session: Session) -> None:
     """The command `mless run` in this process: it makes prompts, journals and grades."""
-    from harness.cli import main
-
     output = session.folder / f"run-{time.monotonic_ns()}"
     command = ["run", str(session.folder / "config.yaml"), "--quiet", "--output", str(output)]
     command += ["--limit", str(session.request_count), "--set", "conditions=[mless]"]
-    arguments, thresholds = sys.argv, gc.get_threshold()
-    sys.argv = ["mless", *command]
+    thresholds = gc.get_threshold()
     try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
+        run_mless_here(command)
     finally:
-        sys.argv = arguments
         gc.set_threshold(*thresholds)  # which the command raises; raw vLLM has Python's own
 
 

@@ -11,7 +11,7 @@ the labelled pairs of the tests, each answer in a box.
 
     python -m benchmarks.grading [--small] [--json grading.json]
 
-The data are those of MATH500_PATH, or the toy's if it is not set.
+The data are those of MATH500_PATH, or the tests' if it is not set.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
     times = [run["seconds"] for run in runs]
     seconds, stock_seconds = statistics.median(times), time_lm_eval(sample) / sample * ANSWERS
     verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in pool["verdicts"].items())
-    data = "the toy's problems" if DATA == PROBLEMS else "MATH-500"
+    data = "the tests' problems" if DATA == PROBLEMS else "MATH-500"
     notes = [
         f"lm-eval's time is extrapolated from {sample:,} of the answers.",
         f"Verdicts: {verdicts}.",
@@ -79,7 +79,7 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
                 met=seconds <= TARGET_S,
             ),
             row(
-                "lm-eval's `process_results`, one answer after another; ratio to ours",
+                "lm-eval's `process_results`, one answer after another; ratio to mless's grader",
                 f"{stock_seconds:.0f} s",
                 ratio=stock_seconds / seconds,
             ),

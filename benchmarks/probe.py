@@ -24,10 +24,11 @@ from benchmarks.report import Figures, Row, row
 from benchmarks.runs import (
     PROBLEMS,
     SHAPES,
-    TOY,
+    TEST_FOLDER,
     read_json,
     run_benchmark,
     run_logged,
+    run_mless_here,
     say,
     write_json,
 )
@@ -57,7 +58,7 @@ Measured = Mapping[str, Any]
 def main() -> None:
     """Measure the benchmark, or one command of `mless` for it."""
     if sys.argv[1:2] == ["command"]:
-        write_json(Path(sys.argv[2]), mless(sys.argv[3:]))
+        write_json(Path(sys.argv[2]), measure_command(sys.argv[3:]))
         return
     run_benchmark(__doc__, measure)
 
@@ -89,24 +90,17 @@ def measure(folder: Path, small: bool) -> Figures:
 def _measure_round(processes: _Processes, length: int) -> dict[str, Any]:
     """Measure processes that are compared soon after each other, as a machine's speed changes."""
     return {
-        "ours": processes.way("ours", length),
+        "probe": processes.way("probe", length),
         "limit": processes.way("arithmetic", length),
-        "layer_1": processes.way("ours", length, layers=1),
+        "layer_1": processes.way("probe", length, layers=1),
         "layer_1_limit": processes.way("arithmetic", length, layers=1),
     }
 
 
-def mless(command: list[str]) -> dict[str, Any]:
-    """Wall seconds, CPU seconds and peak memory of a command in this process, with imports."""
+def measure_command(arguments: list[str]) -> dict[str, Any]:
+    """Wall seconds, CPU seconds and peak memory of `mless` in this process, with imports."""
     started = time.monotonic()
-    from harness.cli import main
-
-    sys.argv = ["mless", *command]
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
+    run_mless_here(arguments)
     cpu = time.process_time()
     return {"wall": time.monotonic() - started, "cpu": cpu, "peak": peak_memory()}
 
@@ -143,14 +137,14 @@ class _Processes:
         sizes = _prompt_sizes(traces)
         return {
             **read_json(path),
-            "dataset": "the toy's problems" if dataset == str(PROBLEMS) else "MATH-500",
+            "dataset": "the tests' problems" if dataset == str(PROBLEMS) else "MATH-500",
             "prompts": len(sizes),
             "tokens": sum(sizes),
             "bytes": sum(file.stat().st_size for file in traces.iterdir()),
         }
 
     def _save_model(self) -> Path:
-        """Save one layer of the command's model with random weights, and the toy's tokenizer."""
+        """Save one layer of the command's model with random weights, and the tests' tokenizer."""
         from transformers import AutoConfig, AutoModel
 
         folder = self._folder / "model"
@@ -158,7 +152,7 @@ class _Processes:
         config = AutoConfig.for_model(shape.pop("model_type"), **shape)
         AutoModel.from_config(config).save_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            shutil.copy(TOY / "model" / file, folder)
+            shutil.copy(TEST_FOLDER / "model" / file, folder)
         return folder
 
 
@@ -174,22 +168,22 @@ def _rows(compared: Mapping[int, Mapping[str, Measured]]) -> list[Row]:
     """Compare the ways at the greatest length, and with Hugging Face at the shorter ones."""
     longest = max(compared)
     ways = compared[longest]
-    ours, layer_1, eager = ways["ours"], ways["layer_1"], ways["full_eager"]
+    probe, layer_1, eager = ways["probe"], ways["layer_1"], ways["full_eager"]
     layers = f"{longest:,} tokens, Layers 1 to {LAYERS}"
     layer_1_title = f"{longest:,} tokens, Layer 1 alone"
     against_arithmetic = "CPU against bare arithmetic"
     rows = [
-        _compare(f"{layers}: {against_arithmetic}", ours, ways["limit"], most=TARGET_LIMIT),
-        _compare(f"{layers}: CPU of {EAGER}", eager, ours, least=TARGET_CPU),
-        _compare("the same: peak memory", eager, ours, key="peak", least=TARGET_MEMORY),
+        _compare(f"{layers}: {against_arithmetic}", probe, ways["limit"], most=TARGET_LIMIT),
+        _compare(f"{layers}: CPU of {EAGER}", eager, probe, least=TARGET_CPU),
+        _compare("the same: peak memory", eager, probe, key="peak", least=TARGET_MEMORY),
         _compare("the same for Layer 1 alone: CPU", eager, layer_1, least=TARGET_LAYER_1),
         _compare(f"{layer_1_title}: {against_arithmetic}", layer_1, ways["layer_1_limit"]),
     ]
     for length, ways in compared.items():
         if length != longest:
-            ours, eager = ways["ours"], ways["full_eager"]
-            measured = f"{_describe(eager)}; ours {_describe(ours)}"
-            ratio = eager["cpu"] / ours["cpu"]
+            probe, eager = ways["probe"], ways["full_eager"]
+            measured = f"{_describe(eager)}; the probe {_describe(probe)}"
+            ratio = eager["cpu"] / probe["cpu"]
             rows.append(row(f"{length:,} tokens: {EAGER}", measured, ratio=ratio))
     return rows
 
@@ -210,7 +204,7 @@ def _compare(
         target = f"at most {most} times"
         return row(measure, measured, target=target, ratio=ratio, met=ratio <= most)
     if least is not None:
-        target = f"at least {least} times ours"
+        target = f"at least {least} times the probe's"
         return row(measure, measured, target=target, ratio=ratio, met=ratio >= least)
     return row(measure, measured, ratio=ratio)
 
@@ -249,7 +243,7 @@ def _notes(ways: Mapping[str, Measured], command: Measured) -> list[str]:
         "The probe also computes its measures from the weights; `output_attentions` only returns "
         "the matrices.",
         f"The command: {command['dataset']}, {command['tokens']:,} tokens in "
-        f"{command['prompts']:,} prompts ({CONDITIONS}), with the toy's tokenizer if the model's "
+        f"{command['prompts']:,} prompts ({CONDITIONS}), with the tests' tokenizer if the model's "
         "own is not available; with imports, weights and self-checks "
         f"{command['cpu']:.0f} CPU seconds; {command['bytes'] / 1e6:.0f} MB of traces.",
     ]

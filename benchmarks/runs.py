@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: command line, commands in processes, the toy model and its problems."""
+"""Shared by the benchmarks: command line, commands in processes, the tests' model and problems."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
@@ -23,10 +24,10 @@ from harness.errors import EngineError
 from harness.experiment.problems import PATH_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
-TOY = ROOT / "tests" / "data" / "toy"
+TEST_FOLDER = ROOT / "tests" / "data" / "toy"
 """A tiny model and the 500 problems that it was trained for."""
-CONFIG = TOY / "demo.yaml"
-PROBLEMS = TOY / "demo.jsonl"
+CONFIG = TEST_FOLDER / "demo.yaml"
+PROBLEMS = TEST_FOLDER / "demo.jsonl"
 SHAPES = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8"))
 """Sizes of models with random or dummy weights."""
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for all processes
@@ -92,7 +93,7 @@ def work_folder(small: bool) -> Path:
 def run_mless(
     overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None
 ) -> dict[str, Any]:
-    """Run `mless run` with the toy's config in a fresh process.
+    """Run `mless run` with the tests' config in a fresh process.
 
     Returns:
         The receipt's `timing`, and `wall_seconds` of the command.
@@ -106,6 +107,22 @@ def run_mless(
         command.append(f"--limit={limit}")
     wall = run_logged(command, log)
     return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
+
+
+def run_mless_here(arguments: Sequence[str]) -> None:
+    """Run the command `mless` in this process.
+
+    Raises:
+        SystemExit: The command failed.
+    """
+    from harness.cli import main
+
+    with patch.object(sys, "argv", ["mless", *arguments]):
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise
 
 
 def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ MODEL_ARGUMENTS = (
     "pretrained=tests/data/toy/model,dtype=bfloat16,max_model_len=4096,enforce_eager=True,"
     "kv_cache_memory_bytes=1073741824,enable_chunked_prefill=False,max_num_batched_tokens=8192"
 )
-OURS = [f"conditions={json.dumps(CONDITIONS)}", "model.model_args.dtype=bfloat16"]
+MLESS_OVERRIDES = [f"conditions={json.dumps(CONDITIONS)}", "model.model_args.dtype=bfloat16"]
 FASTEST = "the fastest call"
 MEASURES = (
     ("generation", "generation_seconds", TARGET_GENERATION),
@@ -132,8 +132,8 @@ def measure(folder: Path, small: bool) -> Figures:
     """Measure all figures."""
     limit = SMALL_LIMIT if small else None
     say("stock: one mless run of three conditions")
-    ours = run_mless(OURS, folder / "mless", folder / "mless.log", limit=limit)
-    _report("stock", ours)
+    mless_call = run_mless(MLESS_OVERRIDES, folder / "mless", folder / "mless.log", limit=limit)
+    _report("stock", mless_call)
     conditions = CONDITIONS[:1] if small else CONDITIONS
     calls = {}
     for name, called in ((FASTEST, conditions), *((name, (name,)) for name in conditions)):
@@ -144,7 +144,7 @@ def measure(folder: Path, small: bool) -> Figures:
         calls[name] = run_lm_eval(called, output, log, batch_size=batch_size, limit=limit)
         _report(name, calls[name])
     correct = read_accuracies(folder / "mless", [f"demo_{condition}" for condition in CONDITIONS])
-    return _figures(ours, correct, calls)
+    return _figures(mless_call, correct, calls)
 
 
 def _report(name: str, call: Call) -> None:
@@ -152,7 +152,7 @@ def _report(name: str, call: Call) -> None:
     say(f"{name}: {generation} s of generation, {wall} s in all")
 
 
-def _figures(ours: Call, correct: list[float], calls: dict[str, Call]) -> Figures:
+def _figures(mless_call: Call, correct: list[float], calls: dict[str, Call]) -> Figures:
     fastest = calls[FASTEST]
     default_calls = [call for name, call in calls.items() if name != FASTEST]
     default_rows: list[Row] = []
@@ -160,10 +160,10 @@ def _figures(ours: Call, correct: list[float], calls: dict[str, Call]) -> Figure
     for name, key, target in MEASURES:
         seconds = [call[key] for call in default_calls]
         terms = " + ".join(f"{value:.0f}" for value in seconds)
-        ratio = sum(seconds) / ours[key]
+        ratio = sum(seconds) / mless_call[key]
         default_row = row(
             f"three default calls: {name}",
-            f"stock {sum(seconds):.0f} s ({terms}); mless {ours[key]:.1f} s",
+            f"stock {sum(seconds):.0f} s ({terms}); mless {mless_call[key]:.1f} s",
             target=f"at least {target} times less",
             ratio=ratio,
             met=ratio >= target,
@@ -171,8 +171,8 @@ def _figures(ours: Call, correct: list[float], calls: dict[str, Call]) -> Figure
         default_rows.append(default_row)
         fastest_row = row(
             f"the fastest call: {name}",
-            f"stock {fastest[key]:.1f} s; mless {ours[key]:.1f} s",
-            ratio=fastest[key] / ours[key],
+            f"stock {fastest[key]:.1f} s; mless {mless_call[key]:.1f} s",
+            ratio=fastest[key] / mless_call[key],
         )
         fastest_rows.append(fastest_row)
     default_accuracies = [value for call in default_calls for value in call["correct"]]
@@ -186,8 +186,8 @@ def _figures(ours: Call, correct: list[float], calls: dict[str, Call]) -> Figure
     )
     return {
         "title": "One run against stock lm-eval",
-        "what": f"{ours['samples']:,} greedy completions of the tests' toy model: `mless run` with "
-        "three conditions, against `lm_eval --model vllm` on "
+        "what": f"{mless_call['samples']:,} greedy completions of the tests' model: `mless run` "
+        "with three conditions, against `lm_eval --model vllm` on "
         f"{', '.join(f'math500_{condition}' for condition in CONDITIONS)}. Three default calls: "
         "one prompt at a time. The fastest call: `--tasks a,b,c --batch_size auto`.",
         "rows": [*default_rows, *fastest_rows],
@@ -196,7 +196,7 @@ def _figures(ours: Call, correct: list[float], calls: dict[str, Call]) -> Figure
             f"Stock model arguments: `{MODEL_ARGUMENTS}`.",
             f"Accuracy in percent, {', '.join(CONDITIONS)}: {accuracies}.",
         ],
-        "mless": ours,
+        "mless": mless_call,
         "stock": calls,
     }
 

@@ -92,13 +92,13 @@ def describe_command(title: str, figures: Mapping[str, float]) -> list[Row]:
 
 def describe_reading(figures: Mapping[str, float]) -> Row:
     """The row of `load_run`."""
-    ours, parser = figures["load_run"], figures["json_loads"]
+    reading, parser = figures["load_run"], figures["json_loads"]
     return row(
         f"CPU time of load_run with its checks, {READ:,} samples, and of json.loads on its lines",
-        f"{ours:.2f} s, {parser:.2f} s",
-        ratio=ours / parser,
+        f"{reading:.2f} s, {parser:.2f} s",
+        ratio=reading / parser,
         target=f"at most {RATIO:g} times",
-        met=ours <= RATIO * parser,
+        met=reading <= RATIO * parser,
     )
 
 

@@ -48,8 +48,11 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
 }
 INTRODUCTION = """# Configs
 
+```bash
+mless run configs/runs/products.yaml --set max_gen_toks=50 --dry-run   # --set changes a key
+```
+
 Written by `python -m tools.reference_pages`. Defaults are in brackets.
-`--set model.model_args.dtype=bfloat16` changes a key.
 """
 
 TABLES: dict[str, dict[str, str]] = {
@@ -62,6 +65,10 @@ TABLES: dict[str, dict[str, str]] = {
     "Published numbers (`reference.rows`)": published_numbers.REFERENCE_COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
+
+```bash
+mless table results/example --explain
+```
 
 Written by `python -m tools.reference_pages`. Differences are in points. A column is listed in the
 first table that has it with this meaning. Each column with `low` in its name has one with `high`,

@@ -70,7 +70,8 @@ class RunConfig(Strict):
     dataset: AnyDataset = "math500"
     """`math500`, a file, or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
-    """`wo`, `mless`, `mful`, `random`, or mappings."""
+    """`wo`, `mless`, `mful`, `random`, or mappings. `{causes: mless, layers: 1}` adds the arms
+    of a condition's filler: `causes` names the condition."""
     sweep: None = None
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
     baseline: str | None = None

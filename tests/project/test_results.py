@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from attention_probe.figures.figure_config import PromptsConfig
-from benchmarks.controls import CONTROLS, find, plant
+from benchmarks.controls import CONTROLS, describe_run, make_changed_run
 from benchmarks.seed_claims import load, page
 from harness import load_run
 from harness.experiment.plan import make_plan
@@ -138,9 +138,9 @@ def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
     ids=lambda control: control.name,
 )
 def test_a_planted_change_is_called_by_its_name(control, tmp_path):
-    assert plant(control, tmp_path / "run") >= 20
-    expected = (control.verdict, control.parts, control.states, control.graders)
-    assert find(tmp_path / "run") == expected
+    assert make_changed_run(control, tmp_path / "run") >= 20
+    expected = (control.verdict, control.sources, control.states, control.graders)
+    assert describe_run(tmp_path / "run") == expected
 
 
 def test_the_first_table_of_the_page_on_seeds_has_the_rows_that_are_printed(tmp_path):
