@@ -98,7 +98,8 @@ def test_table_and_list_count_flips_of_several_samples_alike(show):
     count = f"{row['wrong_to_right']:.1f}/{row['right_to_wrong']:.1f}"
     definition = define_flips(3)
     assert "mean over pairs of samples" in definition
-    table = " ".join(table_page(EXAMPLE).split())
+    # plain text omits the flips where the names of conditions are long
+    table = " ".join(table_page(EXAMPLE, form="markdown").replace("\\", "").split())
     assert count in table and f"+/-: flips, {definition}" in table
     contrasts = [" - ".join(contrast) for contrast in read_identity(EXAMPLE).contrasts]
     comparison = compare(frame, primary="mless - wo", contrasts=contrasts)

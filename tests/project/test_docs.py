@@ -76,7 +76,9 @@ def study_runs(shown_commands):
     pattern = r"^(?:\$run|mless run)(?:'[^']*'|[^'\n])*"
     configs = {}
     for command in re.findall(pattern, shown_commands, re.MULTILINE):
-        _, _, path, *options = shlex.split(command.replace("$run", variable))
+        _, _, path, *options = shlex.split(command.replace("$run", variable), comments=True)
+        if "--dry-run" in options:
+            continue
         config = load_config(ROOT / path, [word for word in options if word != "--set"])
         configs[str(config.folder)] = config
     return configs
