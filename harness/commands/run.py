@@ -74,6 +74,7 @@ def run(
         describe_folder,
         execute,
         fill_open_settings,
+        refuse_layers,
         stored_example_ids,
     )
     from harness.experiment.plan import make_plan
@@ -111,6 +112,7 @@ def run(
     plan = make_plan(settings, limit=limit, stored_ids=stored_example_ids(folder))
     further_lines = [] if engine_count == 1 else [f"engines   {engine_count}, in Ray actors"]
     if dry_run:
+        refuse_layers(plan)
         further_lines.append(f"folder    {describe_folder(plan, folder)}")
         typer.echo(f"{show_prompts(plan)}\n{describe_plan(plan, further_lines)}")
         return

@@ -14,7 +14,7 @@ from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import visible
 from harness.engines.devices import describe_processor
-from harness.engines.interventions.check_arms import ARM_PROMPTS
+from harness.engines.interventions.check_arms import count_checked
 from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
@@ -173,9 +173,10 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
     interventions = [condition for condition in config.conditions if condition.intervention]
     if interventions:
         number = len(interventions)
+        checked = count_checked(len(plan.dataset.problems))
         yield (
             f"arms      {number} conditions have an intervention, "
-            f"which is checked on {ARM_PROMPTS} prompts of each"
+            f"which is checked on {checked} prompts of each"
         )
     layers = config.record_attention
     if layers:

@@ -38,6 +38,7 @@ def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:
 
     Files that are no receipts are skipped.
     """
+    is_checked = any(condition.intervention for condition in config.conditions)
     for path in config.output.glob(f"*/{RECEIPT}"):
         try:
             receipt = json.loads(path.read_text(encoding="utf-8"))
@@ -51,24 +52,36 @@ def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:
             if is_same and engine.get("engines", 1) == 1:
                 is_cpu = receipt["engine"]["device"] == "cpu"
                 devices = engine.get("device_names") or ()
-                yield (
-                    timing["tokens"],
-                    _describe_speed(timing, requests, path.parent, devices, is_cpu=is_cpu),
+                text = _describe_speed(
+                    timing, requests, path.parent, devices, is_cpu=is_cpu, is_checked=is_checked
                 )
+                yield timing["tokens"], text
         except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
             continue
 
 
 def _describe_speed(
-    timing: Mapping[str, Any], requests: int, run: Path, devices: Sequence[str], *, is_cpu: bool
+    timing: Mapping[str, Any],
+    requests: int,
+    run: Path,
+    devices: Sequence[str],
+    *,
+    is_cpu: bool,
+    is_checked: bool,
 ) -> str:
     speed = timing["tokens_per_second"]
     seconds = requests * timing["tokens"] / timing["samples"] / speed + timing["load_seconds"]
+    # that of interventions, by Hugging Face
+    check_seconds = timing.get("reference_seconds", 0)
+    seconds += check_seconds if is_checked else 0
     # GPU-minutes count each GPU
     minutes = max(1, math.ceil(seconds / 60 * max(1, len(devices))))
     unit = plural("minute" if is_cpu else "GPU-minute", minutes)
     device = f" on {devices[0]}" if devices else ""
-    return f"about {minutes} {unit} (as {run}: {speed:,.0f} tokens/s{device})"
+    text = f"about {minutes} {unit} (as {run}: {speed:,.0f} tokens/s{device})"
+    if is_checked and not check_seconds:
+        text += ", and the check of interventions, which that run did not need"
+    return text
 
 
 def _read_speed_settings(backend: str, model_args: Mapping[str, Any], **_: Any) -> list[Any]:

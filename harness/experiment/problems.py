@@ -284,7 +284,8 @@ def _load_from_hub() -> Dataset:
         rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)
     except Exception as error:
         raise DataError(
-            f"{explain_hub_error(MATH500_REPOSITORY, error)} Or set {PATH_VARIABLE}=FILE.jsonl."
+            f"{explain_hub_error(MATH500_REPOSITORY, error)} Or set "
+            f"{PATH_VARIABLE}=FILE.jsonl, with the keys problem, answer and unique_id."
         ) from error
     source = f"{MATH500_REPOSITORY}@{MATH500_REVISION}"
     records = [(f"{source}, row {number}", dict(row)) for number, row in enumerate(rows)]

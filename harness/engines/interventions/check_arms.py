@@ -20,8 +20,10 @@ from harness.errors import EngineError, ModelError
 from harness.experiment.plan import Plan, Request, hash_json
 
 ARM_PROMPTS, ARM_TOKENS = 8, 8
-"""Prompts of each arm that Hugging Face answers too, and tokens of each answer. 12 arms of SmolLM2
-take a minute."""
+"""The most prompts of each arm that Hugging Face answers too, and tokens of each answer. 12 arms
+of SmolLM2 take a minute."""
+CHECKED_SHARE = 0.25
+"""The share of an arm's prompts that Hugging Face answers in small runs, but at least 2 prompts."""
 LOGPROB_BOUNDS = {"float32": 1e-3, "float64": 1e-3}
 HALF_PRECISION_BOUND = 0.2
 """The largest difference of a log-probability between the engine and Hugging Face, by type. In the
@@ -77,6 +79,11 @@ def ask_reference(
     return reference
 
 
+def count_checked(prompts: int) -> int:
+    """The number of prompts of an arm that Hugging Face answers too, of all prompts of the arm."""
+    return min(ARM_PROMPTS, max(2, round(CHECKED_SHARE * prompts)))
+
+
 def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
     """The first prompts of every arm, those of the baseline before the others."""
     config, arguments = plan.config, plan.model_arguments
@@ -91,7 +98,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
     }
     for request in requests:
         name = names.get(request.task)
-        if name and len(arms[name]) < ARM_PROMPTS:
+        if name and len(arms[name]) < count_checked(len(plan.arms[request.task].prompts)):
             question = {"token_ids": request.prompt_token_ids, "arm": request.intervention}
             arms[name].append(question)
     questions = {
