@@ -48,6 +48,7 @@ class Leaderboard:
         reference_conditions: Those of the runs, by name, with their kind, `of` and number.
         by: Columns that the rows are split by, besides model, layout and condition.
         clusters: The number of clusters of problems; 0 if the problems have no clusters.
+        omitted: The number of problems that are left out, because not all models have them.
         draws: The difference of the primary contrast, else of the first, with each draw of
             examples. Empty if there is a single draw.
         receipt: An entry for each run: source, versions, hashes, settings.
@@ -61,6 +62,7 @@ class Leaderboard:
     reference_conditions: ReferenceConditions
     by: tuple[str, ...]
     clusters: int
+    omitted: int
     draws: Sequence[Mapping[str, Any]]
     receipt: tuple[Mapping[str, Any], ...]
 
@@ -89,7 +91,7 @@ def make_leaderboard(
     Raises:
         ComparisonError: the runs cannot be compared; see `join_runs.join` and `analysis.compare`.
     """
-    frame = join(runs)
+    frame, omitted_problems = _keep_shared_problems(join(runs))
     references = _join_reference_conditions(runs)
     design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
     omitted = references.keys() - {design.baseline, *design.reference_conditions}
@@ -111,9 +113,27 @@ def make_leaderboard(
         reference_conditions=design.reference_conditions,
         by=tuple(by),
         clusters=merged["cluster"].nunique() if "cluster" in merged else 0,
+        omitted=omitted_problems,
         draws=_measure_draws(merged, outcomes, design),
         receipt=tuple({"name": run.name, **run.about} for run in runs),
     )
+
+
+def _keep_shared_problems(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, int]:
+    """The samples of the problems that all models have in all layouts, and how many others exist.
+
+    Raises:
+        ComparisonError: two models have no problem in common.
+    """
+    settings = frame.groupby(["model", "layout"], observed=True)["problem_id"]
+    problems = [set(names) for names in settings.unique()]
+    shared, omitted = set.intersection(*problems), set.union(*problems)
+    omitted -= shared
+    if not shared:
+        raise ComparisonError("The runs have no problem in common.")
+    if omitted:
+        frame = frame[frame["problem_id"].isin(shared)].reset_index(drop=True)
+    return frame, len(omitted)
 
 
 def _make_design(

@@ -40,6 +40,8 @@ def explain_comparison(
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """The facts that the legends name, the warnings, and the remarks: the important ones first."""
     warnings = [*warn_of_ungraded(board), *_warn_of_looks(board)]
+    if board.omitted:
+        warnings.append(f"{board.omitted} problems are left out, because not all models have them.")
     compared = [row for row in rows if row["role"] != "baseline"]
     if not compared:
         return {}, warnings, ["There is only one condition, so nothing is compared."]
