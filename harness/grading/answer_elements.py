@@ -22,6 +22,7 @@ BASED = re.compile(
 )
 """A numeral with its base as subscript: a number, or a word such as `two`."""
 _BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
+_CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
 NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z")
 """The beginning of a name of a geometric figure, which is no product of letters."""
 MATRIX = re.compile(
@@ -33,6 +34,8 @@ MATRIX = re.compile(
 _SYMBOLS = ("\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
 
 COMMAS, COLONS = frozenset([",", ";", OR, AND]), frozenset(":")
+CONDITIONS = frozenset("|:")
+"""The marks before the condition of a set."""
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
 
 
@@ -82,7 +85,11 @@ def coordinates(members: list[str]) -> list[str]:
     A point may have the names of its coordinates before it, as in `(x,y)=(1,2)`.
     """
     if names_unknowns(members):
-        return [as_relation(member)[0][1] for member in members]
+        relations = [as_relation(member)[0] for member in members]
+        # the coordinates of a point, whatever the order of its equations
+        if all(name in ("x", "y", "z") for name, _ in relations):
+            relations.sort()
+        return [value for _, value in relations]
     terms, operators = as_relation(members[0])
     kind, inner = brackets(terms[-1])
     is_point = len(members) == 1 and kind == "()" and (not operators or is_name(terms[0]))
@@ -105,7 +112,7 @@ def split_members(text: str) -> list[str]:
         builder = _BUILDER.match(inner)
         if builder:
             text = inner[builder.end() :]
-        elif not re.search(r"[|:].*[<>=]", inner):
+        elif inner != "\\emptyset" and not _CONDITION.search(inner):
             text = inner
     members = [member for member in split_outside_brackets(text, COMMAS)[0] if member]
     if not members:

@@ -9,6 +9,8 @@ from itertools import groupby, zip_longest
 from harness.grading.formula import FUNCTIONS
 from harness.grading.units_and_words import (
     AND,
+    HALF_DAYS,
+    HEDGES,
     OR,
     number_word,
     text_group,
@@ -26,8 +28,8 @@ _UNICODE = str.maketrans(
         for command, characters in {
             "-": "−–‐", "*": "×·⋅", "/": "÷⁄", "'": "’′", '"': "“”", r"\pi ": "π",  # noqa: RUF001
             r"\theta ": "θ", r"\infty ": "∞", r"\le ": "≤", r"\ge ": "≥", r"\ne ": "≠",
-            r"\approx ": "≈", r"\pm ": "±", r"\mp ": "∓", r"\checkmark ": "✓✔", ", ": "、",
-            ".": "。", r"\cup ": "∪", r"\in ": "∈", r"\emptyset ": "∅",  # noqa: RUF001
+            r"\approx ": "≈", r"\ldots ": "…", r"\pm ": "±", r"\mp ": "∓", r"\checkmark ": "✓✔",
+            ", ": "、", ".": "。", r"\cup ": "∪", r"\in ": "∈", r"\emptyset ": "∅",  # noqa: RUF001
             r"\degree ": "°", r"\mathbb{R}": "ℝ", r"\setminus ": "∖",  # noqa: RUF001
         }.items()
         for character in characters
@@ -48,13 +50,11 @@ _SAME_COMMANDS = {
 _CJK = {
     "元": "yuan", "円": "yen", "度": "degree", "个": "unit", "人": "people", "小时": "h",
     "分钟": "min", "秒": "s", "毫米": "mm", "厘米": "cm", "千米": "km", "公里": "km", "米": "m",
+    "美元": "dollar", "美分": "cent", "种": "unit", "岁": "year", "天": "day",
     "平方": "square ", "立方": "cubic ",
 }  # fmt: skip
 """Chinese and Japanese units and their prefixes."""
-_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{)?(平方|立方)?({'|'.join(_CJK)})\}}?(?=\.?\Z)"
-_CURRENCIES = {"USD": "dollar", "EUR": "euro", "€": "euro", "GBP": "sterling", "£": "sterling"}
-_CURRENCIES |= {"Rs": "rupee", "Rs.": "rupee", "₹": "rupee", "¥": "yen"}
-_CURRENCY = "|".join(map(re.escape, sorted(_CURRENCIES, reverse=True)))
+_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_CJK)}) ?\}}?(?=\.?\Z)"
 _SIZES = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
     "textstyle scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge "
@@ -76,56 +76,43 @@ _RULES = tuple(
             r"|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
             " ",
         ),
-        # three dots
-        (r"\. ?\. ?\.", r"\\ldots "),
         # a dollar sign, before those that delimit mathematics go
         (r"\\\$ ?", r"\\dollar "),
         (r"\$|\\[()]", ""),
         (
-            # a check mark behind an answer, and the words `the answer is` before it
+            # a check mark behind an answer, and words such as `the answer is` before it
             r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?"
-            r"|\\text\{ ?(?i:(?:the )?(?:final )?answer(?: is|:)) ?\}(?=.)",
+            rf"|\A\\text\{{(?![^{{}}]*\b(?:{HEDGES})\b)[^{{}}]*(?: is|:) ?\}}(?=.)",
             "",
         ),
         (r"(?<=.)\\text\{ ?\(all real numbers[^{}]*\}.*\Z", ""),
-        (r"\{:\}", ":"),
-        # US$
-        (r"US ?(?=\\dollar)", ""),
         (
             # a currency before its number goes behind it
-            rf"\A(?:\\text\{{ ?)?({_CURRENCY})(?: ?\}})? ?(\d.*)",
-            lambda m: f"{m[2]}\\text{{{_CURRENCIES[m[1]]}}}",
+            r"\A(?:\\text\{ ?)?(USD|EUR|GBP|Rs\.?|[€£₹¥])(?: ?\})? ?(\d.*)",
+            r"\2\\text{\1}",
         ),
-        (rf"(?<=\d) ?({_CURRENCY})\Z", lambda m: f"\\text{{{_CURRENCIES[m[1]]}}}"),
         (_CJK_UNIT, lambda m: f"\\text{{{_CJK[m[1]] if m[1] else ''}{_CJK[m[2]]}}}"),
         # a time of day as text
         (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
         (
-            r"(?i)(?<=:\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
-            lambda m: f"\\text{{{(m[1] or m[2]).lower()}m}}",
+            r"(?i)(?<=[:!]\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
+            lambda m: f"\\text{{{HALF_DAYS[(m[1] or m[2]).lower()]}}}",
         ),
-        # repeating decimals, with dots over their first and last digits
-        (r"\\dot ?\{(\d)\}(\d*)\\dot ?\{(\d)\}", r"\\overline{\1\2\3}"),
+        # a repeating decimal, with a dot over its digit
         (r"(?<=[\d.])\\dot ?\{(\d)\}", r"\\overline{\1}"),
         (
             # TeX's {a \over b}
             r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)??)\\over(?![A-Za-z])([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}",
             r"\\frac{\1}{\2}",
         ),
-        (r"\A([^{}]*)\\over(?![A-Za-z])([^{}]*)\Z", r"\\frac{\1}{\2}"),
-        (r"([\[\](])([^\[\]()]*,[^\[\]()]*)\[(?=\Z| ?\\cup)", r"\1\2)"),  # an open end, as in ]3,4[
+        # an open end, as in ]3,4]
         (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
         (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),  # adjacent powers
         (r"\\([%|\[\]])", r"\1"),
         # operators as programs write them
         (r"\*\*", "^"),
-        (r">=", r"\\ge "),
         (r"<=", r"\\le "),
-        (
-            r"\\not=|(?<![\d)}\]]) ?!=",
-            r"\\ne ",
-        ),  # after a number `!=` is a factorial and an equals sign
-        (r"\\not\\in", r"\\notin"),
+        (r"\\not=", r"\\ne "),
         (
             r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
             r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",  # a typed letter o
@@ -133,7 +120,13 @@ _RULES = tuple(
         ),
         # 1.5e3
         (r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)", r"\1*10^{\2}"),
-        (r"(?<=\d) ?x ?(?=10 ?\^)", "*"),  # 6 x 10^2
+        # powers of 1 with any exponent, which would be too large to compute
+        (r"(?<![\w.}^])1\^(?:\d+|\{\d+(?:\^(?:\d+|\{\d+\}))?\})", "1"),
+        # cm/s as a fraction
+        (
+            r"\\frac ?\{\\(?:text|mathrm)\{([^{}]*)\}\}\{\\(?:text|mathrm)\{([^{}]*)\}\}",
+            r"\\text{\1/\2}",
+        ),
         (r"\{?(\w+) ?\\choose ?(\w+)\}?", r"\\binom{\1}{\2}"),
         (
             r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
@@ -147,6 +140,8 @@ _RULES = tuple(
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 _GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
+_CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
+"""Operators and words. No list of numbers extends beyond them."""
 _LISTED = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
@@ -182,7 +177,9 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = without_words(_COMMAND.sub(_rename_command, text))
-    text = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_join_digit_group, text)
+    grouped = _GROUPED if commas_group else _GROUPED_NOT_BY_COMMA
+    clauses = [grouped.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
+    text = "".join(clauses)
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
 
 from harness.grading.notation import brackets, split_outside_brackets
-from harness.grading.units_and_words import AND, OR
-from harness.grading.values import approximate, constant_ratio
+from harness.grading.units_and_words import AND, HEDGES, OR
+from harness.grading.values import approximate, constant_ratio, has_letters
 
 Relation = tuple[list[str], list[str]]
 """The terms of a relation and the operators between them."""
@@ -29,7 +29,7 @@ _MINUS_INTERVAL = re.compile(r"(.+?)(?:\\setminus ?|-)([(\[])([^()\[\]]+),([^()\
 _ABSOLUTE = re.compile(r"\|([A-Za-z])\|")
 _ENDS = {"<": "()", "\\le": "[]", ">": "()", "\\ge": "[]"}
 
-_LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{[^{}]*\}))?'*"
+_LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
 _POINTS = (
     r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 )
@@ -44,13 +44,12 @@ _NAMED = re.compile(
     rf"{_QUANTITY}|\[[A-Z]{{3,6}}\]|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+"
     r"|\\frac\{[A-Z]{2}\}\{[A-Z]{2}\}"
 )
-_SUM = rf"{_QUANTITY}(?:[-+*/]?{_QUANTITY})*"
-_COMBINED = re.compile(rf"{_SUM}|\\frac\{{{_SUM}\}}\{{{_SUM}\}}")
+_SUM = rf"{_QUANTITY}(?:[-+*/]?{_QUANTITY})*|{_QUANTITY}\^\d(?:[-+]{_QUANTITY}\^\d)+"
+_COMBINED = re.compile(rf"{_SUM}|\\frac\{{(?:{_SUM})\}}\{{(?:{_SUM})\}}")
 _NO_NAMES = re.compile(
     r"\\(?:pi|infty|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom|sum|prod|int|lim"
     r"|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
-    r"|\\text\{[^{}]*\b(?:not|no|never|less|more|least|most"
-    r"|about|approximately|nearly|almost|wrong|incorrect)\b"
+    rf"|\\text\{{[^{{}}]*\b(?:{HEDGES})\b"
 )
 
 
@@ -73,8 +72,8 @@ def _is_combination(text: str) -> bool:
     A question may ask for the value of such a side. It may also be a side of an equation.
     """
     unknowns = text.removeprefix("\\frac")
-    letters = re.findall(_LETTER, unknowns)
-    are_different = len(set(letters)) == len(letters)
+    quantities = re.findall(rf"{_CALL}|{_LETTER}", unknowns)
+    are_different = len(set(quantities)) == len(quantities)
     return bool(_COMBINED.fullmatch(text) and not _NO_NAMES.search(unknowns) and are_different)
 
 
@@ -105,7 +104,15 @@ def defined_value(
 
     if len(terms) == 2 and is_named(terms[1]) and not is_named(terms[0]):
         terms = terms[::-1]
-    *values, last = terms[1:] if is_named(terms[0]) else terms
+    if is_named(terms[0]):
+        # after a name, members with letters cannot be compared with a number
+        *values, last = terms[1:]
+        if approximate(last) is not None:
+            values = [
+                value for value in values if _VARIABLE.fullmatch(value) or not has_letters(value)
+            ]
+    else:
+        *values, last = terms
     return last if all(same(value, last) for value in values) else None
 
 

@@ -15,6 +15,7 @@ from harness.grading.answer_elements import (
     BASED,
     COLONS,
     COMMAS,
+    CONDITIONS,
     MATRIX,
     coordinates,
     is_readable,
@@ -40,8 +41,9 @@ from harness.grading.units_and_words import AND, OR, readable_words, without_uni
 from harness.grading.values import approximate
 
 _OPTION = re.compile(
-    r"\\text\{\(([A-E])\) ?([^{}]+)\}"
+    r"\\text\{(?:\(([A-E])\)|([A-E])[.)]) ?([^{}]+)\}"
     r"|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
+    r"|(?:\\text\{)?([A-E])[.)]\}?(\\text.+)"
 )
 _SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 _SAYS_MORE = re.compile(
@@ -58,7 +60,7 @@ def same_mathematics(answer: str, target: str) -> bool:
     """
     answers, targets = readings(answer, target), readings(target, answer)
     same = _same_answer
-    if _looks_grouped(answers) or _looks_grouped(targets):
+    if _looks_grouped(targets):
         same = _same_list  # 58,500 is hardly 500 and 58
     if any(starmap(same, product(answers, targets))):
         return True
@@ -155,7 +157,14 @@ def _same_enclosed(answer: str, target: str) -> bool:
     """Compare two sets, tuples, intervals or ratios by their entries; others as quantities."""
     (answer_kind, answer_inner), (target_kind, target_inner) = brackets(answer), brackets(target)
     if answer_kind == target_kind == "\\{\\}":
-        return _same_in_any_order(split_members(answer), split_members(target))
+        answers, targets = split_members(answer), split_members(target)
+        if answers != [answer] or targets != [target]:
+            return _same_in_any_order(answers, targets)
+        # the elements and the condition of sets by a condition
+        answers, targets = (
+            split_outside_brackets(inner, CONDITIONS)[0] for inner in (answer_inner, target_inner)
+        )
+        return same_in_order(answers, targets, _same_answer)
     answers = split_outside_brackets(answer_inner, COMMAS)[0] if answer_kind else [answer]
     targets = split_outside_brackets(target_inner, COMMAS)[0] if target_kind else [target]
     if max(len(answers), len(targets)) > 1 or "[" in answer_kind + target_kind:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from harness.grading.answer_elements import BASED, NAMES
-from harness.grading.units_and_words import agree, number_word, without_unit
+from harness.grading.units_and_words import HALF_DAYS, agree, number_word, without_unit
 from harness.grading.values import approximate, same_values
 
 _LETTERS_AS_TEXT = re.compile(r"(?<=[\d}])\\text\{([A-Za-z]+)\}\Z")
 
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
-_HALF_DAY = re.compile(r"\\text\{[ap]m\}\Z")
+_HALF_DAY = re.compile(rf"\\text\{{(?:{'|'.join(HALF_DAYS.values())})\}}\Z")
 
 
 def same_in_order(answers: list[str], targets: list[str], same: Callable[[str, str], bool]) -> bool:

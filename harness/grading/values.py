@@ -8,6 +8,7 @@ expanded.
 import math
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from itertools import starmap
@@ -116,6 +117,14 @@ def approximate(formula: str) -> float | None:
     if value is None or point.letters or isinstance(value, mpmath.mpc):
         return None
     return float(value)
+
+
+def has_letters(formula: str) -> bool:
+    """Whether a formula contains letters that stand for numbers."""
+    point = Point()
+    with suppress(Unreadable, TooLarge):
+        point.value(formula, 0)
+    return bool(point.letters)
 
 
 def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
