@@ -4,7 +4,6 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import groupby, zip_longest
 
 from harness.grading.formula import FUNCTIONS
 from harness.grading.units_and_words import (
@@ -63,6 +62,7 @@ _SIZES = frozenset(
 _FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
 _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
 _COMMAND = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))")
+_RAISED_OR_LOWERED = re.compile("([₀-ₜᵢ-ᵪⱼ]+)|[²³¹ºª⁰-ⁿʰ-ʸˠ-ˤᴬ-ᵡ]+")
 _FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
 _RULES = tuple(
     (re.compile(pattern), replacement)
@@ -139,6 +139,13 @@ _RULES = tuple(
 """Patterns and their replacements, in the order of application."""
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 _GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
+# Up to a comma without a blank after it, or to the bracket around, but no brace of a command.
+_AFTER_GROUP = re.compile(
+    r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
+)
+_BEFORE_GROUP = re.compile(  # the same in the reversed text
+    r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
+)
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
 _CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
 """Operators and words. No list of numbers extends beyond them."""
@@ -240,27 +247,22 @@ def _in_ascii(text: str) -> str:
     """Write superscripts as powers, `⅓` as a fraction, and characters in their compatible form."""
     if text.isascii():
         return text
-    runs = [(form, "".join(run)) for form, run in groupby(text.translate(_UNICODE), _form)]
-    pieces = []
-    for (form, run), (_, next_run) in zip_longest(runs, runs[1:], fillvalue=("", "")):
-        # a run of superscripts is one exponent: `x¹²` is x^{12}
-        ascii_run = "".join(map(_compatible, run))
-        if form in ("<super>", "<sub>"):
-            # braces only if needed: within \text they would end it
-            if len(ascii_run) > 1 or next_run[:1].isdigit():
-                ascii_run = f"{{{ascii_run}}}"
-            ascii_run = "^_"[form == "<sub>"] + ascii_run
-        pieces.append(ascii_run)
+    text = _RAISED_OR_LOWERED.sub(_as_script, text.translate(_UNICODE))
+    text = "".join(map(_compatible, text))
     roots = {"√": "", "∛": "[3]", "∜": "[4]"}
     text = re.sub(  # no braces are needed in √12
-        r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", "".join(pieces)
+        r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", text
     )
     return text.translate(_UNICODE).replace("√", r"\sqrt ")
 
 
-def _form(character: str) -> str:
-    form = unicodedata.decomposition(character).partition(" ")[0]
-    return form if form in ("<super>", "<sub>") else ""
+def _as_script(match: re.Match[str]) -> str:
+    """A run of superscripts or subscripts as one exponent or index: `x¹²` is x^{12}."""
+    script = unicodedata.normalize("NFKC", match.group())
+    # braces only if needed: within \\text they would end it
+    if len(script) > 1 or match.string[match.end() :][:1].isdigit():
+        script = f"{{{script}}}"
+    return ("_" if match[1] else "^") + script
 
 
 def _compatible(character: str) -> str:
@@ -298,28 +300,9 @@ def _separates_entries(text: str, start: int, end: int) -> bool:
     They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma
     has no blank after it either. They group digits in `(1,000, 2)`, where the other comma has one.
     """
-    are_in_bracket = []
-    for indices, step_out, step_in in (
-        (range(start - 1, -1, -1), "([{", ")]}"),
-        (range(end, len(text)), ")]}", "([{"),
-    ):
-        depth = 0
-        for index in indices:
-            character = text[index]
-            if character in step_in:
-                depth += 1
-            elif depth == 0 and character in ",;":
-                if character == "," and text[index + 1 : index + 2] != " ":
-                    return True
-                break
-            elif character in step_out:
-                depth -= 1
-                if depth < 0:
-                    # The braces of a command, as in \frac{1,000}{3}, contain no list.
-                    is_command = character in "{}" and text[index - 1 : index] != "\\"
-                    are_in_bracket.append(not is_command)
-                    break
-    return are_in_bracket == [True, True]
+    before, after = _BEFORE_GROUP.match(text[:start][::-1]), _AFTER_GROUP.match(text, end)
+    ends = before and before[1], after and after[1]
+    return "," in ends or None not in ends
 
 
 def _without_blanks(piece: str) -> str:

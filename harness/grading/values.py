@@ -111,7 +111,8 @@ def approximate(formula: str) -> float | None:
     """The value of a real number without letters; None for other texts."""
     point = Point()
     try:
-        value = point.value(formula, 0)
+        # a long fraction would overflow a float
+        value = _rounded(point.value(formula, 0))
     except (Unreadable, TooLarge):
         return None
     if value is None or point.letters or isinstance(value, mpmath.mpc):
