@@ -73,10 +73,6 @@ def compare(answer: str, target: str) -> Grade:
 def _is_gold_answer(answer: str, target: str) -> bool:
     if answer == target:
         return True
-    # longer texts are refused below, unless they are equal
-    is_short = max(len(answer), len(target)) <= LONGEST_ANSWER
-    if is_short and plain(answer) == plain(target):
-        return True
     _check_size(answer)
     with blame_gold_answer():
         _check_size(target)

@@ -45,6 +45,7 @@ _OPTION = re.compile(
     r"|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
     r"|(?:\\text\{)?([A-E])[.)]\}?(\\text.+)"
 )
+_GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 _SAYS_MORE = re.compile(
     r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
@@ -59,9 +60,9 @@ def same_mathematics(answer: str, target: str) -> bool:
         TooLarge: One of them would take too much work to compare.
     """
     answers, targets = readings(answer, target), readings(target, answer)
-    same = _same_answer
-    if _looks_grouped(targets):
-        same = _same_list  # 58,500 is hardly 500 and 58
+    # the gold answer 58,500 is hardly 500 and 58
+    is_grouped = any(_GROUPED.fullmatch(text) for text in targets) and len(targets) > 1
+    same = _same_list if is_grouped else _same_answer
     if any(starmap(same, product(answers, targets))):
         return True
     option = _OPTION.fullmatch(plain(answer))
@@ -75,11 +76,6 @@ def same_mathematics(answer: str, target: str) -> bool:
     if target_letter and target_letter in "ABCDE":
         return bool(letter == target_letter)
     return same_mathematics(text, target)
-
-
-def _looks_grouped(texts: list[str]) -> bool:
-    """Whether a text with these readings may be a single number such as 58,500, or two numbers."""
-    return len(texts) > 1 and any(re.fullmatch(r"[1-9]\d?(?:,\d{3})+", text) for text in texts)
 
 
 def _same_answer(answer: str, target: str) -> bool:
