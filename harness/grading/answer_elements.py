@@ -9,7 +9,7 @@ from itertools import chain, product, zip_longest
 
 from harness.grading.formula import TooLarge
 from harness.grading.notation import ROW_END, brackets, split_outside_brackets
-from harness.grading.relations import as_relation, intervals, is_name
+from harness.grading.relations import REALS, SET_OPERATORS, as_relation, is_name
 from harness.grading.units_and_words import AND, OR, readable_words, without_unit
 from harness.grading.values import has_value
 
@@ -31,7 +31,7 @@ MATRIX = re.compile(
     r"(?P<rows>.*)\\end\{(?P=kind)(?P=name)\}[)\]]?",
     re.DOTALL,
 )
-_SYMBOLS = ("\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
+_SYMBOLS = (REALS, "\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
 
 COMMAS, COLONS = frozenset([",", ";", OR, AND]), frozenset(":")
 CONDITIONS = frozenset("|:")
@@ -44,8 +44,8 @@ def split_atoms(text: str) -> Iterator[str]:
     pieces: list[str] = []
     for member in split_members(text):
         for term in as_relation(member)[0]:
-            for interval in intervals(term):
-                pieces += _split_entries(interval)
+            for piece in split_outside_brackets(term, SET_OPERATORS)[0]:
+                pieces += _split_entries(piece)
     if pieces == [text]:
         yield text
     else:
@@ -101,6 +101,15 @@ def split_members(text: str) -> list[str]:
 
     A single answer is the only element of its list.
     """
+    text = without_set_braces(text)
+    members = [member for member in split_outside_brackets(text, COMMAS)[0] if member]
+    if not members:
+        members = [text]
+    return [*chain.from_iterable(map(_both_signs, members))]
+
+
+def without_set_braces(text: str) -> str:
+    """The list in the braces of a set; another text, or a set by a condition, unchanged."""
     terms, operators = as_relation(text)
     if operators in (["="], ["\\in"]) and is_name(terms[0]):
         # `x=\{1,2\}` and `x\in\{1,2\}` state the set
@@ -114,10 +123,7 @@ def split_members(text: str) -> list[str]:
             text = inner[builder.end() :]
         elif inner != "\\emptyset" and not _CONDITION.search(inner):
             text = inner
-    members = [member for member in split_outside_brackets(text, COMMAS)[0] if member]
-    if not members:
-        members = [text]
-    return [*chain.from_iterable(map(_both_signs, members))]
+    return text
 
 
 def _both_signs(text: str) -> Iterator[str]:

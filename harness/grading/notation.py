@@ -149,6 +149,7 @@ _BEFORE_GROUP = re.compile(  # the same in the reversed text
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
 _CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
 """Operators and words. No list of numbers extends beyond them."""
+_DIFFERENCE = re.compile(r"(?<=[)\]}])-(?=\\\{)|(?<=\\mathbb\{R\})-(?=[(\[])")
 _LISTED = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
@@ -191,6 +192,7 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
     text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
+    text = _DIFFERENCE.sub(r"\\setminus ", text)
     return number_word(text.replace("\\pi(", "\\pi*("))
 
 

@@ -23,18 +23,17 @@ from harness.grading.answer_elements import (
     split_atoms,
     split_matrix,
     split_members,
+    without_set_braces,
 )
 from harness.grading.notation import brackets, plain, readings, split_outside_brackets
 from harness.grading.relations import (
     Relation,
-    as_range,
     as_relation,
-    as_sets,
     defined_value,
     exact_and_rounded,
     flipped,
-    intervals,
     same_comparison,
+    same_sets,
 )
 from harness.grading.same_quantity import integer_value, same_in_order, same_quantity, same_ratio
 from harness.grading.units_and_words import AND, OR, readable_words, without_unit
@@ -46,6 +45,7 @@ _OPTION = re.compile(
     r"|(?:\\text\{)?([A-E])[.)]\}?(\\text.+)"
 )
 _GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
+_SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
 _SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 _SAYS_MORE = re.compile(
     r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
@@ -88,9 +88,9 @@ def _same_answer(answer: str, target: str) -> bool:
         return same_in_order(coordinates(answers), coordinates(targets), _same_element)
     if max(len(answers), len(targets)) > 1:
         # x<1 or x>3 against a union
-        answer_sets, target_sets = [*as_sets(answers, answer)], [*as_sets(targets, target)]
-        if answer_sets and target_sets:
-            return any(starmap(_same_in_any_order, product(answer_sets, target_sets)))
+        are_same = same_sets(without_set_braces(answer), without_set_braces(target))
+        if are_same is not None:
+            return are_same
     if OR in answer and len(targets) == 1:
         if all(_same_element(answers[0], alternative) for alternative in answers):
             answers = answers[:1]  # 1/2 or 0.5
@@ -131,6 +131,10 @@ def _same_element(answer: str, target: str) -> bool:
     rounded_target = exact_and_rounded(target_relation)
     if rounded_target:
         return _same_element(answer, rounded_target[0])
+    if _SET_SIGNS.search(answer + target):
+        are_same = same_sets(answer, target)
+        if are_same is not None:
+            return are_same
     if answer_relation[1] or target_relation[1]:
         return _same_relation(answer_relation, target_relation)
     words = readable_words(answer), readable_words(target)
@@ -138,9 +142,11 @@ def _same_element(answer: str, target: str) -> bool:
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
     if None not in words and are_words:
         return words[0] == words[1]
-    answer_sets, target_sets = intervals(answer), intervals(target)
-    if answer_sets != [answer] or target_sets != [target]:
-        return _same_in_any_order(answer_sets, target_sets)
+    answers, targets = (
+        split_outside_brackets(text, frozenset(["\\cup"]))[0] for text in (answer, target)
+    )
+    if max(len(answers), len(targets)) > 1:
+        return _same_in_any_order(answers, targets)
     answer_matrix, target_matrix = MATRIX.fullmatch(answer), MATRIX.fullmatch(target)
     if answer_matrix and target_matrix:
         return _same_matrix(answer_matrix, target_matrix)
@@ -197,9 +203,6 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
         return _states(answer, target[0][0], is_answer=True)
     if not answer[1]:
         return _states(target, answer[0][0], is_answer=False)
-    answer_range, target_range = as_range(answer), as_range(target)
-    if answer_range and target_range and answer_range[0] == target_range[0]:
-        return _same_in_any_order(answer_range[1], target_range[1])
     # `x=y` is `y=x`, and `x<y` is `y>x`
     for terms, operators in (target, flipped(target)):
         if answer[1] == operators and all(map(_same_answer, answer[0], terms)):
@@ -208,10 +211,7 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
 
 
 def _states(relation: Relation, text: str, *, is_answer: bool) -> bool:
-    """Whether a relation states a value or a set: `x=5` states 5, and `x<5` an interval."""
-    stated_range = as_range(relation)
-    if stated_range:
-        return _same_in_any_order(stated_range[1], intervals(text))
+    """Whether a relation states a value: `x=5` states 5."""
     value = defined_value(relation, _agrees_in_chain, combined=is_answer)
     if value is not None and _same_answer(value, text):
         return True
