@@ -111,7 +111,7 @@ def defined_value(
     if is_named(terms[0]):
         # after a name, members with letters cannot be compared with a number
         *values, last = terms[1:]
-        if approximate(last) is not None:
+        if values and approximate(last) is not None:
             values = [
                 value for value in values if _VARIABLE.fullmatch(value) or not has_letters(value)
             ]

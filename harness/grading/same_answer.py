@@ -45,6 +45,7 @@ _OPTION = re.compile(
     r"|(?:\\text\{)?([A-E])[.)]\}?(\\text.+)"
 )
 _GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
+_UNIONS = frozenset(["\\cup"])
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
 _SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 _SAYS_MORE = re.compile(
@@ -142,11 +143,10 @@ def _same_element(answer: str, target: str) -> bool:
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
     if None not in words and are_words:
         return words[0] == words[1]
-    answers, targets = (
-        split_outside_brackets(text, frozenset(["\\cup"]))[0] for text in (answer, target)
-    )
-    if max(len(answers), len(targets)) > 1:
-        return _same_in_any_order(answers, targets)
+    if "\\cup" in answer + target:
+        unions = [split_outside_brackets(text, _UNIONS)[0] for text in (answer, target)]
+        if max(map(len, unions)) > 1:
+            return _same_in_any_order(*unions)
     answer_matrix, target_matrix = MATRIX.fullmatch(answer), MATRIX.fullmatch(target)
     if answer_matrix and target_matrix:
         return _same_matrix(answer_matrix, target_matrix)
