@@ -218,14 +218,16 @@ class _NumberLine:
             terms, operators = as_relation(members[0])
             if operators == ["\\ne"]:  # `x\ne 1,2` leaves out both
                 comma = all
-                members[1:] = [re.sub(r"\A.*\\ne", "", member) for member in members[1:]]
-                members[1:] = [f"{terms[0]}\\ne {member}" for member in members[1:]]
-            elif {OR, AND} <= set(marks):
-                raise Unreadable("and, or")
+                for index, member in enumerate(members):
+                    if not as_relation(member)[1]:
+                        members[index] = f"{terms[0]}\\ne {member}"
             elif OR in marks:
                 comma = any
             elif AND in marks:
                 comma = all
+            are_relations = all(as_relation(member)[1] for member in members)
+            if not are_relations or {OR, AND} <= set(marks):
+                raise Unreadable("points, or both `and` and `or`")
             return comma([self.contains(member, comma) for member in members])
         pieces, operators = split_outside_brackets(text, SET_OPERATORS)
         if "\\setminus" in operators:
