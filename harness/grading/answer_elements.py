@@ -9,7 +9,7 @@ from itertools import chain, product, zip_longest
 
 from harness.grading.formula import TooLarge
 from harness.grading.notation import ROW_END, brackets, split_outside_brackets
-from harness.grading.relations import as_relation, intervals, is_name
+from harness.grading.relations import REALS, SET_OPERATORS, as_relation, is_name
 from harness.grading.units_and_words import AND, OR, readable_words, without_unit
 from harness.grading.values import has_value
 
@@ -22,6 +22,7 @@ BASED = re.compile(
 )
 """A numeral with its base as subscript: a number, or a word such as `two`."""
 _BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
+_CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
 NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z")
 """The beginning of a name of a geometric figure, which is no product of letters."""
 MATRIX = re.compile(
@@ -30,9 +31,11 @@ MATRIX = re.compile(
     r"(?P<rows>.*)\\end\{(?P=kind)(?P=name)\}[)\]]?",
     re.DOTALL,
 )
-_SYMBOLS = ("\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
+_SYMBOLS = (REALS, "\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
 
 COMMAS, COLONS = frozenset([",", ";", OR, AND]), frozenset(":")
+CONDITIONS = frozenset("|:")
+"""The marks before the condition of a set."""
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
 
 
@@ -41,8 +44,8 @@ def split_atoms(text: str) -> Iterator[str]:
     pieces: list[str] = []
     for member in split_members(text):
         for term in as_relation(member)[0]:
-            for interval in intervals(term):
-                pieces += _split_entries(interval)
+            for piece in split_outside_brackets(term, SET_OPERATORS)[0]:
+                pieces += _split_entries(piece)
     if pieces == [text]:
         yield text
     else:
@@ -82,7 +85,11 @@ def coordinates(members: list[str]) -> list[str]:
     A point may have the names of its coordinates before it, as in `(x,y)=(1,2)`.
     """
     if names_unknowns(members):
-        return [as_relation(member)[0][1] for member in members]
+        relations = [as_relation(member)[0] for member in members]
+        # the coordinates of a point, whatever the order of its equations
+        if all(name in ("x", "y", "z") for name, _ in relations):
+            relations.sort()
+        return [value for _, value in relations]
     terms, operators = as_relation(members[0])
     kind, inner = brackets(terms[-1])
     is_point = len(members) == 1 and kind == "()" and (not operators or is_name(terms[0]))
@@ -94,6 +101,15 @@ def split_members(text: str) -> list[str]:
 
     A single answer is the only element of its list.
     """
+    text = without_set_braces(text)
+    members = [member for member in split_outside_brackets(text, COMMAS)[0] if member]
+    if not members:
+        members = [text]
+    return [*chain.from_iterable(map(_both_signs, members))]
+
+
+def without_set_braces(text: str) -> str:
+    """The list in the braces of a set; another text, or a set by a condition, unchanged."""
     terms, operators = as_relation(text)
     if operators in (["="], ["\\in"]) and is_name(terms[0]):
         # `x=\{1,2\}` and `x\in\{1,2\}` state the set
@@ -105,12 +121,9 @@ def split_members(text: str) -> list[str]:
         builder = _BUILDER.match(inner)
         if builder:
             text = inner[builder.end() :]
-        elif not re.search(r"[|:].*[<>=]", inner):
+        elif inner != "\\emptyset" and not _CONDITION.search(inner):
             text = inner
-    members = [member for member in split_outside_brackets(text, COMMAS)[0] if member]
-    if not members:
-        members = [text]
-    return [*chain.from_iterable(map(_both_signs, members))]
+    return text
 
 
 def _both_signs(text: str) -> Iterator[str]:

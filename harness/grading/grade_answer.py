@@ -19,7 +19,7 @@ from harness.grading.notation import plain
 from harness.grading.same_answer import same_mathematics
 from harness.grading.values import begin_comparison
 
-GRADER_VERSION = 6
+GRADER_VERSION = 7
 """Goes up whenever a verdict can change."""
 MOST_RELATIONS = 20
 """Equals signs in a chain such as `a=b=c`, because each term is compared with the last term."""
@@ -72,10 +72,6 @@ def compare(answer: str, target: str) -> Grade:
 
 def _is_gold_answer(answer: str, target: str) -> bool:
     if answer == target:
-        return True
-    # longer texts are refused below, unless they are equal
-    is_short = max(len(answer), len(target)) <= LONGEST_ANSWER
-    if is_short and plain(answer) == plain(target):
         return True
     _check_size(answer)
     with blame_gold_answer():

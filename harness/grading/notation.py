@@ -4,11 +4,12 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import groupby, zip_longest
 
 from harness.grading.formula import FUNCTIONS
 from harness.grading.units_and_words import (
     AND,
+    HALF_DAYS,
+    HEDGES,
     OR,
     number_word,
     text_group,
@@ -26,8 +27,8 @@ _UNICODE = str.maketrans(
         for command, characters in {
             "-": "−–‐", "*": "×·⋅", "/": "÷⁄", "'": "’′", '"': "“”", r"\pi ": "π",  # noqa: RUF001
             r"\theta ": "θ", r"\infty ": "∞", r"\le ": "≤", r"\ge ": "≥", r"\ne ": "≠",
-            r"\approx ": "≈", r"\pm ": "±", r"\mp ": "∓", r"\checkmark ": "✓✔", ", ": "、",
-            ".": "。", r"\cup ": "∪", r"\in ": "∈", r"\emptyset ": "∅",  # noqa: RUF001
+            r"\approx ": "≈", r"\ldots ": "…", r"\pm ": "±", r"\mp ": "∓", r"\checkmark ": "✓✔",
+            ", ": "、", ".": "。", r"\cup ": "∪", r"\in ": "∈", r"\emptyset ": "∅",  # noqa: RUF001
             r"\degree ": "°", r"\mathbb{R}": "ℝ", r"\setminus ": "∖",  # noqa: RUF001
         }.items()
         for character in characters
@@ -48,13 +49,11 @@ _SAME_COMMANDS = {
 _CJK = {
     "元": "yuan", "円": "yen", "度": "degree", "个": "unit", "人": "people", "小时": "h",
     "分钟": "min", "秒": "s", "毫米": "mm", "厘米": "cm", "千米": "km", "公里": "km", "米": "m",
+    "美元": "dollar", "美分": "cent", "种": "unit", "岁": "year", "天": "day",
     "平方": "square ", "立方": "cubic ",
 }  # fmt: skip
 """Chinese and Japanese units and their prefixes."""
-_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{)?(平方|立方)?({'|'.join(_CJK)})\}}?(?=\.?\Z)"
-_CURRENCIES = {"USD": "dollar", "EUR": "euro", "€": "euro", "GBP": "sterling", "£": "sterling"}
-_CURRENCIES |= {"Rs": "rupee", "Rs.": "rupee", "₹": "rupee", "¥": "yen"}
-_CURRENCY = "|".join(map(re.escape, sorted(_CURRENCIES, reverse=True)))
+_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_CJK)}) ?\}}?(?=\.?\Z)"
 _SIZES = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
     "textstyle scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge "
@@ -63,6 +62,7 @@ _SIZES = frozenset(
 _FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
 _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
 _COMMAND = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))")
+_RAISED_OR_LOWERED = re.compile("([₀-ₜᵢ-ᵪⱼ]+)|[²³¹ºª⁰-ⁿʰ-ʸˠ-ˤᴬ-ᵡ]+")
 _FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
 _RULES = tuple(
     (re.compile(pattern), replacement)
@@ -76,56 +76,43 @@ _RULES = tuple(
             r"|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
             " ",
         ),
-        # three dots
-        (r"\. ?\. ?\.", r"\\ldots "),
         # a dollar sign, before those that delimit mathematics go
         (r"\\\$ ?", r"\\dollar "),
         (r"\$|\\[()]", ""),
         (
-            # a check mark behind an answer, and the words `the answer is` before it
+            # a check mark behind an answer, and words such as `the answer is` before it
             r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?"
-            r"|\\text\{ ?(?i:(?:the )?(?:final )?answer(?: is|:)) ?\}(?=.)",
+            rf"|\A\\text\{{(?![^{{}}]*\b(?:{HEDGES})\b)[^{{}}]*(?: is|:) ?\}}(?=.)",
             "",
         ),
         (r"(?<=.)\\text\{ ?\(all real numbers[^{}]*\}.*\Z", ""),
-        (r"\{:\}", ":"),
-        # US$
-        (r"US ?(?=\\dollar)", ""),
         (
             # a currency before its number goes behind it
-            rf"\A(?:\\text\{{ ?)?({_CURRENCY})(?: ?\}})? ?(\d.*)",
-            lambda m: f"{m[2]}\\text{{{_CURRENCIES[m[1]]}}}",
+            r"\A(?:\\text\{ ?)?(USD|EUR|GBP|Rs\.?|[€£₹¥])(?: ?\})? ?(\d.*)",
+            r"\2\\text{\1}",
         ),
-        (rf"(?<=\d) ?({_CURRENCY})\Z", lambda m: f"\\text{{{_CURRENCIES[m[1]]}}}"),
         (_CJK_UNIT, lambda m: f"\\text{{{_CJK[m[1]] if m[1] else ''}{_CJK[m[2]]}}}"),
         # a time of day as text
         (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
         (
-            r"(?i)(?<=:\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
-            lambda m: f"\\text{{{(m[1] or m[2]).lower()}m}}",
+            r"(?i)(?<=[:!]\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
+            lambda m: f"\\text{{{HALF_DAYS[(m[1] or m[2]).lower()]}}}",
         ),
-        # repeating decimals, with dots over their first and last digits
-        (r"\\dot ?\{(\d)\}(\d*)\\dot ?\{(\d)\}", r"\\overline{\1\2\3}"),
+        # a repeating decimal, with a dot over its digit
         (r"(?<=[\d.])\\dot ?\{(\d)\}", r"\\overline{\1}"),
         (
             # TeX's {a \over b}
             r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)??)\\over(?![A-Za-z])([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}",
             r"\\frac{\1}{\2}",
         ),
-        (r"\A([^{}]*)\\over(?![A-Za-z])([^{}]*)\Z", r"\\frac{\1}{\2}"),
-        (r"([\[\](])([^\[\]()]*,[^\[\]()]*)\[(?=\Z| ?\\cup)", r"\1\2)"),  # an open end, as in ]3,4[
+        # an open end, as in ]3,4]
         (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
         (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),  # adjacent powers
         (r"\\([%|\[\]])", r"\1"),
         # operators as programs write them
         (r"\*\*", "^"),
-        (r">=", r"\\ge "),
         (r"<=", r"\\le "),
-        (
-            r"\\not=|(?<![\d)}\]]) ?!=",
-            r"\\ne ",
-        ),  # after a number `!=` is a factorial and an equals sign
-        (r"\\not\\in", r"\\notin"),
+        (r"\\not=", r"\\ne "),
         (
             r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
             r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",  # a typed letter o
@@ -133,7 +120,13 @@ _RULES = tuple(
         ),
         # 1.5e3
         (r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)", r"\1*10^{\2}"),
-        (r"(?<=\d) ?x ?(?=10 ?\^)", "*"),  # 6 x 10^2
+        # powers of 1 with any exponent, which would be too large to compute
+        (r"(?<![\w.}^])1\^(?:\d+|\{\d+(?:\^(?:\d+|\{\d+\}))?\})", "1"),
+        # cm/s as a fraction
+        (
+            r"\\frac ?\{\\(?:text|mathrm)\{([^{}]*)\}\}\{\\(?:text|mathrm)\{([^{}]*)\}\}",
+            r"\\text{\1/\2}",
+        ),
         (r"\{?(\w+) ?\\choose ?(\w+)\}?", r"\\binom{\1}{\2}"),
         (
             r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
@@ -146,7 +139,17 @@ _RULES = tuple(
 """Patterns and their replacements, in the order of application."""
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 _GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
+# Up to a comma without a blank after it, or to the bracket around, but no brace of a command.
+_AFTER_GROUP = re.compile(
+    r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
+)
+_BEFORE_GROUP = re.compile(  # the same in the reversed text
+    r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
+)
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
+_CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
+"""Operators and words. No list of numbers extends beyond them."""
+_DIFFERENCE = re.compile(r"(?<=[)\]}])-(?=\\\{)|(?<=\\mathbb\{R\})-(?=[(\[])")
 _LISTED = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
@@ -182,11 +185,14 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = without_words(_COMMAND.sub(_rename_command, text))
-    text = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_join_digit_group, text)
+    grouped = _GROUPED if commas_group else _GROUPED_NOT_BY_COMMA
+    clauses = [grouped.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
+    text = "".join(clauses)
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
     text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
+    text = _DIFFERENCE.sub(r"\\setminus ", text)
     return number_word(text.replace("\\pi(", "\\pi*("))
 
 
@@ -205,6 +211,9 @@ def split_outside_brackets(
     plain_text: str, separators: frozenset[str]
 ) -> tuple[list[str], list[str]]:
     """Split a text at the separators outside all brackets. Return the pieces and the separators."""
+    # most texts have none, and tokens take much longer to find
+    if not any(separator in plain_text for separator in separators):
+        return [plain_text], []
     pieces: list[str] = []
     matched: list[str] = []
     start = 0
@@ -243,27 +252,22 @@ def _in_ascii(text: str) -> str:
     """Write superscripts as powers, `⅓` as a fraction, and characters in their compatible form."""
     if text.isascii():
         return text
-    runs = [(form, "".join(run)) for form, run in groupby(text.translate(_UNICODE), _form)]
-    pieces = []
-    for (form, run), (_, next_run) in zip_longest(runs, runs[1:], fillvalue=("", "")):
-        # a run of superscripts is one exponent: `x¹²` is x^{12}
-        ascii_run = "".join(map(_compatible, run))
-        if form in ("<super>", "<sub>"):
-            # braces only if needed: within \text they would end it
-            if len(ascii_run) > 1 or next_run[:1].isdigit():
-                ascii_run = f"{{{ascii_run}}}"
-            ascii_run = "^_"[form == "<sub>"] + ascii_run
-        pieces.append(ascii_run)
+    text = _RAISED_OR_LOWERED.sub(_as_script, text.translate(_UNICODE))
+    text = "".join(map(_compatible, text))
     roots = {"√": "", "∛": "[3]", "∜": "[4]"}
     text = re.sub(  # no braces are needed in √12
-        r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", "".join(pieces)
+        r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", text
     )
     return text.translate(_UNICODE).replace("√", r"\sqrt ")
 
 
-def _form(character: str) -> str:
-    form = unicodedata.decomposition(character).partition(" ")[0]
-    return form if form in ("<super>", "<sub>") else ""
+def _as_script(match: re.Match[str]) -> str:
+    """A run of superscripts or subscripts as one exponent or index: `x¹²` is x^{12}."""
+    script = unicodedata.normalize("NFKC", match.group())
+    # braces only if needed: within \\text they would end it
+    if len(script) > 1 or match.string[match.end() :][:1].isdigit():
+        script = f"{{{script}}}"
+    return ("_" if match[1] else "^") + script
 
 
 def _compatible(character: str) -> str:
@@ -301,28 +305,9 @@ def _separates_entries(text: str, start: int, end: int) -> bool:
     They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma
     has no blank after it either. They group digits in `(1,000, 2)`, where the other comma has one.
     """
-    are_in_bracket = []
-    for indices, step_out, step_in in (
-        (range(start - 1, -1, -1), "([{", ")]}"),
-        (range(end, len(text)), ")]}", "([{"),
-    ):
-        depth = 0
-        for index in indices:
-            character = text[index]
-            if character in step_in:
-                depth += 1
-            elif depth == 0 and character in ",;":
-                if character == "," and text[index + 1 : index + 2] != " ":
-                    return True
-                break
-            elif character in step_out:
-                depth -= 1
-                if depth < 0:
-                    # The braces of a command, as in \frac{1,000}{3}, contain no list.
-                    is_command = character in "{}" and text[index - 1 : index] != "\\"
-                    are_in_bracket.append(not is_command)
-                    break
-    return are_in_bracket == [True, True]
+    before, after = _BEFORE_GROUP.match(text[:start][::-1]), _AFTER_GROUP.match(text, end)
+    ends = before and before[1], after and after[1]
+    return "," in ends or None not in ends
 
 
 def _without_blanks(piece: str) -> str:

@@ -1,35 +1,38 @@
 """Read equations, inequalities and sets of numbers in plain notation.
 
-`x=5` states a value; `x<5` and `x\\ne 5` state the intervals in which a value lies. This module
-turns relations into values and intervals, as text. `harness.grading.same_answer` compares them.
+`x=5` states a value, and `x<5` and `x\\ne 5` state the set in which a value lies. This module finds
+the value, and compares the sets. `harness.grading.same_answer` compares all other answers.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable
 from itertools import chain, zip_longest
+from math import inf
+from operator import eq, ge, gt, le, lt, ne
 
+from harness.grading.formula import TooLarge, Unreadable, Value
 from harness.grading.notation import brackets, split_outside_brackets
-from harness.grading.units_and_words import AND, OR
-from harness.grading.values import approximate, constant_ratio
+from harness.grading.units_and_words import AND, HEDGES, OR
+from harness.grading.values import POINTS, Point, approximate, constant_ratio, has_letters
 
 Relation = tuple[list[str], list[str]]
 """The terms of a relation and the operators between them."""
-Range = tuple[str, list[str]]
-"""A letter and the intervals in which its value lies."""
 
 OPERATORS = frozenset(
     "= < > \\le \\ge \\ne \\in \\notin \\approx \\equiv \\sim \\simeq \\cong \\to \\Rightarrow "
     "\\mapsto \\iff \\subset \\subseteq \\propto \\perp \\parallel \\Leftrightarrow".split()
 )
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
-_REALS = ("\\mathbb{R}", "(-\\infty,+\\infty)")
-_EVERYTHING = "(-\\infty,\\infty)"
-_MINUS_POINTS = re.compile(r"(.+?)(?:\\setminus ?|-)\\\{(.+)\\\}")
-_MINUS_INTERVAL = re.compile(r"(.+?)(?:\\setminus ?|-)([(\[])([^()\[\]]+),([^()\[\]]+)([)\]])")
-_ABSOLUTE = re.compile(r"\|([A-Za-z])\|")
-_ENDS = {"<": "()", "\\le": "[]", ">": "()", "\\ge": "[]"}
+MOST_BOUNDS = 15
+"""Bounds of two sets together, with the three names of infinity, as the cost is quadratic. Longer
+unions and lists are compared member by member."""
+REALS, SET_OPERATORS = "\\mathbb{R}", frozenset(["\\cup", "\\setminus"])
+_ENDS = {"()": (">", "<"), "(]": (">", "\\le"), "[)": ("\\ge", "<"), "[]": ("\\ge", "\\le")}
+_COMPARE = dict(zip(FLIPPED, (lt, gt, le, ge, eq, ne), strict=True))
+_INFINITIES: dict[str, Value] = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 
-_LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{[^{}]*\}))?'*"
+_LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
 _POINTS = (
     r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 )
@@ -40,17 +43,17 @@ _INVERSE = r"(?:[A-Z]\^\{-1\}|[fgh]\^\{-1\}(?:\([^()]*\))?)"
 _FUNCTION = rf"\\(?:sin|cos|tan|cot|sec|csc) ?(?:{_NAME}|\({_NAME}\))"
 _QUANTITY = rf"(?:{_CALL}|{_INVERSE}|{_NAME}|\|{_NAME}\||{_FUNCTION})"
 _VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
+_SIGNED_VARIABLE = re.compile(rf"-?(?:{_CALL}|{_LETTER})|\|[A-Za-z]\|")
 _NAMED = re.compile(
     rf"{_QUANTITY}|\[[A-Z]{{3,6}}\]|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+"
     r"|\\frac\{[A-Z]{2}\}\{[A-Z]{2}\}"
 )
-_SUM = rf"{_QUANTITY}(?:[-+*/]?{_QUANTITY})*"
-_COMBINED = re.compile(rf"{_SUM}|\\frac\{{{_SUM}\}}\{{{_SUM}\}}")
+_SUM = rf"{_QUANTITY}(?:[-+*/]?{_QUANTITY})*|{_QUANTITY}\^\d(?:[-+]{_QUANTITY}\^\d)+"
+_COMBINED = re.compile(rf"{_SUM}|\\frac\{{(?:{_SUM})\}}\{{(?:{_SUM})\}}")
 _NO_NAMES = re.compile(
     r"\\(?:pi|infty|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom|sum|prod|int|lim"
     r"|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
-    r"|\\text\{[^{}]*\b(?:not|no|never|less|more|least|most"
-    r"|about|approximately|nearly|almost|wrong|incorrect)\b"
+    rf"|\\text\{{[^{{}}]*\b(?:{HEDGES})\b"
 )
 
 
@@ -73,8 +76,8 @@ def _is_combination(text: str) -> bool:
     A question may ask for the value of such a side. It may also be a side of an equation.
     """
     unknowns = text.removeprefix("\\frac")
-    letters = re.findall(_LETTER, unknowns)
-    are_different = len(set(letters)) == len(letters)
+    quantities = re.findall(rf"{_CALL}|{_LETTER}", unknowns)
+    are_different = len(set(quantities)) == len(quantities)
     return bool(_COMBINED.fullmatch(text) and not _NO_NAMES.search(unknowns) and are_different)
 
 
@@ -105,7 +108,15 @@ def defined_value(
 
     if len(terms) == 2 and is_named(terms[1]) and not is_named(terms[0]):
         terms = terms[::-1]
-    *values, last = terms[1:] if is_named(terms[0]) else terms
+    if is_named(terms[0]):
+        # after a name, members with letters cannot be compared with a number
+        *values, last = terms[1:]
+        if values and approximate(last) is not None:
+            values = [
+                value for value in values if _VARIABLE.fullmatch(value) or not has_letters(value)
+            ]
+    else:
+        *values, last = terms
     return last if all(same(value, last) for value in values) else None
 
 
@@ -134,170 +145,138 @@ def same_comparison(answer: Relation, target: Relation) -> bool:
     return ratio != 0 and target_operator == (operator if ratio > 0 else FLIPPED[operator])
 
 
-def as_range(relation: Relation) -> Range | None:
-    r"""The range of `x<5`, `1<=x<2`, `-x>-1`, `|x|<3`, `x\ne 2` or `x\in[1,2]`.
+def same_sets(answer: str, target: str) -> bool | None:
+    r"""Whether two texts are the same set of numbers. None unless both are sets, in one letter.
 
-    None for other relations.
+    A set is an inequality such as `1<=x<2`, `|x|<3` or `x\ne 2`, several of these, intervals,
+    points, `\mathbb{R}`, and what `\cup` and `\setminus` make of them. Sets are the same if they
+    have the same numbers at all their bounds and between these. An empty set, or a set of all
+    numbers that has bounds, is the wrong reading of a comma and never the same.
     """
-    terms, operators = relation
-    if len(terms) == 2 and _ABSOLUTE.fullmatch(terms[1]):
-        terms, operators = flipped(relation)
-    if len(terms) == 2 and _ABSOLUTE.fullmatch(terms[0]) and operators[0] in _ENDS:
-        bound = approximate(terms[1])
-        # with another bound no number, or every number, is a solution
-        if bound and bound > 0:
-            return terms[0].strip("|"), _absolute_intervals(operators[0], terms[1])
-    # `-x<1` is `x>-1`
-    if len(terms) == 2 and terms[0].startswith("-") and _VARIABLE.fullmatch(terms[0][1:]):
-        terms, operators = [terms[0][1:], f"-({terms[1]})"], [FLIPPED.get(operators[0], "")]
-    if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
-        sets = intervals(terms[1])
-        return (terms[0], sets) if all(map(_is_interval, sets)) else None
-    if operators == ["\\ne"] and _VARIABLE.fullmatch(terms[0]):
-        return terms[0], _without_points(_EVERYTHING, [terms[1]])
-    # from here on the smaller term is on the left
-    if operators and operators[0] in (">", "\\ge"):
-        terms, operators = flipped((terms, operators))
-    if not set(operators) <= {"<", "\\le"}:
-        return None
-    if len(terms) == 2 and _VARIABLE.fullmatch(terms[0]):
-        terms, operators = ["-\\infty", *terms], ["<", *operators]
-    elif len(terms) == 2:
-        terms, operators = [*terms, "\\infty"], [*operators, "<"]
-    if len(terms) != 3 or not _VARIABLE.fullmatch(terms[1]):
-        return None
-    opening, closing = _ENDS[operators[0]][0], _ENDS[operators[1]][1]
-    return terms[1], [f"{opening}{terms[0]},{terms[2]}{closing}"]
-
-
-def _absolute_intervals(operator: str, edge: str) -> list[str]:
-    """The intervals of x for `|x|<edge`, or another operator."""
-    opening, closing = tuple(_ENDS[operator])
-    if operator in ("<", "\\le"):
-        return [f"{opening}-({edge}),{edge}{closing}"]
-    return [f"(-\\infty,-({edge}){closing}", f"{opening}{edge},\\infty)"]
-
-
-def as_sets(members: Sequence[str], joined: str) -> Iterator[list[str]]:
-    r"""The sets, as intervals, that inequalities in a single letter may mean.
-
-    `or` means their union, `and` their intersection, and a comma either. `x\ne 1,2` is two
-    inequalities. A single text without a relation is a set.
-
-    Args:
-        members: The inequalities.
-        joined: The text that they come from.
-    """
-    relations: list[Relation] = []
-    for member in members:
-        relation = as_relation(member)
-        if not relation[1] and relations and relations[0][1] == ["\\ne"]:
-            relation = [relations[0][0][0], member], ["\\ne"]
-        relations.append(relation)
-    ranges = [*filter(None, map(_range_or_point, relations))]
-    letters = {letter for letter, _ in ranges}
-    if len(ranges) == len(members) and len(letters) == 1:
-        sets = [solution for _, solution in ranges]
-        # `x<1 or x>3` is a union; `x\ne 1, x\ne 2` leaves out both
-        if AND not in joined and relations[0][1] != ["\\ne"]:
-            yield [*chain(*sets)]
-        common = None if OR in joined else _common(sets)
-        if common:
-            yield common
-    elif len(members) == 1:
-        yield intervals(members[0])
-
-
-def intervals(text: str) -> list[str]:
-    r"""The sets that `\cup` joins in a text. A set without some points becomes intervals."""
-    union = _EVERYTHING if text in _REALS else text
-    return [
-        *chain(*map(_without_exceptions, split_outside_brackets(union, frozenset(["\\cup"]))[0]))
-    ]
-
-
-def _without_exceptions(text: str) -> list[str]:
-    r"""The intervals of a set such as `\mathbb{R}\setminus[1,2]` or `(0,5)-\{1\}`."""
-    # the rest has the ends that the removed interval does not have
-    gap = _MINUS_INTERVAL.fullmatch(text)
-    if gap and gap[1] in _REALS:
-        closing, opening = ")]"[gap[2] == "("], "(["[gap[5] == ")"]
-        return [f"(-\\infty,{gap[3]}{closing}", f"{opening}{gap[4]},\\infty)"]
-    difference = _MINUS_POINTS.fullmatch(text)
-    if not difference:
-        return [text]
-    interval = _EVERYTHING if difference[1] in _REALS else difference[1]
-    if not _is_interval(interval):
-        return [text]
-    return _without_points(interval, split_outside_brackets(difference[2], frozenset(",;"))[0])
-
-
-def _range_or_point(relation: Relation) -> Range | None:
-    terms, operators = relation
-    if operators == ["="] and _VARIABLE.fullmatch(terms[0]):
-        return terms[0], [f"\\{{{terms[1]}\\}}"]
-    return as_range(relation)
-
-
-def _is_interval(text: str) -> bool:
-    kind, _ = brackets(text)
-    return kind in ("()", "(]", "[)", "[]") and len(_edges(text)) == 2
-
-
-def _edges(interval: str) -> list[str]:
-    return split_outside_brackets(interval[1:-1], frozenset(","))[0]
-
-
-def _without_points(interval: str, points: list[str]) -> list[str]:
-    """The intervals that remain of an interval without some points.
-
-    Points without a known value count as inside the interval.
-    """
-    opening, closing = interval[0], interval[-1]
-    start, end = _edges(interval)
-    values: dict[float, str] = {}
-    for point in points:
-        value = approximate(point)
-        if value is not None:
-            values[value] = point
-    if len(values) == len(set(points)):
-        lowest, highest = approximate(start), approximate(end)  # None at infinity
-        if lowest in values:
-            opening = "("
-        if highest in values:
-            closing = ")"
-        points = [
-            values[value]
-            for value in sorted(values)
-            if (lowest is None or value > lowest) and (highest is None or value < highest)
-        ]
-    edges = [opening + start]
-    for point in points:
-        edges += [f"{point})", f"({point}"]
-    edges.append(end + closing)
-    return [f"{lower},{upper}" for lower, upper in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _common(sets: list[list[str]]) -> list[str] | None:
-    """The intersection of sets of a single letter.
-
-    None unless at most one set bounds it on each side and the others only leave out points.
-    """
-    lower, upper, points = ["(-\\infty"], ["\\infty)"], []
-    for solution in sets:
-        if not all(map(_is_interval, solution)):
+    line = _NumberLine()
+    is_proper = False
+    for index in range(POINTS):
+        try:
+            answers, targets = line.memberships([answer, target], index)
+        except (Unreadable, TooLarge):
             return None
-        edges = [*map(_edges, solution)]
-        if len(solution) == 2 and edges[0][1] == edges[1][0]:
-            points.append(edges[0][1])
-        elif len(solution) == 1:
-            start, end = edges[0]
-            if start != "-\\infty":
-                lower.append(solution[0][0] + start)
-            if end != "\\infty":
-                upper.append(end + solution[0][-1])
-        else:
+        if len(line.letters) > 1:
             return None
-    if len(lower) > 2 or len(upper) > 2:
-        return None
-    return _without_points(f"{lower[-1]},{upper[-1]}", points)
+        common = answers & targets
+        if not common:
+            return False
+        is_proper |= any(len(set(membership)) == min(2, len(membership)) for membership in common)
+        if not line.point.letters:
+            break
+    return is_proper
+
+
+class _NumberLine:
+    """The bounds of sets in their order, and a number that is compared with them.
+
+    Attributes:
+        letters: The letters whose values the sets contain.
+        point: The values of letters in bounds.
+        number: The position of the number: even at a bound, odd between two.
+    """
+
+    def __init__(self) -> None:
+        self.letters: set[str] = set()
+        self.point = Point()
+        self.number = 0
+
+    def memberships(self, texts: list[str], index: int) -> list[set[tuple[bool, ...]]]:
+        """For each set, whether it has the numbers from the lowest to the highest.
+
+        A comma may mean a union or an intersection, so there are two results.
+        """
+        self.index, self.bounds = index, dict(_INFINITIES)
+        self.order: list[Value] = []
+        for text in texts:
+            self.contains(text, any)  # which collects the bounds
+        self.order = sorted(set(self.bounds.values()))
+        memberships = []
+        for text in texts:
+            results: set[tuple[bool, ...]] = set()
+            for comma in (any, all):
+                membership = []
+                for number in range(1, 2 * len(self.order) - 2):
+                    self.number = number
+                    membership.append(self.contains(text, comma))
+                results.add(tuple(membership))
+            memberships.append(results)
+        return memberships
+
+    def contains(self, text: str, comma: Callable[[list[bool]], bool]) -> bool:
+        """Whether a set contains the number. All its bounds are visited, to collect them.
+
+        Raises:
+            Unreadable: The text is no set.
+        """
+        members, marks = split_outside_brackets(text, frozenset([",", ";", OR, AND]))
+        if marks:
+            terms, operators = as_relation(members[0])
+            if operators == ["\\ne"]:  # `x\ne 1,2` leaves out both
+                comma = all
+                for index, member in enumerate(members):
+                    if not as_relation(member)[1]:
+                        members[index] = f"{terms[0]}\\ne {member}"
+            elif OR in marks:
+                comma = any
+            elif AND in marks:
+                comma = all
+            are_relations = all(as_relation(member)[1] for member in members)
+            if not are_relations or {OR, AND} <= set(marks):
+                raise Unreadable("points, or both `and` and `or`")
+            return comma([self.contains(member, comma) for member in members])
+        pieces, operators = split_outside_brackets(text, SET_OPERATORS)
+        if "\\setminus" in operators:
+            whole, *removed = split_outside_brackets(text, frozenset(["\\setminus"]))[0]
+            is_removed = [self.contains(piece, any) for piece in removed]
+            return self.contains(whole, any) and not any(is_removed)
+        if operators:
+            return any([self.contains(piece, any) for piece in pieces])
+        terms, operators = as_relation(text)
+        if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
+            self.letters.add(terms[0])
+            return self.contains(terms[1], any)
+        if len(terms) == 3:  # `1<x<2` is `x>1` and `x<2`
+            is_above = self.satisfies(terms[1], FLIPPED.get(operators[0], ""), terms[0])
+            return self.satisfies(terms[1], operators[1], terms[2]) and is_above
+        if operators:
+            return self.satisfies(terms[0], "".join(operators), terms[-1])
+        if text == REALS:
+            return True
+        kind, inner = brackets(text)
+        entries = split_outside_brackets(inner, frozenset(",;"))[0]
+        if kind == "\\{\\}":
+            return any([self.compares("=", entry) for entry in entries])
+        if kind not in _ENDS or len(entries) != 2:
+            raise Unreadable("no set")
+        return all([*map(self.compares, _ENDS[kind], entries)])
+
+    def satisfies(self, left: str, operator: str, right: str) -> bool:
+        """Whether the number satisfies `x<5`, `5>x`, `-x<5` or `|x|<5`."""
+        if not _SIGNED_VARIABLE.fullmatch(left):
+            left, operator, right = right, FLIPPED.get(operator, ""), left
+        if not _SIGNED_VARIABLE.fullmatch(left) or operator not in FLIPPED:
+            raise Unreadable("no comparison of a letter")
+        self.letters.add(left.strip("-|"))
+        is_satisfied = self.compares(operator, right)
+        if left[0] not in "-|":
+            return is_satisfied
+        is_opposite = self.compares(FLIPPED[operator], f"-({right})")
+        if left[0] == "-":
+            return is_opposite
+        choose = any if operator in (">", "\\ge", "=") else all
+        return choose([is_satisfied, is_opposite])
+
+    def compares(self, operator: str, bound: str) -> bool:
+        """Whether `number operator bound` is true."""
+        is_closed = bound in _INFINITIES and operator not in ("<", ">")
+        if is_closed or len(self.bounds) > MOST_BOUNDS:
+            raise Unreadable("no number, or too many")
+        if bound not in self.bounds:
+            self.bounds[bound] = self.point.real_value(bound, self.index)
+        position = 2 * bisect_left(self.order, self.bounds[bound])
+        return bool(_COMPARE[operator](self.number, position))

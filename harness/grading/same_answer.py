@@ -15,6 +15,7 @@ from harness.grading.answer_elements import (
     BASED,
     COLONS,
     COMMAS,
+    CONDITIONS,
     MATRIX,
     coordinates,
     is_readable,
@@ -22,27 +23,30 @@ from harness.grading.answer_elements import (
     split_atoms,
     split_matrix,
     split_members,
+    without_set_braces,
 )
 from harness.grading.notation import brackets, plain, readings, split_outside_brackets
 from harness.grading.relations import (
     Relation,
-    as_range,
     as_relation,
-    as_sets,
     defined_value,
     exact_and_rounded,
     flipped,
-    intervals,
     same_comparison,
+    same_sets,
 )
 from harness.grading.same_quantity import integer_value, same_in_order, same_quantity, same_ratio
 from harness.grading.units_and_words import AND, OR, readable_words, without_unit
 from harness.grading.values import approximate
 
 _OPTION = re.compile(
-    r"\\text\{\(([A-E])\) ?([^{}]+)\}"
+    r"\\text\{(?:\(([A-E])\)|([A-E])[.)]) ?([^{}]+)\}"
     r"|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
+    r"|(?:\\text\{)?([A-E])[.)]\}?(\\text.+)"
 )
+_GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
+_UNIONS = frozenset(["\\cup"])
+_SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
 _SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 _SAYS_MORE = re.compile(
     r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
@@ -57,9 +61,9 @@ def same_mathematics(answer: str, target: str) -> bool:
         TooLarge: One of them would take too much work to compare.
     """
     answers, targets = readings(answer, target), readings(target, answer)
-    same = _same_answer
-    if _looks_grouped(answers) or _looks_grouped(targets):
-        same = _same_list  # 58,500 is hardly 500 and 58
+    # the gold answer 58,500 is hardly 500 and 58
+    is_grouped = any(_GROUPED.fullmatch(text) for text in targets) and len(targets) > 1
+    same = _same_list if is_grouped else _same_answer
     if any(starmap(same, product(answers, targets))):
         return True
     option = _OPTION.fullmatch(plain(answer))
@@ -75,11 +79,6 @@ def same_mathematics(answer: str, target: str) -> bool:
     return same_mathematics(text, target)
 
 
-def _looks_grouped(texts: list[str]) -> bool:
-    """Whether a text with these readings may be a single number such as 58,500, or two numbers."""
-    return len(texts) > 1 and any(re.fullmatch(r"[1-9]\d?(?:,\d{3})+", text) for text in texts)
-
-
 def _same_answer(answer: str, target: str) -> bool:
     """Compare two texts in plain notation, each a list, a set or a single answer."""
     if answer == target:
@@ -90,9 +89,9 @@ def _same_answer(answer: str, target: str) -> bool:
         return same_in_order(coordinates(answers), coordinates(targets), _same_element)
     if max(len(answers), len(targets)) > 1:
         # x<1 or x>3 against a union
-        answer_sets, target_sets = [*as_sets(answers, answer)], [*as_sets(targets, target)]
-        if answer_sets and target_sets:
-            return any(starmap(_same_in_any_order, product(answer_sets, target_sets)))
+        are_same = same_sets(without_set_braces(answer), without_set_braces(target))
+        if are_same is not None:
+            return are_same
     if OR in answer and len(targets) == 1:
         if all(_same_element(answers[0], alternative) for alternative in answers):
             answers = answers[:1]  # 1/2 or 0.5
@@ -133,6 +132,10 @@ def _same_element(answer: str, target: str) -> bool:
     rounded_target = exact_and_rounded(target_relation)
     if rounded_target:
         return _same_element(answer, rounded_target[0])
+    if _SET_SIGNS.search(answer + target):
+        are_same = same_sets(answer, target)
+        if are_same is not None:
+            return are_same
     if answer_relation[1] or target_relation[1]:
         return _same_relation(answer_relation, target_relation)
     words = readable_words(answer), readable_words(target)
@@ -140,9 +143,10 @@ def _same_element(answer: str, target: str) -> bool:
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
     if None not in words and are_words:
         return words[0] == words[1]
-    answer_sets, target_sets = intervals(answer), intervals(target)
-    if answer_sets != [answer] or target_sets != [target]:
-        return _same_in_any_order(answer_sets, target_sets)
+    if "\\cup" in answer + target:
+        unions = [split_outside_brackets(text, _UNIONS)[0] for text in (answer, target)]
+        if max(map(len, unions)) > 1:
+            return _same_in_any_order(*unions)
     answer_matrix, target_matrix = MATRIX.fullmatch(answer), MATRIX.fullmatch(target)
     if answer_matrix and target_matrix:
         return _same_matrix(answer_matrix, target_matrix)
@@ -155,7 +159,14 @@ def _same_enclosed(answer: str, target: str) -> bool:
     """Compare two sets, tuples, intervals or ratios by their entries; others as quantities."""
     (answer_kind, answer_inner), (target_kind, target_inner) = brackets(answer), brackets(target)
     if answer_kind == target_kind == "\\{\\}":
-        return _same_in_any_order(split_members(answer), split_members(target))
+        answers, targets = split_members(answer), split_members(target)
+        if answers != [answer] or targets != [target]:
+            return _same_in_any_order(answers, targets)
+        # the elements and the condition of sets by a condition
+        answers, targets = (
+            split_outside_brackets(inner, CONDITIONS)[0] for inner in (answer_inner, target_inner)
+        )
+        return same_in_order(answers, targets, _same_answer)
     answers = split_outside_brackets(answer_inner, COMMAS)[0] if answer_kind else [answer]
     targets = split_outside_brackets(target_inner, COMMAS)[0] if target_kind else [target]
     if max(len(answers), len(targets)) > 1 or "[" in answer_kind + target_kind:
@@ -192,9 +203,6 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
         return _states(answer, target[0][0], is_answer=True)
     if not answer[1]:
         return _states(target, answer[0][0], is_answer=False)
-    answer_range, target_range = as_range(answer), as_range(target)
-    if answer_range and target_range and answer_range[0] == target_range[0]:
-        return _same_in_any_order(answer_range[1], target_range[1])
     # `x=y` is `y=x`, and `x<y` is `y>x`
     for terms, operators in (target, flipped(target)):
         if answer[1] == operators and all(map(_same_answer, answer[0], terms)):
@@ -203,10 +211,7 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
 
 
 def _states(relation: Relation, text: str, *, is_answer: bool) -> bool:
-    """Whether a relation states a value or a set: `x=5` states 5, and `x<5` an interval."""
-    stated_range = as_range(relation)
-    if stated_range:
-        return _same_in_any_order(stated_range[1], intervals(text))
+    """Whether a relation states a value: `x=5` states 5."""
     value = defined_value(relation, _agrees_in_chain, combined=is_answer)
     if value is not None and _same_answer(value, text):
         return True

@@ -28,6 +28,11 @@ SCALES = {
     "trillion": 10**12,
 }
 
+HALF_DAYS = {"a": "morning", "p": "afternoon"}
+"""The words in plain notation for `am` and `pm` after a time. After a number these are no unit."""
+HEDGES = "not|no|never|less|more|least|most|about|approximately|nearly|almost|wrong|incorrect"
+"""Words that make another statement of `x is 5` or `x = 5`."""
+
 _TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
 _JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
 _LIST = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
@@ -35,13 +40,12 @@ _BASE = re.compile(
     r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)"
 )
 _ORDINAL = re.compile(r"(?<=\d)(?:\^ ?\{? ?)?(?:\\text\{)?(?:st|nd|rd|th)\}{0,2}(?![A-Za-z}^])")
+_WORD = rf"(?!(?:{'|'.join(FUNCTIONS)})(?![A-Za-z]))[A-Za-z](?=[A-Za-z]*[aeiouAEIOU])[A-Za-z]{{2,}}"
+"""A product of letters has seldom a vowel after its first letter."""
 _STRAY = re.compile(
-    r"(?<![A-Za-z\\{])(?:(?<=[\w}] )([A-Za-z]{3,})|([A-Za-z]{3,})(?= [\w\\]))(?![A-Za-z])"
+    rf"(?<![A-Za-z\\{{])(?:(?<=[\w}}] ){_WORD}(?: (?:of|an?) {_WORD})?|{_WORD}(?= [\w\\]))"
+    "(?![A-Za-z])"
 )
-_NOUNS = re.compile(
-    r"(?<=[\d}%]) ((?:[A-Za-z]+[ -])*[A-Za-z]+)((?:\^\{?[23]\}?)?(?=\.?\Z| ?[,;]| (?:and|or) ))"
-)
-_NO_NOUNS = re.compile(rf"\b(?:and|or|pi|sqrt|[b-zB-Z]|{'|'.join(FUNCTIONS)})\b")
 _DOLLARS = r"[-+]?(?:\\dollar ?)?"
 _NUMERAL = re.compile(rf"{_DOLLARS}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*")
 _QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
@@ -53,13 +57,14 @@ _SYNONYMS = {
         "km": "kilometer kilometre", "in": "inch", "ft": "foot feet", "yd": "yard", "mi": "mile",
         "g": "gram", "kg": "kilogram", "lb": "pound lbs", "s": "second sec", "min": "minute",
         "h": "hour hr", "l": "liter litre L", "ml": "milliliter millilitre mL", "dollar": "usd",
-        "euro": "eur", "cent": "¢", "degree": "deg", "%": "percent percentage pct", "": "unit",
+        "euro": "eur €", "sterling": "gbp £", "rupee": "rs ₹", "yen": "¥", "cent": "¢",
+        "degree": "deg", "%": "percent percentage pct", "": "unit",
     }.items()
     for synonym in synonyms.split()
 }  # fmt: skip
 _GLUED = (
-    "mm|cm|km|ft|kg|lbs?|ml|mL|min|sec|hrs?|mph|inch|inches|feet|meters|miles|hours|minutes|seconds"
-    "|days|years"
+    "pct|USD|EUR|[€£]|mm|cm|km|in|ft|yd|mi|kg|oz|lbs?|ml|mL|min|sec|hrs?|mph|inch|inches|feet"
+    "|meters|miles|hours|minutes|seconds|days|years"
 )
 _SCALE = "(?:" + "|".join(SCALES) + ")s?"
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
@@ -67,19 +72,20 @@ _SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\doll
 _UNIT = re.compile(rf"(?P<unit>(?:(?:{_SET})[/*]?)+|(?<=[\d}}])(?:{_GLUED}){_EXPONENT})\Z")
 
 _NO_UNIT = frozenset(
-    "a about above absolute after all almost also although and another any approx approximately "
-    "are around as at away be because before behind below beneath besides between beyond both but "
-    "by can cannot circa correct cos could cubed decreased divided double doubled e either equal "
-    "equals exactly except excluded exclusive exp extraneous factorial fails false few fewer "
-    "fewest for from greater greatest gross half halved halves if impossible inclusive incorrect "
-    "increased infinity into invalid is isn it its just larger largest least less lesser ln log "
-    "lower many may maybe mean might minus mod modulo more most multiplied must near nearly "
-    "negative neither never nil no none nope nor not nothing null off on only onto or other "
-    "otherwise out over percentile perhaps pi plus positive possibly power prime probably raised "
-    "reciprocal rejected root roughly same score sin since smaller smallest so some sqrt squared "
-    "still subtracted tan tens than that then this those thrice through till times to too triple "
-    "true twice undefined under unknown unless until up upper upto versus vs was were when whereas "
-    "whether which while will with within without wrong yes yet".split()
+    "a about above absolute after all almost also although am and another any approx "
+    "approximately are around as at away bc be because before behind below beneath besides "
+    "between beyond both but by can cannot circa correct cos could cubed debt decreased deficit "
+    "divided double doubled e either equal equals exactly except excluded exclusive exp "
+    "extraneous factorial fails false few fewer fewest for from greater greatest gross half "
+    "halved halves if impossible inclusive incorrect increased infinity into invalid is isn it "
+    "its just larger largest least less lesser ln log loss losses lower many may maybe mean might "
+    "minus mod modulo more most multiplied must near nearly negative neither never nil no none "
+    "nope nor not nothing null off on only onto or other otherwise out over percentile perhaps pi "
+    "plus pm positive possibly power prime probably raised reciprocal rejected root roughly same "
+    "score sin since smaller smallest so some sqrt squared still subtracted tan tens than that "
+    "then this those thrice through till times to too triple true twice undefined under unknown "
+    "unless until up upper upto versus vs was were when whereas whether which while will with "
+    "within without wrong yes yet".split()
 ) | {*ONES, *TENS, *SCALES, *(f"{scale}s" for scale in SCALES)}
 _FRACTION_WORD = re.compile(
     r"(?:third|quarter|\w*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie"
@@ -87,22 +93,18 @@ _FRACTION_WORD = re.compile(
 )
 _UNIT_LETTERS = frozenset("mgshlLAVNJWKCF")
 """Single letters that are units. `5\\text{x}` and `5\\text{i}` are products."""
-_NO_WORDS = re.compile(r"(?<![A-Za-z^])\d|[^\w ./()*^¢%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])")
+_NO_WORDS = re.compile(r"(?<![A-Za-z^])\d|[^\w ./()*^¢€£₹¥%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])")
 _ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def without_words(text: str) -> str:
-    r"""Write bases as subscripts and units as `\text`, mark `\text{and}` and `\text{or}`.
-
-    Ordinal endings go.
-    """
-    text = _ORDINAL.sub("", _BASE.sub(r"_{\1}", _TEXT_JOIN.sub(_mark, text)))
-    return _NOUNS.sub(_as_text, text)
+    r"""Write bases as subscripts, mark `\text{and}` and `\text{or}`, and remove ordinal endings."""
+    return _ORDINAL.sub("", _BASE.sub(r"_{\1}", _TEXT_JOIN.sub(_mark, text)))
 
 
 def without_loose_words(text: str) -> str:
     r"""Mark `and`, `or` and words beside numbers or letters in a text without `\text`."""
-    return _STRAY.sub(_as_text, _JOIN.sub(_mark, text))
+    return _STRAY.sub(r"\\text{\g<0>}", _JOIN.sub(_mark, text))
 
 
 def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
@@ -169,6 +171,8 @@ def number_word(plain_text: str) -> str:
 def readable_words(plain_text: str) -> str | None:
     """The words of a text that contains only words, in lower case unless it is a single letter.
 
+    The last word is in the singular.
+
     None for other texts. `\\text`, quotation marks and a leading article or `Option` make no
     difference, so `(B)` and `even` can be compared with `\\text{(B)}`, `\\text{Option B}` and
     `\\text{even}`.
@@ -178,7 +182,9 @@ def readable_words(plain_text: str) -> str | None:
     words = re.sub(r"(?i:option|choice|answer)(?=[A-Z]\Z)", "", words)
     if not re.fullmatch(r"[A-Za-z'-]+", words):
         return None
-    return words if len(words) == 1 else words.lower()
+    if len(words) == 1:
+        return words
+    return re.sub(r"(?<=\w{3})s\Z", "", words.lower())
 
 
 def _without_text_command(text: str) -> str:
@@ -187,11 +193,6 @@ def _without_text_command(text: str) -> str:
 
 def _mark(match: re.Match[str]) -> str:
     return f" {OR if match[1] == 'or' else AND} "
-
-
-def _as_text(match: re.Match[str]) -> str:
-    words, power = (match.group(), "") if match.re is _STRAY else match.groups()
-    return match.group() if _NO_NOUNS.search(words) else f"\\text{{{words}}}{power}"
 
 
 def _takes_ones(number: int, addend: int) -> bool:
@@ -257,7 +258,7 @@ def _spelling(unit: str) -> str:
     """A single spelling for each unit: singular, abbreviated, with a power at the end."""
     text = re.sub(r"\\(degree|dollar)", r" \1 ", unit.replace(".", "")).replace(" per ", " / ")
     words, power = [], 1
-    for word in re.findall(r"[^\W\d]+|\^\{?\d|/|¢|%", text):
+    for word in re.findall(r"[^\W\d]+|\^\{?\d|[/¢€£₹¥%]", text):
         if word in ("square", "sq", "cubic", "cu"):
             power = 2 if word[0] == "s" else 3
         elif word[0] == "^":

@@ -8,6 +8,7 @@ expanded.
 import math
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from itertools import starmap
@@ -110,12 +111,18 @@ def approximate(formula: str) -> float | None:
     """The value of a real number without letters; None for other texts."""
     point = Point()
     try:
-        value = point.value(formula, 0)
+        value = point.real_value(formula, 0)
     except (Unreadable, TooLarge):
         return None
-    if value is None or point.letters or isinstance(value, mpmath.mpc):
-        return None
-    return float(value)
+    return None if point.letters else float(value)
+
+
+def has_letters(formula: str) -> bool:
+    """Whether a formula contains letters that stand for numbers."""
+    point = Point()
+    with suppress(Unreadable, TooLarge):
+        point.value(formula, 0)
+    return bool(point.letters)
 
 
 def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
@@ -219,6 +226,18 @@ class Point:
                 value = mpmath.re(value)
             has_value = mpmath.isfinite(value) and (self._is_complex or not mpmath.im(value))
             return value if has_value else None
+
+    def real_value(self, formula: str, index: int) -> Value:
+        """The formula's value to 25 digits.
+
+        Raises:
+            Unreadable: It is not a real number.
+        """
+        value = self.value(formula, index)
+        if value is None or isinstance(value, mpmath.mpc):
+            raise Unreadable("no real number")
+        with mpmath.workprec(83):
+            return +_rounded(value)
 
     def letter(self, name: str) -> Value:
         """A letter or constant."""

@@ -42,7 +42,7 @@ def test_labelled_pairs(rules):
 
 
 def test_every_rule_has_a_reason_and_both_kinds_of_pair():
-    assert sum(len(rule.get(key, ())) for rule in RULES for key in EXPECTED) >= 2100
+    assert sum(len(rule.get(key, ())) for rule in RULES for key in EXPECTED) >= 2300
     assert all(rule["reason"] and rule["same"] and rule["different"] for rule in RULES)
     assert len({rule["trap"] for rule in RULES}) == len(RULES)
 
