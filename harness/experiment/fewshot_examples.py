@@ -133,28 +133,30 @@ class FewshotConfig(Strict):
         clusters: dict[str, list[Problem]] = {}
         for problem in problems:
             clusters.setdefault(problem.counts_with, []).append(problem)
-        ids = stored_ids or self._choose_examples(clusters)
+        sizes = [self.num_fewshot] * self.draws
+        if stored_ids is None or [*map(len, stored_ids.draws)] != sizes:
+            # a run with other numbers is refused later, with both numbers
+            stored_ids = self._choose_examples(clusters)
         problem_by_id = {problem.id: problem for problem in problems}
-        if missing := sorted({*ids.pool} - problem_by_id.keys()):
+        if missing := sorted({*stored_ids.pool} - problem_by_id.keys()):
             raise DataError(
                 f"the problem {missing[0]}, from which this run takes examples, is no longer in "
                 "the dataset. Restore it, or choose another --output."
             )
-        for problem_id in ids.pool:
+        for problem_id in stored_ids.pool:
             clusters.pop(problem_by_id[problem_id].counts_with, None)
-        groups = [frozenset(list(clusters)[number :: self.draws]) for number in range(self.draws)]
+        names = list(clusters)
         draws = []
-        for number, example_ids in enumerate(ids.draws):
+        for index, example_ids in enumerate(stored_ids.draws):
+            # A draw has every n-th cluster from a start, and from those before it,
+            # so that all draws have about equally many.
+            starts = [(index - step) % self.draws for step in range(draws_per_problem)]
             draws.append(
                 Draw(
-                    number=0 if self.draws == 1 else number + 1,
+                    number=0 if self.draws == 1 else index + 1,
                     examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
                     frame=self.frame,
-                    # Group g has the draws g, g + 1 and so on, so that all draws have about
-                    # equally many clusters.
-                    clusters=frozenset().union(
-                        *(groups[number - step] for step in range(draws_per_problem))
-                    ),
+                    clusters=frozenset().union(*(names[start :: self.draws] for start in starts)),
                 )
             )
         return [problem for problem in problems if problem.counts_with in clusters], draws

@@ -111,6 +111,8 @@ def test_planned_problems_cost_no_look_and_have_no_verdict_before(tmp_path):
     ("changes", "message"),
     [
         ({"limit": 4}, "limit: 6 -> 4"),
+        ({"fewshot": {"num_fewshot": 2}}, "config.fewshot.draws: 2 -> 1"),
+        ({"fewshot": {**FEWSHOT, "num_fewshot": 3}}, "config.fewshot.num_fewshot: 2 -> 3"),
         ({"conditions": ["wo"]}, "config.conditions: "),
         ({"planned": 9}, "config.planned: null -> 9"),
         ({"repeats": 1}, "config.repeats: 2 -> 1"),
@@ -119,7 +121,7 @@ def test_planned_problems_cost_no_look_and_have_no_verdict_before(tmp_path):
     ],
 )
 def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, tmp_path):
-    settings = {**SAMPLED, "repeats": 2}
+    settings = {**SAMPLED, "repeats": 2, "fewshot": FEWSHOT}
     run = write_run(tmp_path / "run", right, **settings)
     before = list(read_samples(run))
     with pytest.raises(HarnessError, match=re.escape(message)):
