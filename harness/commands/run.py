@@ -102,7 +102,7 @@ def run(
     # last, so that --set wins over the other options
     options += overrides or []
     if config is None:
-        settings = config_of_model(str(model), options)
+        settings = config_of_model(str(model), options, dataset=dataset)
     else:
         settings = load_config(config, options)
     engine_count = check_backend(settings, engines)

@@ -428,13 +428,18 @@ def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
             values[key] = remaining if remaining else None
 
 
-def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
+def config_of_model(
+    model: str, overrides: Iterable[str] = (), *, dataset: str | None = None
+) -> RunConfig:
     """Load configs/runs/any-model.yaml for a model: a hub name or a folder.
+
+    A dataset is part of the run's name, because a folder holds the run of one dataset.
 
     Raises:
         ConfigError: a value does not fit; see `load_config`.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)
+    words = [Path(model).name, *([Path(dataset).stem] if dataset else [])]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))
     path = resources.folder("configs") / "runs" / "any-model.yaml"
     names = [f"name={json.dumps(name)}", f"model.model_args.pretrained={json.dumps(model)}"]
     return load_config(path, [*names, *overrides])
