@@ -154,9 +154,13 @@ def _make_design(
         # a reference condition of another baseline says nothing about this baseline
         return design
     contrasts, primary = (None, None) if by else _join_contrasts(runs)
+    looks: dict[str, int] = {}
+    for run in runs:
+        model = str(run.about["model"])
+        looks[model] = max(looks.get(model, 1), run.about.get("looks", 1))
     return replace(
         design,
-        looks={str(run.about["model"]): run.about.get("looks", 1) for run in runs},
+        looks=looks,
         interim={str(entry["model"]) for entry in find_interim(run.about for run in runs)},
         contrasts=contrasts,
         primary=primary,

@@ -71,6 +71,7 @@ def run(
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError, ModelError
     from harness.execution.execute_plan import (
+        choose_eager,
         describe_folder,
         execute,
         fill_open_settings,
@@ -110,6 +111,7 @@ def run(
     refuse_foreign(folder)  # before the plan is built, which takes seconds
     settings = fill_open_settings(settings, folder)
     plan = make_plan(settings, limit=limit, stored_ids=stored_example_ids(folder))
+    plan = choose_eager(plan, folder)
     further_lines = [] if engine_count == 1 else [f"engines   {engine_count}, in Ray actors"]
     if dry_run:
         try:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,9 @@ PROMPT_VERSION = 1
 """Goes up when a problem, condition and layout give another prompt than before. Older samples are
 then not reused.
 """
+COMPILED_TOKENS = 30_000
+"""From this number of tokens on compiling pays off on a CPU. For SmolLM2 on two cores it took 48 to
+135 s more to load, and then generated 495 instead of 270 tokens per second (1,000 prompts)."""
 FIGURE = "accuracy"
 """Name of the figure in a run folder, without its suffix."""
 
@@ -119,22 +123,45 @@ def refuse_layers(plan: Plan) -> None:
 def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
     """The config with the settings that the user left open.
 
-    These are the layouts and the type that vLLM computes in (`dtype`). They are taken from the run
-    in the folder. For a new run the type suits this processor, and the plan sets the layouts.
+    These are the layouts, the type that vLLM computes in (`dtype`), and whether it compiles
+    (`enforce_eager`). They are taken from the run in the folder. For a new run the type suits this
+    processor, the plan sets the layouts, and `choose_eager` follows.
 
     Raises:
         RunError: the folder's journal cannot be read.
     """
-    model, layouts, dtype = config.model, config.layouts, None
+    model, layouts = config.model, config.layouts
+    arguments = dict(model.model_args)
+    dtype = None
     stored = read_identity(output).config if has_sample(output) else None
     if stored and stored["model"]["backend"] == model.backend:
-        dtype = stored["model"]["model_args"].get("dtype")
+        stored_arguments = stored["model"]["model_args"]
+        dtype = stored_arguments.get("dtype")
+        if "enforce_eager" in stored_arguments:
+            arguments.setdefault("enforce_eager", stored_arguments["enforce_eager"])
         layouts = layouts or tuple(map(Layout, stored["layouts"]))
     elif model.backend == "vllm" and not computes_bf16() and device_type() == "cpu":
         dtype = "float32"
-    if dtype and model.model_args.get("dtype") in (None, "auto"):
-        model = model.model_copy(update={"model_args": {**model.model_args, "dtype": dtype}})
+    if dtype and arguments.get("dtype") in (None, "auto"):
+        arguments["dtype"] = dtype
+    model = model.model_copy(update={"model_args": arguments})
     return config.model_copy(update={"model": model, "layouts": layouts})
+
+
+def choose_eager(plan: Plan, output: Path) -> Plan:
+    """The plan without compilation, if that is faster: a new run of few tokens on a CPU."""
+    config, model = plan.config, plan.config.model
+    is_short = plan.size * config.max_gen_toks < COMPILED_TOKENS
+    on_cpu = model.backend == "vllm" and device_type() == "cpu"
+    if not (is_short and on_cpu) or "enforce_eager" in model.model_args or has_sample(output):
+        return plan
+    eager = {"enforce_eager": True}
+    model = model.model_copy(update={"model_args": {**model.model_args, **eager}})
+    return replace(
+        plan,
+        config=config.model_copy(update={"model": model}),
+        model_arguments={**plan.model_arguments, **eager},
+    )
 
 
 def stored_example_ids(output: Path) -> ExampleIds | None:

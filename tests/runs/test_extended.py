@@ -7,9 +7,12 @@ import pytest
 
 from harness import load_run
 from harness.errors import HarnessError
+from harness.execution.execute_plan import choose_eager, fill_open_settings
+from harness.experiment.plan import make_plan
+from harness.experiment.run_config import load_config
 from harness.runs.run_files import JOURNAL, PROMPTS, read_identity, read_receipt, read_samples
 from tests.conftest import needs_vllm
-from tests.make import right, table_page, write_run
+from tests.make import CONFIG, right, table_page, write_run
 
 pytestmark = needs_vllm  # whose version is part of each sample's key
 SAMPLED = {"gen_kwargs": {"temperature": 1}}
@@ -147,3 +150,23 @@ def test_a_lost_example_is_named(tmp_path):
     path.write_text("".join(lines))
     with pytest.raises(HarnessError, match=f"the problem {name}, from which this run takes"):
         write_run(run, right, dataset={"path": str(path)}, **settings)
+
+
+def test_few_tokens_are_not_compiled_on_a_cpu_and_a_continued_run_keeps_its_choice(tmp_path):
+    run = write_run(tmp_path / "run", right)  # its config names no choice
+    config = tmp_path / "run.yaml"
+
+    def find_choice(limit, folder, *overrides):
+        overrides = ["max_gen_toks=64", *overrides]
+        settings = fill_open_settings(load_config(config, overrides), folder)
+        plan = choose_eager(make_plan(settings, limit=limit), folder)
+        return plan.model_arguments.get("enforce_eager")
+
+    assert find_choice(2, tmp_path / "new") is True
+    assert find_choice(300, tmp_path / "new") is None
+    assert find_choice(2, tmp_path / "new", "model.model_args.enforce_eager=false") is False
+    assert find_choice(2, run) is None
+    model = CONFIG["model"]
+    arguments = {**model["model_args"], "enforce_eager": True}
+    eager = write_run(tmp_path / "eager", right, model={**model, "model_args": arguments})
+    assert find_choice(300, eager) is True
