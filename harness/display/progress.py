@@ -64,7 +64,8 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with _make_bars(TimeRemainingColumn()) as bars:
         _has_bars.set()
         bar = bars.add_task(title, total=None)
-        printed_at = -LOG_SECONDS
+        # a command that takes less than two seconds prints no line
+        printed_at = time.monotonic() + 2 - LOG_SECONDS
 
         def advance(finished: int, total: int) -> None:
             nonlocal printed_at

@@ -130,5 +130,5 @@ def test_unreadable_data_are_refused(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=message):
             open_dataset(DatasetConfig(path=tmp_path / name))
     monkeypatch.delenv("MATH500_PATH")
-    with pytest.raises(DataError, match=r"Or set MATH500_PATH=FILE\.jsonl\."):
+    with pytest.raises(DataError, match=r"Or set MATH500_PATH=FILE\.jsonl, with the keys problem"):
         open_dataset("math500")
