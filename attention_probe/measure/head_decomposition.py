@@ -21,10 +21,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attention_probe.prompts.token_roles import TokenizedPrompt
+from harness.experiment.built_prompts import TOKEN_REGIONS
 
 HeadOutputs = Float[Tensor, "head query head_dim"]
 """The outputs of one prompt's heads, before the output projection."""
-REGIONS = ("first", "instruction", "filler", "problem", "completion", "other", "inserted")
+REGIONS = (*TOKEN_REGIONS, "inserted")
 """Regions of keys. Each token is in exactly one region, and may also be in `inserted`: the filler
 with its separator."""
 

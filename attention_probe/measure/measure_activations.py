@@ -223,10 +223,13 @@ def classify(tokens: Sequence[str]) -> Int8[np.ndarray, " token"]:
         tokens: The text of consecutive tokens, blanks included: joined they are the text.
     """
     character_classes = _classify_characters("".join(tokens))
-    classes, start = [], 0
+    classes: list[int] = []
+    start = 0
     for token in tokens:
         end = start + len(token)
-        classes.append(min(character_classes[start:end], default=_OTHER))
+        # a token without text continues the character of the previous token
+        previous_class = classes[-1] if classes else _OTHER
+        classes.append(min(character_classes[start:end], default=previous_class))
         start = end
     return np.array(classes, dtype=np.int8)
 

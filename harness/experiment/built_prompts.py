@@ -33,6 +33,9 @@ TOKEN_ROLES = (
     "format",
 )
 """The roles of tokens. Traces store the index."""
+TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "completion", "other")
+"""The very first token, four roles of other tokens, and the rest: attention on them adds up to 1.
+"""
 FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
 
 
