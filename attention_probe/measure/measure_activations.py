@@ -223,13 +223,10 @@ def classify(tokens: Sequence[str]) -> Int8[np.ndarray, " token"]:
         tokens: The text of consecutive tokens, blanks included: joined they are the text.
     """
     character_classes = _classify_characters("".join(tokens))
-    classes: list[int] = []
-    start = 0
+    classes, start = [], 0
     for token in tokens:
         end = start + len(token)
-        # a token without text continues the character of the previous token
-        previous_class = classes[-1] if classes else _OTHER
-        classes.append(min(character_classes[start:end], default=previous_class))
+        classes.append(min(character_classes[start:end], default=_OTHER))
         start = end
     return np.array(classes, dtype=np.int8)
 

@@ -248,6 +248,11 @@ def _measure_layer(
 
 def _measure_first_mlp(result: _PassResult, reference: Reference) -> dict[str, Any]:
     """The fields of one prompt that describe the first MLP's activations."""
-    texts = [result.input.prompt.tokens[index] for index in result.input.problem.tolist()]
+    texts: list[str] = []
+    for index in result.input.problem.tolist():
+        text = result.input.prompt.tokens[index]
+        if not text:  # it continues a character, and has its class
+            text = "".join(texts)[-1:]
+        texts.append(text)
     activations, histogram = measure_activations(result.activations, reference, texts)
     return {"activations": activations, "activation_histogram": histogram}
