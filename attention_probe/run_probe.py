@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -154,16 +153,15 @@ def refuse_large_rows(
     """
     if record.rows is None:
         return
-    lengths = [len(prompt) for prompt in flatten_prompts(prompts)]
+    every_prompt = list(flatten_prompts(prompts))
+    lengths = np.array([len(prompt) for prompt in every_prompt])
+    rows = np.array([record.is_row(prompt).sum() for prompt in every_prompt])
     row_bytes = len(loaded.layers) * int(loaded.config.num_attention_heads) * 4  # float32
-
-    def size_of_last(count: int) -> int:
-        return sum(row_bytes * min(count, length) * length for length in lengths)
-
-    rows = [record.is_row(prompt).sum() for prompt in flatten_prompts(prompts)]
-    size = row_bytes * int(np.dot(rows, lengths))
+    size = row_bytes * int(rows @ lengths)
     if size > ROW_BYTES:
-        most = bisect_right(range(max(lengths)), ROW_BYTES, key=size_of_last) - 1
+        most = lengths.max()
+        while row_bytes * (np.minimum(most, lengths) @ lengths) > ROW_BYTES:
+            most -= 1
         raise ConfigError(
             f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
             f"{ROW_BYTES / 1e9:.1f} GB are the most: expected at most last:{most}, or fewer "
@@ -301,9 +299,8 @@ def make_header(
         flip: The outcome by which the problems were selected; None if by none.
     """
     record = settings.record
-    options: JsonObject = {"decompose": record.decompose, "activations": record.activations}
-    if record.rows:
-        options["rows"] = record.rows
+    names = ("decompose", "activations", "rows")
+    options: JsonObject = {name: getattr(record, name) for name in names}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
         options["common_to"] = list(settings.conditions)

@@ -43,17 +43,20 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         shared = shared_problems(traces, conditions)
         problems: list[JsonObject] = []
         packed: list[str] = []
-        has_rows = False
         for problem_id in shared:
-            records = [traces.get(problem_id, condition) for condition in conditions]
-            masses = {record.condition: _list_masses(record) for record in records}
-            problems.append({"id": problem_id, "outcome": records[0].outcome, "masses": masses})
-            packed.append(pack({record.condition: _describe(record) for record in records}))
-            has_rows = has_rows or any(record.rows.size for record in records)
+            masses, prompts = {}, {}
+            for condition in conditions:
+                trace = traces.get(problem_id, condition)
+                masses[condition] = _list_masses(trace)
+                prompts[condition] = describe_prompt(
+                    trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
+                )
+            problems.append({"id": problem_id, "masses": masses})
+            packed.append(pack(prompts))
             if sum(map(len, packed)) >= most_bytes:
                 break
     notes = [*header.stamps, NO_FINDING]
-    if not has_rows:
+    if not header.options.get("rows"):
         notes.append(NO_ROWS)
     if len(problems) < len(shared):
         notes.append(
@@ -63,9 +66,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         "name": name_traces(path),
         "model": label_model(header.model),
         "layers": [layer + 1 for layer in header.layers],
-        "heads": header.head_count,
         "queried": "problem" if header.queries == "prompt" else "completion",
-        "baseline": header.baseline,
         "conditions": describe_conditions(conditions),
         "meanings": [MEASURES[f"mass_{region}"].definition for region in TOKEN_REGIONS],
         "notes": notes,
@@ -85,13 +86,3 @@ def _list_masses(trace: Trace) -> list[Any]:
     rounded = masses.round(DIGITS).astype(object)
     rounded[np.isnan(masses)] = None
     return list(rounded.tolist())
-
-
-def _describe(trace: Trace) -> JsonObject:
-    return describe_prompt(
-        trace.tokens,
-        trace.mean_common,
-        trace.rows,
-        roles=trace.roles,
-        original_pos=trace.original_pos,
-    )

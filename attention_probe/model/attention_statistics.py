@@ -130,7 +130,7 @@ class Reduction:
         self._sets, self._regions = sets.float(), regions.float()
         self._sums = self._sets.new_zeros(batch, heads, self._sets.shape[1], length)
         self._mass = self._sets.new_zeros(batch, heads, length, self._regions.shape[1])
-        self._is_row = None if request.rows is None else request.rows.to(self._sets.device)
+        self._is_row = request.rows
         self._rows: list[list[Tensor]] = [[] for _ in range(batch)]
         self._output: Tensor | None = None
         if request.output_region is not None:
@@ -162,7 +162,7 @@ class Reduction:
         if self._is_row is not None:
             # indexing copies, since the next block overwrites the weights
             padding = (keys.start, self._real.shape[1] - keys.stop)
-            for prompt, is_row in enumerate(self._is_row[:, queries]):
+            for prompt, is_row in enumerate(self._is_row[:, queries].to(weights.device)):
                 self._rows[prompt].append(nn.functional.pad(weights[prompt][:, is_row], padding))
         # In place, so this must come after all sums and rows in which the diagonal counts.
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness import smollm2_model
-from harness.constants import JsonObject
-from harness.display.report.attention_view import describe_prompt, make_page
+from harness.display.report.attention_view import describe_conditions, describe_prompt, make_page
 from harness.display.report.report_samples import pack
 from harness.engines.attention_sums import Floats, means, open_recorder, recorded_prompt
-from harness.experiment.built_prompts import TOKEN_REGIONS
+from harness.experiment.plan import Request
 from harness.experiment.tokenizer import encode, load_tokenizer, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
 from harness.runs.attention_file import AttentionView
@@ -49,50 +48,29 @@ class PromptAttention(list[Floats]):
             `queries` there are none.
     """
 
-    def __init__(
-        self,
-        means: Iterable[Floats],
-        *,
-        rows: Iterable[Floats],
-        tokens: Iterable[tuple[str, ...]],
-        model: str,
-        layers: Iterable[int],
-    ) -> None:
-        super().__init__(means)
-        self.rows, self.tokens = list(rows), list(tokens)
-        self.model, self.layers = model, list(layers)
+    model: str
+    layers: Sequence[int]
+    tokens: Sequence[tuple[str, ...]]
+    rows: Sequence[Floats]
 
     def show(self) -> Page:
         """The interactive page. A notebook displays it if it is the last value of a cell."""
-        problems: list[JsonObject] = []
-        packed = []
+        prompts = []
         for mean, rows, tokens in zip(self, self.rows, self.tokens, strict=True):
-            prompt = describe_prompt(
-                tokens,
-                mean,
-                rows,
-                roles=np.zeros(len(tokens), np.int8),
-                original_pos=np.arange(len(tokens)),
-            )
-            masses = np.zeros((len(TOKEN_REGIONS), *mean.shape[:2]))
-            # a prompt of one token has no later query
-            masses[0] = np.nan_to_num(mean[..., 0])
-            masses[-1] = 1 - masses[0]
-            problems.append({"id": f"prompt {len(problems) + 1}", "masses": {"": masses.tolist()}})
-            packed.append(pack({"": prompt}))
+            positions = np.arange(len(tokens))
+            prompt = describe_prompt(tokens, mean, rows, np.zeros_like(positions), positions)
+            prompts.append(pack({self.model: prompt}))
         facts = {
             "name": self.model,
             "model": self.model,
             "layers": self.layers,
-            "heads": self[0].shape[1],
             "queried": "prompt",
-            "baseline": "",
-            "conditions": [{"name": "", "label": self.model, "slot": 0}],
-            "meanings": [MEANING] * len(TOKEN_REGIONS),
-            "notes": [],
-            "problems": problems,
+            "conditions": describe_conditions([self.model]),
+            "meanings": (),
+            "notes": (),
+            "problems": [{"id": f"prompt {number + 1}"} for number in range(len(self))],
         }
-        return Page(make_page([AttentionView(facts=facts, prompts=packed)]))
+        return Page(make_page([AttentionView(facts=facts, prompts=prompts)]))
 
 
 def attention(
@@ -131,12 +109,12 @@ def attention(
     # all requests have the same number of sets: all queries, each row alone, and the last set,
     # which `means` leaves out
     set_count = max(counts, default=0) + 2
-    requests = []
-    for number, (token_ids, _) in enumerate(tokenized):
+    requests: list[Request] = []
+    for (token_ids, _), count in zip(tokenized, counts, strict=True):
         sets = np.zeros((set_count, len(token_ids)), int)
         sets[0] = 1
-        sets[1 : counts[number] + 1] = np.eye(len(token_ids))[len(token_ids) - counts[number] :]
-        requests.append(recorded_prompt(token_ids, sets.tolist(), name=str(number)))
+        sets[1 : count + 1] = np.eye(len(token_ids))[len(token_ids) - count :]
+        requests.append(recorded_prompt(token_ids, sets.tolist(), name=str(len(requests))))
     sums: dict[str, Floats] = {}
     with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
         for finished in engine.stream(requests):
@@ -144,16 +122,14 @@ def attention(
                 assert completion.attention is not None  # the request has `record`
                 sums[request.problem_id] = completion.attention
     prompt_sums = [sums[request.problem_id] for request in requests]
-    numbers = (
-        parse_numbers(layers, "layers") if layers != "all" else range(1, 1 + len(prompt_sums[0]))
-    )
-    return PromptAttention(
-        map(_average, prompt_sums),
-        rows=map(_separate_rows, prompt_sums, counts),
-        tokens=[texts for _, texts in tokenized],
-        model=smollm2_model.label_model(model),
-        layers=sorted(numbers),
-    )
+    result = PromptAttention(map(_average, prompt_sums))
+    result.rows = list(map(_separate_rows, prompt_sums, counts))
+    result.tokens = [texts for _, texts in tokenized]
+    result.model = smollm2_model.label_model(model)
+    if layers == "all":
+        layers = range(1, 1 + len(prompt_sums[0]))
+    result.layers = sorted(parse_numbers(layers, "layers"))
+    return result
 
 
 def _average(sums: Floats) -> Floats:
@@ -178,9 +154,7 @@ def _tokenize(
     text = prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
     token_ids, offsets = encode(text, tokenizer)
     texts = token_texts(token_ids, offsets, text, tokenizer)
-    if isinstance(prompt, str):
-        return list(token_ids), texts
-    requested_ids = list(map(int, prompt))  # perhaps numpy's integers
-    if requested_ids != list(token_ids):  # the tokenizer makes other tokens of this text
-        texts = tuple(str(tokenizer.decode([token_id])) for token_id in requested_ids)
-    return requested_ids, texts
+    requested = token_ids if isinstance(prompt, str) else tuple(map(int, prompt))
+    if requested != token_ids:  # the tokenizer makes other tokens of this text
+        texts = tuple(str(tokenizer.decode(token_id)) for token_id in requested)
+    return list(requested), texts

@@ -102,6 +102,14 @@ class BuiltPrompt:
         return np.where(characters[:, FILLER], FILLER, roles).astype(np.int8)
 
 
+def index_regions(roles: NDArray[np.int8]) -> NDArray[np.int64]:
+    """The region of each token, as an index into TOKEN_REGIONS."""
+    names = [role if role in TOKEN_REGIONS else "other" for role in TOKEN_ROLES]
+    regions = np.array([TOKEN_REGIONS.index(name) for name in names])[roles]
+    regions[0] = TOKEN_REGIONS.index("first")
+    return regions
+
+
 def count_characters(
     text: str, spans: Spans, offsets: NDArray[np.int32], *, with_blanks: bool = True
 ) -> NDArray[np.int64]:

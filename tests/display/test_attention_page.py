@@ -69,7 +69,9 @@ def write_pairs(path, problems=2, header=(), **changes):
         for number in range(problems)
         for condition in CONDITIONS
     ]
-    return write_traces(path, traces, **dict(header))
+    rows = changes.get("rows", 5)
+    options = {"rows": f"last:{rows}" if rows else None}
+    return write_traces(path, traces, options=options, **dict(header))
 
 
 def unpack(text):
@@ -105,8 +107,8 @@ def test_weights_are_those_of_the_traces_within_the_shown_error(condition):
         trace.tokens,
         trace.mean_common,
         trace.rows,
-        roles=trace.roles,
-        original_pos=trace.original_pos,
+        trace.roles,
+        trace.original_pos,
     )
     levels = decode(prompt, heads=3).astype(float)
     weights = (levels / LEVELS) ** 2
@@ -135,8 +137,8 @@ def test_elements_join_the_tokens_of_a_character_and_the_filler_stands_before_it
         trace.tokens,
         trace.mean_common,
         trace.rows,
-        roles=trace.roles,
-        original_pos=trace.original_pos,
+        trace.roles,
+        trace.original_pos,
     )
     assert prompt["text"][3:9] == [" /" * 4, *[" /"] * 4, "What"]
     assert prompt["position"][3:9] == [3, 3, 4, 5, 6, 7] and prompt["size"][3:5] == [4, 1]
@@ -228,7 +230,10 @@ def make_attention(count=3):
         means.append(later)
         rows.append(weights[:, :, tokens - count :])
     tokens = [("<s>", *"abcde"), ("<s>", *"abcdefg")]
-    return PromptAttention(means, rows=rows, tokens=tokens, model="tiny", layers=[1, 3])
+    attention = PromptAttention(means)
+    attention.rows, attention.tokens = rows, tokens
+    attention.model, attention.layers = "tiny", [1, 3]
+    return attention
 
 
 def test_attention_is_a_list_with_tokens_rows_and_a_page():
@@ -238,7 +243,7 @@ def test_attention_is_a_list_with_tokens_rows_and_a_page():
     page = attention.show()
     facts, problems = read_scripts(page)
     assert [problem["id"] for problem in facts["views"][0]["problems"]] == ["prompt 1", "prompt 2"]
-    assert problems[1][""]["text"] == ["<s>", *"abcdefg"] and problems[1][""]["rows"] == 3
+    assert problems[1]["tiny"]["text"] == ["<s>", *"abcdefg"] and problems[1]["tiny"]["rows"] == 3
     frame = page._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;') and frame.count("<") == 2
 
@@ -292,8 +297,8 @@ def test_a_click_opens_a_head_with_its_strongest_tokens(opened):
             trace.tokens,
             trace.mean_common,
             trace.rows,
-            roles=trace.roles,
-            original_pos=trace.original_pos,
+            trace.roles,
+            trace.original_pos,
         )
         row = trace.rows[1, 2, -1]
         sums = []
@@ -430,6 +435,18 @@ def test_a_prompt_of_20000_tokens_opens(tab, tmp_path):
     tab.open(page)
     tab.point('[data-cell="0,1"]', click=True)
     assert "token 19998 / 20053" in tab.text(".masses caption")
+
+
+@in_a_browser
+def test_the_page_of_python_has_the_means_of_its_grid(tab, tmp_path):
+    attention = make_attention()
+    page = tmp_path / "python.html"
+    page.write_text(attention.show())
+    tab.open(page)
+    label = tab.run("document.querySelector('[data-cell=\"1,2\"]').ariaLabel")
+    mean = 100 * attention[0][1, 2, 0]
+    assert float(re.search(r"Layer 3 Head 3: ([\d.]+) %", label)[1]) == pytest.approx(mean, abs=0.5)
+    assert tab.run("document.querySelectorAll('.pair > section').length") == 1
 
 
 @in_a_browser

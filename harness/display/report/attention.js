@@ -65,16 +65,13 @@
     return row < 0 ? null : row + 1;
   }
 
-  /** The bytes of the chosen head and query: of all elements, then of all regions; null if there are none. */
-  function levelsOf(side) {
-    const number = queryIn(side, query);
+  /** The bytes of a head and a query: of all elements, then of all regions; null if there are none. */
+  function levelsOf({ prompt }, [layer, head], number) {
     if (number === null) return null;
-    const { prompt } = side;
-    const layer = head[0];
     prompt.bytes ||= [];
     prompt.bytes[layer] ||= Uint8Array.from(atob(prompt.layers[layer]), (letter) => letter.charCodeAt(0));
     const width = prompt.text.length + facts.regions.length;
-    const start = (head[1] * (prompt.rows + 1) + number) * width;
+    const start = (head * (prompt.rows + 1) + number) * width;
     return prompt.bytes[layer].subarray(start, start + width);
   }
 
@@ -104,7 +101,18 @@
   // ---- the grid of heads --------------------------------------------------------------------------------------------
 
   const problem = () => view.problems[choice.problem.value];
-  const massOf = (side, region, [layer, number]) => problem().masses[side.name][region][layer][number];
+  /** The measured mass of a head, or that of the mean over all later tokens. */
+  function massOf(side, region, cell) {
+    const { masses } = problem();
+    if (masses) return masses[side.name][region][cell[0]][cell[1]];
+    return weightOf(levelsOf(side, cell, 0)[side.prompt.text.length + Number(region)]);
+  }
+  /** The cells of the grid, row by row: the indices of layer and head. */
+  function grid() {
+    const { prompt } = sides[0];
+    const heads = atob(prompt.layers[0]).length / (prompt.rows + 1) / (prompt.text.length + facts.regions.length);
+    return view.layers.map((_, layer) => [...Array(heads).keys()].map((number) => [layer, number]));
+  }
 
   function shownMass(cell) {
     const region = choice.region.value;
@@ -113,15 +121,14 @@
   }
 
   function drawGrid() {
-    const indices = [...Array(view.heads).keys()];
-    const rows = view.layers.map((layer, row) => indices.map((number) => [row, number]));
+    const rows = grid();
     const largest = Math.max(...rows.flat().map((cell) => Math.abs(shownMass(cell))), 1e-9);
     const isDifference = choice.shown.value === "difference";
     const region = nameOf(facts.regions[choice.region.value]);
     const under = choice.shown.selectedOptions[0].textContent;
     $(".heads caption").replaceChildren(...plain(`Attention on: ${region}; ${under}${isDifference ? ", in points" : ", in percent"}`));
-    $(".meaning").replaceChildren(...plain(`${view.meanings[choice.region.value]} The mean is over the ${view.queried}'s tokens.`));
-    $(".heads thead").replaceChildren(make("tr", {}, make("td", {}, "Head"), indices.map((number) => make("th", { scope: "col", "aria-label": `Head ${number + 1}` }, String(number + 1)))));
+    $(".meaning").replaceChildren(...plain(`${view.meanings[choice.region.value] ?? ""} The mean is over the ${view.queried}'s tokens.`));
+    $(".heads thead").replaceChildren(make("tr", {}, make("td", {}, "Head"), rows[0].map(([, number]) => make("th", { scope: "col", "aria-label": `Head ${number + 1}` }, String(number + 1)))));
     $(".heads tbody").replaceChildren(...rows.map((row, layer) => make("tr", {}, make("th", { scope: "row" }, `Layer ${view.layers[layer]}`), row.map((cell) => {
       const mass = shownMass(cell);
       const is = String(cell) === String(head);
@@ -179,7 +186,7 @@
   }
 
   function paint() {
-    for (const side of sides) side.levels = levelsOf(side);
+    for (const side of sides) side.levels = levelsOf(side, head, queryIn(side, query));
     const top = Math.max(1, ...sides.flatMap((side) => strongest(side).map(([level]) => level)));
     for (const side of sides) {
       const { prompt, number } = side;
@@ -274,13 +281,10 @@
 
   function setView() {
     view = facts.views[choice.view.value];
-    const titles = view.problems.map(({ id, outcome }, number) => [number, outcome ? `${id} (${outcome.replaceAll("_", " ")})` : id]);
-    fill(choice.problem, titles);
+    fill(choice.problem, view.problems.map(({ id }, number) => [number, id]));
     const names = view.conditions.map(({ name, label }) => [name, label]);
-    fill(choice.left, names, view.baseline);
-    fill(choice.right, names, view.conditions.map(({ name }) => name).find((name) => name !== choice.left.value));
-    const regions = facts.regions.map((region, number) => [number, nameOf(region)]);
-    fill(choice.region, regions.filter(([number]) => number !== facts.regions.indexOf("completion") || view.queried === "completion"), facts.regions.indexOf("filler"));
+    fill(choice.left, names);
+    fill(choice.right, names, names[1]?.[0]);
     $(".notes").replaceChildren(...[view.model, ...view.notes].map((note) => make("p", { class: "small" }, plain(note))));
     head = [0, 0];
     return setProblem();
@@ -297,6 +301,9 @@
     const labels = sides.map((side, number) => [number, side.label]);
     if (sides.length > 1) labels.push(["difference", `difference: ${sides[1].label} \u2212 ${sides[0].label}`]);
     fill(choice.shown, labels, choice.shown.value || sides.length - 1);
+    const regions = facts.regions.map((name, region) => [region, nameOf(name)])
+      .filter(([region]) => grid().flat().some((cell) => sides.some((side) => massOf(side, region, cell))));
+    fill(choice.region, regions, choice.region.value || facts.regions.indexOf("filler"));
     const queries = pairs.map((_, place) => place).filter((place) => sides.some((side) => queryIn(side, place) !== null));
     wanted.hasRows = queries.length > 0;
     const isPrompt = (place) => sides.some(({ prompt, number }) => pairs[place][number] !== null && roleOf(prompt, pairs[place][number]) !== "completion");
@@ -341,10 +348,10 @@
 
   $(".heads").addEventListener("keydown", (event) => {
     const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] || [0, 0];
-    const [layer, number] = [head[0] + down, head[1] + right];
     if (!(down || right)) return;
     event.preventDefault();
-    if (layer in view.layers && number >= 0 && number < view.heads) chooseHead([layer, number], true);
+    const next = [head[0] + down, head[1] + right];
+    if ($(`[data-cell="${next}"]`)) chooseHead(next, true);
   });
 
   $(".pair").addEventListener("keydown", (event) => {

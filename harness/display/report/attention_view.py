@@ -18,7 +18,12 @@ from harness.display.figures.figure_style import LOOKS, looks
 from harness.display.format_values import label
 from harness.display.report.page_template import fill_template
 from harness.display.report.report_samples import pack
-from harness.experiment.built_prompts import FILLER, TOKEN_REGIONS, TOKEN_ROLES
+from harness.experiment.built_prompts import (
+    FILLER,
+    TOKEN_REGIONS,
+    TOKEN_ROLES,
+    index_regions,
+)
 from harness.runs.attention_file import AttentionView
 
 LEVELS, MISSING = 254, 255
@@ -41,11 +46,8 @@ def describe_conditions(names: Sequence[str]) -> list[JsonObject]:
 
 def make_page(views: Sequence[AttentionView]) -> str:
     """One HTML file with these views."""
-    return fill_template(
-        "attention_page.html.jinja",
-        {"title": " + ".join(view.facts["name"] for view in views), **pack_views(views)},
-        scripts=("shared.js", "attention.js"),
-    )
+    title = " + ".join(view.facts["name"] for view in views)
+    return fill_template("attention_page.html.jinja", {"title": title, **pack_views(views)})
 
 
 def pack_views(views: Sequence[AttentionView]) -> JsonObject:
@@ -65,7 +67,6 @@ def describe_prompt(
     tokens: Sequence[str],
     means: NDArray[Any],
     rows: NDArray[Any],
-    *,
     roles: NDArray[np.int8],
     original_pos: NDArray[Any],
 ) -> JsonObject:
@@ -88,7 +89,7 @@ def describe_prompt(
     positions = np.arange(len(tokens))
     # [query, key] the mean has no query of its own; a row's query does not see later keys
     is_later = positions > np.array([len(tokens), *positions[len(tokens) - row_count :]])[:, None]
-    in_region = np.eye(len(TOKEN_REGIONS))[_index_regions(roles)]
+    in_region = np.eye(len(TOKEN_REGIONS))[index_regions(roles)]
     layers = []
     for index, layer_means in enumerate(means):
         weights = layer_means[:, None]
@@ -123,9 +124,3 @@ def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[t
         if role == FILLER:
             yield run[0][0], run[-1][1]
         yield from run
-
-
-def _index_regions(roles: NDArray[np.int8]) -> list[int]:
-    """The region of each token, as an index into TOKEN_REGIONS."""
-    names = [role if role in TOKEN_REGIONS else "other" for role in TOKEN_ROLES]
-    return [TOKEN_REGIONS.index(name) for name in ("first", *(names[role] for role in roles[1:]))]

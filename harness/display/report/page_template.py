@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,11 @@ from harness.runs.versions_and_hashes import software
 
 FOLDER = "harness.display.report"
 """The package with the templates, scripts and styles."""
+CODE = {
+    "style": ("style.css", "attention.css"),
+    "script": ("shared.js", "attention.js", "script.js"),
+}
+"""The files of every page. A script does nothing on a page without its elements."""
 
 
 def refuse_other_file(output: Path) -> None:
@@ -34,14 +39,8 @@ def refuse_other_file(output: Path) -> None:
             )
 
 
-def fill_template(name: str, facts: Mapping[str, Any], scripts: Sequence[str]) -> str:
-    """The page. Lone surrogates, which no file can hold, become question marks.
-
-    Args:
-        name: The template.
-        facts: The values of its variables.
-        scripts: The files of its script, in their order.
-    """
+def fill_template(name: str, facts: Mapping[str, Any]) -> str:
+    """The page of a template. Lone surrogates, which no file can hold, become question marks."""
     templates = Environment(
         loader=PackageLoader(FOLDER, "."),
         autoescape=True,
@@ -51,7 +50,7 @@ def fill_template(name: str, facts: Mapping[str, Any], scripts: Sequence[str]) -
     )
     templates.filters["visible"] = visible
     code: dict[str, str] = {}
-    for kind, names in {"style": ("style.css", "attention.css"), "script": scripts}.items():
+    for kind, names in CODE.items():
         texts = [files(FOLDER).joinpath(file).read_text(encoding="utf-8") for file in names]
         text = "".join(texts)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

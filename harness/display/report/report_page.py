@@ -88,8 +88,7 @@ def write_report(
         _check_attention(curves, loaded, samples)
     board = make_leaderboard(loaded, baseline=baseline, margin=margin)
     facts = _collect_facts(loaded, samples, attention, board)
-    scripts = ("shared.js", "attention.js", "script.js")
-    page = fill_template("page.html.jinja", facts, scripts)
+    page = fill_template("page.html.jinja", facts)
     with clear_messages(output):
         write_whole(output, page)
     return len(page.encode())

@@ -66,7 +66,8 @@
 
   // ---- the list of problems -----------------------------------------------------------------------------------------
 
-  const form = $(".filters");
+  const form = $(".samples .filters");
+  if (!form) return; // a page without samples
   const list = $(".list tbody");
   const panel = $(".detail");
   const further = $(".further");
