@@ -11,7 +11,7 @@ from attention_probe.analysis.average_curves import shared_problems
 from attention_probe.figures.curve_figures import draw_figure, explain_figure
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.figure_numbers import figure_table, read_curves
-from attention_probe.figures.trace_views import NO_FINDING, name_traces, read_view
+from attention_probe.figures.trace_views import NO_FINDING, read_view
 from attention_probe.traces import AttentionTraces
 from harness.constants import Definition
 from harness.display.figures.figure_style import write_figure
@@ -108,15 +108,16 @@ def read_attention(
         JournalError: the folder does not exist, or is damaged.
         ConfigError: no such layer or head, or no problem has traces under all conditions.
     """
+    view = read_view(path, most_bytes=PAGE_BYTES)
     with AttentionTraces.open(path) as traces:
         header = traces.header
         layer = header.layers[0] + 1 if layer is None else layer
         config, curves = read_layer(traces, layer, heads or (), definition)
         return AttentionFile(
-            name=name_traces(path),
+            name=view.facts["name"],
             model=str(header.fingerprint["name"]),
             figure=draw_figure(config, curves, note=False),
-            view=read_view(path, most_bytes=PAGE_BYTES),
+            view=view,
             notes=tuple(explain_figure(config, curves)),
             prompts=tuple(
                 (entry.problem_id, entry.condition, entry.prompt_sha256)

@@ -63,7 +63,8 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
             f"The first {len(problems)} of {len(shared)} problems: `mless attention` shows all."
         )
     facts = {
-        "name": name_traces(path),
+        # a run's `attention` folder is named together with the run
+        "name": path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
         "model": label_model(header.model),
         "layers": [layer + 1 for layer in header.layers],
         "queried": "problem" if header.queries == "prompt" else "completion",
@@ -73,11 +74,6 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         "problems": problems,
     }
     return AttentionView(facts=facts, prompts=packed)
-
-
-def name_traces(path: Path) -> str:
-    """The name of a folder of traces; a run's `attention` folder is named together with the run."""
-    return path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}"
 
 
 def _list_masses(trace: Trace) -> list[Any]:
