@@ -55,7 +55,7 @@ def count_rows(rows: str, tokens: int, completion: int = 0) -> int:
         return min(int(match[1]), tokens)
     if rows not in ("answer", "all"):
         raise ConfigError(f"rows {rows!r}: expected `last:16`, `answer` or `all`.")
-    return tokens if rows == "all" else min(completion + 1, tokens)
+    return tokens if rows == "all" else completion + 1
 
 
 def count_from_one(indices: Iterable[int]) -> str:

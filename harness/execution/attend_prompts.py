@@ -122,20 +122,16 @@ def attention(
                 assert completion.attention is not None  # the request has `record`
                 sums[request.problem_id] = completion.attention
     prompt_sums = [sums[request.problem_id] for request in requests]
-    result = PromptAttention(map(_average, prompt_sums))
+    result = PromptAttention(
+        means(sums[request.problem_id], request.record)[:, 0] for request in requests
+    )
     result.rows = list(map(_separate_rows, prompt_sums, counts))
     result.tokens = [texts for _, texts in tokenized]
     result.model = smollm2_model.label_model(model)
-    if layers == "all":
-        layers = range(1, 1 + len(prompt_sums[0]))
-    result.layers = sorted(parse_numbers(layers, "layers"))
+    result.layers = range(1, 1 + max(map(len, prompt_sums), default=0))
+    if layers != "all":
+        result.layers = sorted(parse_numbers(layers, "layers"))
     return result
-
-
-def _average(sums: Floats) -> Floats:
-    """The mean over all queries, from sums [layer, set, head, key]."""
-    all_queries = [1] * sums.shape[-1]
-    return means(sums[:, [0, -1]], [all_queries, all_queries])[:, 0]
 
 
 def _separate_rows(sums: Floats, count: int) -> Floats:
@@ -151,10 +147,11 @@ def _tokenize(
     prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], tuple[str, ...]]:
     """The token ids of a prompt, and the text of each token."""
-    text = prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
-    token_ids, offsets = encode(text, tokenizer)
-    texts = token_texts(token_ids, offsets, text, tokenizer)
-    requested = token_ids if isinstance(prompt, str) else tuple(map(int, prompt))
-    if requested != token_ids:  # the tokenizer makes other tokens of this text
+    if isinstance(prompt, str):
+        token_ids, offsets = encode(prompt, tokenizer)
+        return list(token_ids), token_texts(token_ids, offsets, prompt, tokenizer)
+    requested = list(map(int, prompt))  # perhaps numpy's integers
+    encoded, texts = _tokenize(str(tokenizer.decode(requested)), tokenizer)
+    if encoded != requested:  # the tokenizer makes other tokens of this text
         texts = tuple(str(tokenizer.decode(token_id)) for token_id in requested)
-    return list(requested), texts
+    return requested, texts

@@ -13,11 +13,12 @@ from attention_probe.figures.trace_views import NO_ROWS, read_view
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import LEVELS, MISSING, describe_prompt, make_page
 from harness.errors import ConfigError
-from harness.execution.attend_prompts import PromptAttention, _separate_rows
+from harness.execution.attend_prompts import PromptAttention, _separate_rows, _tokenize
 from harness.experiment.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
+from harness.experiment.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
 from tests.commands.test_cli import here, refused
-from tests.make import ROOT, make_trace, write_traces
+from tests.make import ROOT, TOY_MODEL, make_trace, write_traces
 
 CONDITIONS = ("wo", "mless")
 SIZE, START, FILLER_SIZE = 14, 3, 4
@@ -256,6 +257,16 @@ def test_rows_are_separated_from_the_sums_of_the_engine():
         sums[:, 1 + query, :, 3 + query] = 0
     np.testing.assert_allclose(_separate_rows(sums, 4), weights, atol=1e-6)
     assert _separate_rows(sums[:, [0, -1]], 0).shape == (2, 3, 0, 7)
+
+
+def test_prompts_of_ids_have_the_texts_of_their_tokens():
+    tokenizer = load_tokenizer(TOY_MODEL)
+    text = "What is 2 \u2264 3?"
+    token_ids, texts = _tokenize(text, tokenizer)
+    assert "".join(texts) == text and "" in texts
+    assert _tokenize(np.array(token_ids), tokenizer) == (token_ids, texts)
+    letters = tokenizer.convert_tokens_to_ids(["W", "h", "a", "t"])
+    assert _tokenize(letters, tokenizer) == (letters, ("W", "h", "a", "t"))
 
 
 # ---- in a browser --------------------------------------------------------------------------------
