@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from attention_probe.check_probe import self_check
@@ -22,7 +24,7 @@ from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
 from harness.constants import BASELINE, JsonObject
-from harness.errors import PromptMismatchError
+from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import Layout
 from harness.runs import versions_and_hashes
 from harness.runs.prompt_sources import Problem, Source
@@ -37,6 +39,9 @@ Advance = Callable[[int, int], None]
 GROUP_TOKENS = 1024
 """Most tokens in one forward pass, padding included. On a CPU a larger pass needs more memory and
 is not faster, because its tensors no longer fit into the caches."""
+
+ROW_BYTES = 1 << 31
+"""Most bytes of rows that are stored of all prompts. A group's rows are also in memory at once."""
 
 SOURCE_FACTS = ("name", "kind", "prompts_sha256", "metric")
 """The attributes of a `Source` that a receipt has."""
@@ -77,6 +82,7 @@ def run_probe(
     prompts = tokenize_problems(problems, settings, tokenizer)
     loaded = settings.load_model(settings.dtype)
     fit_model_to_prompts(loaded, prompts)
+    refuse_large_rows(loaded, prompts, settings.record)
     float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
     receipt = make_receipt(
         settings,
@@ -135,6 +141,33 @@ def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPro
             )
         token_ids.update(prompt.token_ids.tolist())
     loaded.keep_embeddings(torch.tensor(sorted(token_ids)))
+
+
+def refuse_large_rows(
+    loaded: LoadedModel, prompts: Mapping[str, ConditionPrompts], record: Record
+) -> None:
+    """Print the size of the rows that will be stored.
+
+    Raises:
+        ConfigError: it is more than ROW_BYTES.
+    """
+    if record.rows is None:
+        return
+    every_prompt = list(flatten_prompts(prompts))
+    lengths = np.array([len(prompt) for prompt in every_prompt])
+    rows = np.array([record.is_row(prompt).sum() for prompt in every_prompt])
+    row_bytes = len(loaded.layers) * int(loaded.config.num_attention_heads) * 4  # float32
+    size = row_bytes * int(rows @ lengths)
+    if size > ROW_BYTES:
+        most = lengths.max()
+        while row_bytes * (np.minimum(most, lengths) @ lengths) > ROW_BYTES:
+            most -= 1
+        raise ConfigError(
+            f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
+            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected at most last:{most}, or fewer "
+            "problems, conditions or layers."
+        )
+    print(f"mless: rows of {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
 
 
 def flatten_prompts(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:
@@ -266,7 +299,8 @@ def make_header(
         flip: The outcome by which the problems were selected; None if by none.
     """
     record = settings.record
-    options: JsonObject = {"decompose": record.decompose, "activations": record.activations}
+    names = ("decompose", "activations", "rows")
+    options: JsonObject = {name: getattr(record, name) for name in names}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
         options["common_to"] = list(settings.conditions)

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 HEADER = "header.json"
-FORMAT: Literal[8] = 8
+FORMAT: Literal[9] = 9
 """Incremented when the format of the folder changes. Only this format can be read."""
 
 
@@ -74,7 +74,8 @@ class Trace(TraceEntry):
     """What was measured of one prompt; ARRAYS and MEASURES define the arrays, their axes and units.
 
     Attributes:
-        tokens: The text of each token, for people.
+        tokens: The text of each token, for people. It is empty where a token continues a character
+            that the token before it begins.
         measures: [layer, head] arrays by name; each name is in MEASURES.
         activations: Statistics of the first MLP by name; see `measure_activations`.
         self_check: Largest errors by name, from comparisons with other computations.
@@ -86,6 +87,7 @@ class Trace(TraceEntry):
     original_pos: NDArray[np.int32]
     mean_all: NDArray[np.float32]
     mean_common: NDArray[np.float32]
+    rows: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 0, 0), np.float32))
     activation_histogram: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     activations: Mapping[str, float] = field(default_factory=dict)
@@ -154,7 +156,7 @@ class TraceHeader:
 class _HeaderFile(msgspec.Struct):
     """The content of `header.json`."""
 
-    mless_traces: Literal[8]
+    mless_traces: Literal[9]
     header: TraceHeader
     receipt: JsonObject
     arrays: JsonObject

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 PLACES = {
-    "attention": "engines.attention_sums",
+    "attention": "execution.attend_prompts",
     "RunConfig": "experiment.run_config",
     "load_config": "experiment.run_config",
     "grade": "grading",

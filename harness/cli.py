@@ -67,6 +67,11 @@ COMMANDS = (
     ),
     Command(
         _MODEL,
+        "attention_probe.commands.attention",
+        "mless attention flipped.traces -o page.html",
+    ),
+    Command(
+        _MODEL,
         "attention_probe.commands.figure",
         "mless figure configs/figures/qwen-heads-12-13-14.yaml",
     ),

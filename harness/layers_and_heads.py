@@ -1,4 +1,4 @@
-"""Layers and heads as users name them: counted from 1, as in the study. Indices count from 0."""
+"""Layers, heads and rows as users name them. Layers and heads count from 1, as in the study."""
 
 import re
 from collections.abc import Iterable
@@ -36,6 +36,26 @@ def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> t
             )
         numbers += range(low, high + 1)
     return tuple(dict.fromkeys(numbers))
+
+
+def count_rows(rows: str, tokens: int, completion: int = 0) -> int:
+    """The number of last tokens whose attention rows are stored.
+
+    Args:
+        rows: `last:16` for that many tokens, `answer` for the completion and the token before it,
+            at which the answer begins, or `all`.
+        tokens: The length of the prompt with its completion.
+        completion: The number of the completion's tokens.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    match = re.fullmatch(r"last:([1-9]\d*)", rows)
+    if match:
+        return min(int(match[1]), tokens)
+    if rows not in ("answer", "all"):
+        raise ConfigError(f"rows {rows!r}: expected `last:16`, `answer` or `all`.")
+    return tokens if rows == "all" else completion + 1
 
 
 def count_from_one(indices: Iterable[int]) -> str:

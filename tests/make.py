@@ -30,6 +30,7 @@ from harness.execution.execute_plan import (
     stored_example_ids,
 )
 from harness.execution.generate_samples import session_facts
+from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import hash_prompts, hash_text
@@ -405,7 +406,10 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, seed=0, **ch
         "mean_all": mean_all,
         "mean_common": mean_common,
         "activation_histogram": random.integers(0, 1000, 101).astype(np.int32),
-        "measures": {"mass_filler": random.random(shape, dtype=np.float32)},
+        "measures": {
+            f"mass_{region}": random.random(shape, dtype=np.float32)
+            for region in ("filler", *(name for name in TOKEN_REGIONS if name != "filler"))
+        },
     }
     return Trace(**facts | changes)
 

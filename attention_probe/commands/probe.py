@@ -68,6 +68,13 @@ def probe(
         Literal["prompt", "completion"],
         typer.Option(help="Tokens whose attention is recorded: prompt or recorded completion."),
     ] = "prompt",
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="Also store each weight of these queries: last:16, answer (with --queries "
+            "completion), or all."
+        ),
+    ] = None,
     decompose: Annotated[
         bool,
         typer.Option(
@@ -113,7 +120,10 @@ def probe(
         layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),
         conditions=split_words(conditions),
         record=Record(
-            completion=queries == "completion", decompose=decompose, activations=activations
+            completion=queries == "completion" or rows == "answer",
+            decompose=decompose,
+            activations=activations,
+            rows=rows,
         ),
         dtype=dtype,
         device=device,

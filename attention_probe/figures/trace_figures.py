@@ -11,9 +11,11 @@ from attention_probe.analysis.average_curves import shared_problems
 from attention_probe.figures.curve_figures import draw_figure, explain_figure
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.figure_numbers import figure_table, read_curves
+from attention_probe.figures.trace_views import NO_FINDING, read_view
 from attention_probe.traces import AttentionTraces
 from harness.constants import Definition
 from harness.display.figures.figure_style import write_figure
+from harness.display.report.attention_view import PAGE_BYTES
 from harness.runs import versions_and_hashes
 from harness.runs.attention_file import AttentionFile
 
@@ -48,8 +50,7 @@ def read_layer(
             "rows": [
                 {"view": "aligned", "series": {condition: {} for condition in traces.conditions}}
             ],
-            "note": "That inserted tokens take attention from the others is no finding: softmax "
-            "guarantees it.",
+            "note": NO_FINDING,
         }
     )
     return config, read_curves(config.panels, config, traces)
@@ -98,7 +99,7 @@ def read_attention(
     """The mean curves of some heads of one layer, over the problems that all conditions have.
 
     Args:
-        path: The folder of traces. A run's `attention` folder is named together with the run.
+        path: The folder of traces.
         layer: Counted from 1; by default the first that was recorded.
         heads: Counted from 1; all by default.
         definition: Which queries the average is over.
@@ -107,14 +108,16 @@ def read_attention(
         JournalError: the folder does not exist, or is damaged.
         ConfigError: no such layer or head, or no problem has traces under all conditions.
     """
+    view = read_view(path, most_bytes=PAGE_BYTES)
     with AttentionTraces.open(path) as traces:
         header = traces.header
         layer = header.layers[0] + 1 if layer is None else layer
         config, curves = read_layer(traces, layer, heads or (), definition)
         return AttentionFile(
-            name=path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
+            name=view.facts["name"],
             model=str(header.fingerprint["name"]),
             figure=draw_figure(config, curves, note=False),
+            view=view,
             notes=tuple(explain_figure(config, curves)),
             prompts=tuple(
                 (entry.problem_id, entry.condition, entry.prompt_sha256)

@@ -21,20 +21,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attention_probe.prompts.token_roles import TokenizedPrompt
+from harness.experiment.built_prompts import TOKEN_REGIONS, index_regions
 
 HeadOutputs = Float[Tensor, "head query head_dim"]
 """The outputs of one prompt's heads, before the output projection."""
-REGIONS = ("first", "instruction", "filler", "problem", "completion", "other", "inserted")
+REGIONS = (*TOKEN_REGIONS, "inserted")
 """Regions of keys. Each token is in exactly one region, and may also be in `inserted`: the filler
 with its separator."""
 
 
 def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
     """The tokens of each of REGIONS."""
-    is_first = np.arange(len(prompt)) == 0
-    by_role = [prompt.has_role(role) & ~is_first for role in REGIONS[1:5]]
-    is_rest = ~np.logical_or.reduce([is_first, *by_role])
-    return torch.from_numpy(np.stack([is_first, *by_role, is_rest, prompt.inserted]))
+    in_region = index_regions(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
+    return torch.from_numpy(np.vstack([in_region, prompt.inserted]))
 
 
 def mass_measures(mass: Float[Tensor, "head query region"]) -> dict[str, Float[Tensor, " head"]]:

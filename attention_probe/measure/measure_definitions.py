@@ -73,6 +73,11 @@ ARRAYS: dict[str, Quantity] = {
     "mean_common": Quantity(
         SHARE, "The same over those later queries that the prompt without filler has.", _CURVE
     ),
+    "rows": Quantity(
+        SHARE,
+        "The weights of the last queries, the last token's at the end; none unless requested.",
+        ("layer", "head", "query", "position"),
+    ),
     "activation_histogram": Quantity(
         "activations", "See measure_activations.measure_activations; empty unless asked.", ("bin",)
     ),

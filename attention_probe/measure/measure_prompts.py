@@ -24,6 +24,7 @@ from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, common_tokens
 from harness.constants import BASELINE
+from harness.layers_and_heads import count_rows
 
 INSERTED = REGIONS.index("inserted")
 
@@ -36,11 +37,25 @@ class Record:
         completion: Average over the recorded completion's queries instead of the prompt's.
         decompose: Run the position-gap control and decompose the change of every head's output.
         activations: Measure the first MLP.
+        rows: Queries whose weights are stored: see `count_rows`. None for no query.
     """
 
     completion: bool = False
     decompose: bool = False
     activations: bool = False
+    rows: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            count_rows(self.rows, 0)  # refuses other words
+
+    def is_row(self, prompt: TokenizedPrompt) -> NDArray[np.bool_]:
+        """The queries of the prompt whose weights are stored."""
+        count = 0
+        if self.rows is not None:
+            completion = int(prompt.has_role("completion").sum())
+            count = count_rows(self.rows, len(prompt), completion)
+        return np.arange(len(prompt)) >= len(prompt) - count
 
 
 def measure_group(
@@ -149,10 +164,16 @@ class _PassResult:
         return values[self.row][:, self.input.queries]
 
     def curves(self, layers: Sequence[int]) -> dict[str, Any]:
-        """Average attention weights [layer, head, key] over all and over common queries."""
+        """Average attention weights [layer, head, key] over all and over common queries; rows."""
         means = torch.stack([self.captured[layer].column_mean[self.row] for layer in layers])
         means = means[..., : len(self.input.prompt)].cpu().float()
-        return {"mean_all": means[:, 0].numpy(), "mean_common": means[:, 1].numpy()}
+        # [layer, head, row, key]
+        rows = torch.stack([self.captured[layer].rows[self.row] for layer in layers])
+        return {
+            "mean_all": means[:, 0].numpy(),
+            "mean_common": means[:, 1].numpy(),
+            "rows": rows[..., : len(self.input.prompt)].cpu().numpy(),
+        }
 
 
 def _run_condition(
@@ -186,6 +207,7 @@ def _run_condition(
             key_regions=stack(pass_input.regions for pass_input in inputs),
             output_region=INSERTED if record.decompose else None,
             activations=record.activations,
+            rows=stack(torch.from_numpy(record.is_row(prompt)) for prompt in prompts),
         ),
     )
     return [_PassResult(pass_input, captured, row) for row, pass_input in enumerate(inputs)]
@@ -226,6 +248,11 @@ def _measure_layer(
 
 def _measure_first_mlp(result: _PassResult, reference: Reference) -> dict[str, Any]:
     """The fields of one prompt that describe the first MLP's activations."""
-    texts = [result.input.prompt.tokens[index] for index in result.input.problem.tolist()]
+    texts: list[str] = []
+    for index in result.input.problem.tolist():
+        text = result.input.prompt.tokens[index]
+        if not text:  # it continues a character, and has its class
+            text = "".join(texts)[-1:]
+        texts.append(text)
     activations, histogram = measure_activations(result.activations, reference, texts)
     return {"activations": activations, "activation_histogram": histogram}

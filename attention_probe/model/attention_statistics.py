@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 HeadOutputs = Float[Tensor, "batch head query head_dim"]
 """The output of each head, before the output projection."""
@@ -33,6 +33,7 @@ class LayerCapture:
             sinks are in no region.
         region_output: Sum over the keys of `output_region` of weight times value, or None.
         output: The full attention output of each head, before the output projection, or None.
+        rows: For each prompt, the weights of the queries in `CaptureRequest.rows`.
     """
 
     column_mean: Float[Tensor, "batch query_set head key"]
@@ -40,6 +41,7 @@ class LayerCapture:
     region_mass: Float[Tensor, "batch head query region"]
     region_output: HeadOutputs | None
     output: HeadOutputs | None
+    rows: list[Float[Tensor, "head row key"]]
 
     def heads_not_finite(self, real: Bool[Tensor, "batch seq"]) -> list[int]:
         """Heads with NaN or infinity at a token, or in a mean over at least one query.
@@ -65,6 +67,7 @@ class CaptureRequest:
         key_regions: Regions of keys whose mass is summed; None for no region.
         output_region: Region whose contribution to each head's output is kept, with that output.
         activations: Whether the first MLP's activations are kept.
+        rows: Queries whose weights are kept; None for no query.
         chunk: Queries in one block; None for as many as fit the caches.
     """
 
@@ -72,6 +75,7 @@ class CaptureRequest:
     key_regions: Bool[Tensor, "batch region seq"] | None = None
     output_region: int | None = None
     activations: bool = False
+    rows: Bool[Tensor, "batch seq"] | None = None
     chunk: int | None = None
 
 
@@ -126,6 +130,8 @@ class Reduction:
         self._sets, self._regions = sets.float(), regions.float()
         self._sums = self._sets.new_zeros(batch, heads, self._sets.shape[1], length)
         self._mass = self._sets.new_zeros(batch, heads, length, self._regions.shape[1])
+        self._is_row = request.rows
+        self._rows: list[list[Tensor]] = [[] for _ in range(batch)]
         self._output: Tensor | None = None
         if request.output_region is not None:
             self._values = values
@@ -153,7 +159,12 @@ class Reduction:
             # query heads that share a KV head
             grouped = torch.unflatten(region_weights, 1, (values.shape[1], -1))
             self._output[:, :, queries] = torch.matmul(grouped, values).flatten(1, 2)
-        # In place, so this must come after the masses and outputs, in which the diagonal counts.
+        if self._is_row is not None:
+            # indexing copies, since the next block overwrites the weights
+            padding = (keys.start, self._real.shape[1] - keys.stop)
+            for prompt, is_row in enumerate(self._is_row[:, queries].to(weights.device)):
+                self._rows[prompt].append(nn.functional.pad(weights[prompt][:, is_row], padding))
+        # In place, so this must come after all sums and rows in which the diagonal counts.
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
         self._sums[..., keys].add_(torch.matmul(self._sets[:, None, :, queries], weights))
 
@@ -178,4 +189,5 @@ class Reduction:
             region_mass=self._mass.masked_fill(padding, torch.nan),
             region_output=region_output,
             output=None if self._output is None else output,
+            rows=[torch.cat(blocks, 1) for blocks in self._rows if blocks],
         )

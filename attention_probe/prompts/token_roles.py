@@ -10,7 +10,7 @@ the second is inserted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from harness.errors import PromptMismatchError, RunError
 from harness.experiment import built_prompts
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.chat_template import find_segments
-from harness.experiment.tokenizer import encode
+from harness.experiment.tokenizer import encode, token_texts
 from harness.runs.prompt_sources import AnsweredPrompt, Problem
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TokenizedPrompt:
         condition, problem_id, sha256: Which prompt; the hash is of its text.
         token_ids: int32; the prompt's tokens, then the completion's if it was requested.
         roles: int8; index into `ROLES`, as of `BuiltPrompt.token_roles`.
-        tokens: The text of each token, for people.
+        tokens: The text of each token, for people: see `token_texts`.
         original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for
             inserted tokens (filler and its separator), for those that the tokenizer merged
             differently, and for the completion's. In the baseline it is 0, 1, 2, ...
@@ -197,25 +197,11 @@ def _with_roles(
         sha256=prompt.prompt_sha256,
         token_ids=np.array(prompt.token_ids, np.int32),
         roles=roles,
-        tokens=_token_texts(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),
+        tokens=token_texts(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),
         original_pos=positions,
         positions=positions,
         filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
     )
-
-
-def _token_texts(
-    token_ids: Iterable[int],
-    offsets: Iterable[tuple[int, int]],
-    text: str,
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[str, ...]:
-    """The text of each token; the vocabulary's name for tokens without text."""
-    texts = []
-    for token_id, (start, end) in zip(token_ids, offsets, strict=True):
-        name = text[start:end] or tokenizer.convert_ids_to_tokens(token_id)
-        texts.append(str(name))
-    return tuple(texts)
 
 
 def _align(base: TokenizedPrompt, prompt: TokenizedPrompt) -> NDArray[np.int32]:
@@ -290,7 +276,7 @@ def _append_completion(
         tokenized,
         token_ids=np.append(tokenized.token_ids, np.array(token_ids, np.int32)),
         roles=np.append(tokenized.roles, np.full(count, COMPLETION, np.int8)),
-        tokens=tokenized.tokens + _token_texts(token_ids, offsets, text, tokenizer),
+        tokens=tokenized.tokens + token_texts(token_ids, offsets, text, tokenizer),
         original_pos=np.append(tokenized.original_pos, np.full(count, ABSENT, np.int32)),
         positions=np.arange(size + count, dtype=np.int32),
     )

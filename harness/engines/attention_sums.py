@@ -5,13 +5,12 @@ Here only sums over queries leave the engine, so all layers of a large model can
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import smollm2_model
+from harness.constants import JsonObject
 from harness.engines.interventions.open_layers import refuse_to_open
 from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.generation_settings import Sampling
@@ -21,65 +20,26 @@ from harness.layers_and_heads import parse_numbers
 Floats = NDArray[np.float32]
 
 
-def attention(
-    model: str,
-    prompts: Sequence[str] | Sequence[Sequence[int]],
-    layers: Sequence[int] | str = "all",
-    **arguments: Any,
-) -> list[Floats]:
-    """The attention that each token of a prompt receives from later tokens, by layer and head.
-
-    Use it where `mless probe` does not reach: large models, all layers, tensor parallel.
-
-    Args:
-        model: A folder, a hub name, or `smollm2`.
-        prompts: Token ids, or texts, before which the tokenizer puts its special tokens.
-        layers: Counted from 1, such as `[1, 3]` or `1-3`, or `all`; they are returned in ascending
-            order.
-        **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`.
-
-    Returns:
-        For each prompt [layer, head, position]: the mean share of a query's attention, over all
-        later queries; NaN at the last position, which has no later query.
-
-    Raises:
-        ConfigError: no such layer, or the model's attention cannot be opened (sliding windows,
-            sinks, soft caps).
-        ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
-    """
-    from harness.experiment.tokenizer import encode, load_tokenizer
-
-    name = smollm2_model.resolve_model(model)
-    tokenizer = load_tokenizer(name)
-    requests: list[Request] = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            token_ids = list(encode(prompt, tokenizer)[0])
-        else:  # perhaps numpy's integers
-            token_ids = list(map(int, prompt))
-        # the only set of queries, and the last one, which `means` leaves out
-        sets = [[1] * len(token_ids)] * 2
-        requests.append(recorded_prompt(token_ids, sets, name=str(len(requests))))
-    curves: dict[str, Floats] = {}
-    with closing(open_recorder({"pretrained": name, **arguments}, layers)) as engine:
-        for finished in engine.stream(requests):
-            for request, completion in finished:
-                mean_weights = means(completion.attention, request.record)
-                curves[request.problem_id] = mean_weights[:, 0]
-    return [curves[request.problem_id] for request in requests]
-
-
-def open_recorder(arguments: Mapping[str, Any], layers: Sequence[int] | str) -> VLLMEngine:
+def open_recorder(
+    arguments: Mapping[str, Any], layers: Sequence[int] | str, set_count: int = 3
+) -> VLLMEngine:
     """An engine in which the attention of these layers, counted from 1, is open.
 
+    Args:
+        arguments: The model's arguments.
+        layers: As of `mless.attention`.
+        set_count: The number of sets of queries of each prompt, for which memory is reserved.
+
     Raises:
-        ConfigError, ModelError: as `attention`.
+        ConfigError: no such layer, or the model's attention cannot be opened.
+        ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
     """
     recorded: Sequence[int] | str = "all"
     if layers != "all":
         recorded = sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
-    open_layers = {"attention": [], "activations": [], "recorded": recorded}
+    open_layers: JsonObject = {"attention": [], "activations": [], "recorded": recorded}
     refuse_to_open(arguments, open_layers)
+    open_layers["set_count"] = set_count
     return VLLMEngine({**arguments, "interventions": {"layers": open_layers}}, sampled=False)
 
 

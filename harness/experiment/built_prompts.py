@@ -33,6 +33,9 @@ TOKEN_ROLES = (
     "format",
 )
 """The roles of tokens. Traces store the index."""
+TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "completion", "other")
+"""The very first token, four roles of other tokens, and the rest: attention on them adds up to 1.
+"""
 FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
 
 
@@ -97,6 +100,14 @@ class BuiltPrompt:
         has_visible = visible.any(axis=1, keepdims=True)
         roles = np.where(has_visible, visible, characters).argmax(axis=1)
         return np.where(characters[:, FILLER], FILLER, roles).astype(np.int8)
+
+
+def index_regions(roles: NDArray[np.int8]) -> NDArray[np.int64]:
+    """The region of each token, as an index into TOKEN_REGIONS."""
+    names = [role if role in TOKEN_REGIONS else "other" for role in TOKEN_ROLES]
+    regions = np.array([TOKEN_REGIONS.index(name) for name in names])[roles]
+    regions[0] = TOKEN_REGIONS.index("first")
+    return regions
 
 
 def count_characters(

@@ -191,6 +191,29 @@ def encode(
     return tuple(encoded["input_ids"]), encoded["offset_mapping"]
 
 
+def token_texts(
+    token_ids: Iterable[int],
+    offsets: Iterable[tuple[int, int]],
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[str, ...]:
+    """The text of each token; the vocabulary's name for tokens without text, such as an added BOS.
+
+    If a character is split over several tokens, the first one has all of it, and the text of the
+    others is empty.
+    """
+    texts = []
+    previous_end = 0
+    for token_id, (start, end) in zip(token_ids, offsets, strict=True):
+        # each token of a split character has the offsets of the whole character
+        name = text[max(start, previous_end) : end]
+        if start >= end:
+            name = str(tokenizer.convert_ids_to_tokens(token_id))
+        texts.append(name)
+        previous_end = max(previous_end, end)
+    return tuple(texts)
+
+
 def fit_filler(
     condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str | None = None
 ) -> str:

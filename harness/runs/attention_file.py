@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import JsonObject
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionView:
+    """What the interactive view shows of one model.
+
+    Attributes:
+        facts: Names, notes, layers, heads, conditions, and the measures of heads by problem.
+        prompts: For each problem, the packed prompts of all conditions.
+    """
+
+    facts: JsonObject
+    prompts: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -18,6 +33,7 @@ class AttentionFile:
         name: The file's name.
         model: The model's name, as in the run's receipt.
         figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
+        view: The interactive view of its prompts.
         notes: Sentences about all its curves that a reader must know.
         prompts: The problem, the condition and the hash of each traced prompt.
         receipt: The provenance of the file.
@@ -26,6 +42,7 @@ class AttentionFile:
     name: str
     model: str
     figure: Figure
+    view: AttentionView
     notes: tuple[str, ...]
     prompts: tuple[tuple[str, str, str], ...]
     receipt: Mapping[str, Any]

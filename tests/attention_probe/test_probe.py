@@ -189,6 +189,60 @@ def test_completion_queries_are_those_of_the_recorded_completion(source, full_mo
         ProbeSettings(record=Record(completion=True, decompose=True))
 
 
+@pytest.mark.parametrize("rows", ["last:5", "answer", "all"])
+def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys):
+    random_model = str(save_model(tmp_path / "random", "qwen2"))
+    model = AutoModelForCausalLM.from_pretrained(random_model, attn_implementation="eager")
+    settings = ProbeSettings(
+        model=random_model,
+        layers=LAYERS,
+        conditions=("mless", "mless+gap"),
+        record=Record(completion=rows == "answer", rows=rows),
+    )
+    capsys.readouterr()
+    receipt = run_probe(source, Criterion(n=2, seed=3), settings, path)
+    stored_bytes = 0
+    with AttentionTraces.open(path) as traces:
+        assert traces.header.options["rows"] == receipt["settings"]["record"]["rows"] == rows
+        for trace in traces:
+            positions = None
+            if trace.condition == "mless+gap":
+                filled = traces.get(trace.problem_id, "mless")
+                positions = np.flatnonzero(
+                    (filled.original_pos >= 0) | (filled.roles == ROLES.index("completion"))
+                )
+            weights = eager(model, trace.token_ids, positions)[0][list(LAYERS)]
+            count = {
+                "last:5": 5,
+                "answer": len(positions_of(trace, "completion")) + 1,
+                "all": len(trace.tokens),
+            }[rows]
+            assert trace.rows.shape[2] == count
+            np.testing.assert_allclose(trace.rows, weights[:, :, -count:], atol=1e-6)
+            stored_bytes += trace.rows.nbytes
+    assert f"mless: rows of {stored_bytes / 1e6:.1f} MB\n" in capsys.readouterr().err
+
+
+def test_more_rows_than_fit_are_refused_with_the_largest_number(source, path, monkeypatch, capsys):
+    def probe_rows(rows):
+        settings = ProbeSettings(layers=LAYERS, conditions=("mless",), record=Record(rows=rows))
+        run_probe(source, Criterion(n=2, seed=3), settings, path)
+
+    monkeypatch.setattr("attention_probe.run_probe.ROW_BYTES", 100_000)
+    message = (
+        r"--rows all takes 0.\d GB for 4 prompts, and 0.0 GB are the most: expected at most last"
+    )
+    with pytest.raises(ConfigError, match=message) as error:
+        probe_rows("all")
+    most = int(re.search(r"last:(\d+)", str(error.value))[1])
+    assert not path.exists()
+    with pytest.raises(ConfigError, match=f"expected at most last:{most}, or fewer"):
+        probe_rows(f"last:{most + 1}")
+    probe_rows(f"last:{most}")
+    with pytest.raises(ConfigError, match="rows 'first:3': expected `last:16`, `answer` or `all`"):
+        probe_rows("first:3")
+
+
 def test_another_dtype_reports_its_difference_from_float32(source, path):
     settings = ProbeSettings(dtype="bfloat16", conditions=("mless",))
     checks = run_probe(source, CRITERION, settings, path)["self_check"]

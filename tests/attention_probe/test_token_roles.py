@@ -14,7 +14,7 @@ from harness.experiment.conditions import Condition, Placement, as_condition, na
 from harness.experiment.problems import Dataset
 from harness.experiment.problems import Problem as DatasetProblem
 from harness.experiment.prompt import hash_text
-from harness.experiment.tokenizer import encode
+from harness.experiment.tokenizer import encode, token_texts
 from harness.runs.prompt_sources import Problem, build_source
 from harness.runs.read_runs import Run, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
@@ -205,6 +205,20 @@ def test_a_prompt_of_another_task_is_aligned(toy_tokenizer):
     tokenized = tokenize_all(problem, toy_tokenizer)
     assert_aligned(tokenized)
     assert np.diff(tokenized["mless"].filler_span) == 3
+
+
+def test_a_character_of_several_tokens_is_the_text_of_the_first(toy_tokenizer):
+    text = "a \u2264 b\u00e9\u00e9 \U0001f642x"
+    token_ids, offsets = encode(text, toy_tokenizer)
+    texts = token_texts(token_ids, offsets, text, toy_tokenizer)
+    assert "".join(texts) == text
+    assert texts == (
+        *("a", " ", "\u2264", "", "", " b", "\u00e9", "", "\u00e9", ""),
+        *(" ", "\U0001f642", "", "", "", "x"),
+    )
+    assert token_texts([1], [(0, 0)], "", toy_tokenizer) == (
+        toy_tokenizer.convert_ids_to_tokens(1),
+    )
 
 
 def test_the_completion_follows_the_prompt_as_the_model_wrote_it(toy_tokenizer):

@@ -1,7 +1,6 @@
 import base64
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ from harness.display.format_values import count, signed
 from harness.display.report.report_page import write_report
 from harness.errors import ComparisonError, ConfigError, JournalError, RunError
 from harness.runs.read_runs import Run
+from tests.browser import CHROMIUM, in_a_browser
 from tests.commands.test_cli import here
 from tests.make import (
     CONFIG,
@@ -426,14 +426,6 @@ def test_curves_of_other_prompts_are_refused(tmp_path):
 
 
 # ---- in a browser --------------------------------------------------------------------------------
-
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
-NO_CHROMIUM = "no Chromium: apt-get install chromium, or name one in CHROMIUM"
-
-
-def in_a_browser(test):
-    has_no_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
-    return pytest.mark.slow(has_no_chromium(test))
 
 
 def render(page, fragment=""):

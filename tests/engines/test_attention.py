@@ -113,7 +113,24 @@ def record_in_script(folder, model, prompts, **changes):
     command = [sys.executable, "-c", SCRIPT, model, str(path), json.dumps(arguments)]
     subprocess.run(command, check=True, env=environment)
     arrays = np.load(path.with_suffix(".npz"))
-    return [arrays[str(index)] for index in range(len(arrays))]
+    return [arrays[str(index)] for index in range(len(prompts))]
+
+
+@slow_engine
+def test_single_rows_are_those_of_eager_attention(tmp_path):
+    """Prompts in several chunks, one shorter than the number of rows."""
+    model = AutoModelForCausalLM.from_pretrained(
+        TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
+    )
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(3, 500, size) for size in (200, 90, 4)]
+    token_ids = [prompt.tolist() for prompt in prompts]
+    means = record_in_script(tmp_path, TOY_MODEL, token_ids, queries="last:6")
+    arrays = np.load(tmp_path / "prompts.npz")
+    for index, prompt in enumerate(prompts):
+        weights, _ = eager(model, prompt)
+        np.testing.assert_allclose(means[index], eager_means(model, prompt), atol=1e-5)
+        np.testing.assert_allclose(arrays[f"rows {index}"], weights[:, :, -6:], atol=1e-5)
 
 
 @slow_engine
@@ -208,6 +225,7 @@ if __name__ == "__main__":
     path = sys.argv[2]
     layers = mless.attention(sys.argv[1], json.load(open(path)), **json.loads(sys.argv[3]))
     arrays = {str(index): array for index, array in enumerate(layers)}
+    arrays |= {f"rows {index}": array for index, array in enumerate(layers.rows)}
     np.savez(path.replace(".json", ".npz"), **arrays)
 """
 

@@ -16,7 +16,10 @@ PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "benchmarks/*.md")
 PAGES += ("results/*.md", "tasks/*/*.md")
 SETTINGS = ("harness/**/*.yaml", "attention_probe/**/*.yaml", "configs/**/*.yaml")
 SETTINGS += ("tasks/**/*.yaml", "*.toml", "Makefile")
-DATA_FILES = (".md", ".json", ".jsonl", ".yaml", ".html", ".txt", ".log", ".safetensors")
+DATA_FILES = (
+    *(".md", ".json", ".jsonl", ".yaml", ".html", ".css", ".js", ".txt", ".log"),
+    ".safetensors",
+)
 DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 QUOTED = re.compile(r"`([a-z]+\d*_[a-z\d_]*[a-z\d]|[A-Z]+_[A-Z\d_]+|[A-Z][a-z]\w+)(?:\(\))?`")
 # names of other software that the texts mention

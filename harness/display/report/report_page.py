@@ -4,18 +4,14 @@ The card is at the top: the question, the verdicts that answer it, and facts abo
 """
 
 import base64
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from harness.analysis.compare_with_baseline import compare
@@ -23,7 +19,6 @@ from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
-from harness.display.figures import figure_style
 from harness.display.figures.interval_rows import draw_forest
 from harness.display.format_table import Row, Table
 from harness.display.format_values import (
@@ -34,22 +29,21 @@ from harness.display.format_values import (
     plural,
     points,
     verdict,
-    visible,
 )
+from harness.display.report.attention_view import describe_conditions, pack_views
+from harness.display.report.page_template import fill_template, refuse_other_file
 from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
-from harness.errors import ConfigError, RunError, list_first
+from harness.errors import RunError, list_first
 from harness.runs.attention_file import AttentionFile
 from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
-from harness.runs.stored_files import clear_messages, is_stored, write_whole
-from harness.runs.versions_and_hashes import receipt_line, software
+from harness.runs.stored_files import clear_messages, write_whole
+from harness.runs.versions_and_hashes import receipt_line
 
 CARD_ROWS = 4
 """The most comparisons that the card lists."""
 
-PALETTE = tuple(look.colour for look in figure_style.looks([*figure_style.LOOKS, *"0123"]).values())
-"""The colours of conditions and the spare ones: `--s0`, `--s1` and so on in the style sheet."""
 FOREST = (
     "Forest plot: each condition's difference from the baseline in points. "
     "The table has its numbers."
@@ -87,18 +81,14 @@ def write_report(
         ComparisonError: the runs cannot be compared.
         JournalError: the file cannot be written.
     """
-    with clear_messages(output):  # Before the work, which takes a while.
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if is_stored(output) and not output.suffix.startswith(".htm"):
-            raise ConfigError(
-                f"{output} is no report: expected an .html file, or a file that does not exist."
-            )
+    refuse_other_file(output)  # Before the work, which takes a while.
     loaded = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(loaded)
     for curves in attention:
         _check_attention(curves, loaded, samples)
     board = make_leaderboard(loaded, baseline=baseline, margin=margin)
-    page = _fill_template(_collect_facts(loaded, samples, attention, board))
+    facts = _collect_facts(loaded, samples, attention, board)
+    page = fill_template("page.html.jinja", facts)
     with clear_messages(output):
         write_whole(output, page)
     return len(page.encode())
@@ -112,13 +102,8 @@ def _collect_facts(
 ) -> dict[str, Any]:
     """The values of the template's variables."""
     rows = rows_of_conditions(board, board.comparison)
-    looks = figure_style.looks(
-        row["condition"] for row in rows if row["baseline"] == board.baseline
-    )
-    conditions = [
-        {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)}
-        for name, look in looks.items()
-    ]
+    names = [row["condition"] for row in rows if row["baseline"] == board.baseline]
+    conditions = describe_conditions(names)
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
     forest = None
     if any(row["role"] != "baseline" for row in rows):
@@ -136,10 +121,10 @@ def _collect_facts(
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "further_tables": _make_further_tables(board, runs),
         "attention": curves,
+        **pack_views([file.view for file in attention]),
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
         "receipts": _list_receipts(runs, attention, board),
-        "made_by": software(),
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
         "index": index,
@@ -158,27 +143,6 @@ def _list_receipts(
         receipts.append((f"traces {file.name}", file.receipt))
     for line, receipt in receipts:
         yield line, json.dumps(receipt, indent=1, ensure_ascii=False, default=str)
-
-
-def _fill_template(facts: Mapping[str, Any]) -> str:
-    """The page. Lone surrogates, which no file can hold, become question marks."""
-    templates = Environment(
-        loader=PackageLoader("harness.display.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters["visible"] = visible
-    code: dict[str, str] = {}
-    for kind, name in {"style": "style.css", "script": "script.js"}.items():
-        text = files("harness.display.report").joinpath(name).read_text(encoding="utf-8")
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        # our own code is not escaped; the page's policy allows nothing but what has this hash
-        code[kind] = Markup(text)
-        code[f"{kind}_hash"] = f"sha256-{digest}"
-    page = templates.get_template("page.html.jinja").render(facts, **code)
-    return page.encode("utf-8", "replace").decode()
 
 
 def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:

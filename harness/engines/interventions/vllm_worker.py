@@ -77,6 +77,7 @@ class Arms:
         self._head_count = worker.vllm_config.model_config.get_num_attention_heads(
             worker.vllm_config.parallel_config
         )
+        self._set_count = layers.get("set_count", QUERY_SETS)
         self.recording_bytes = 0
         if self._recorded_layers:
             self.recording_bytes = self._largest_bytes(worker.vllm_config)
@@ -234,7 +235,7 @@ class Arms:
         heads, keys = model.get_num_attention_heads(parallel), model.get_num_kv_heads(parallel)
         longest, layers = model.max_model_len, len(self._recorded_layers)
         tokens = config.scheduler_config.max_num_batched_tokens + longest
-        sums = layers * QUERY_SETS * heads * tokens * torch.float32.itemsize
+        sums = layers * self._set_count * heads * tokens * torch.float32.itemsize
         states = layers * 2 * longest * keys * model.get_head_size() * model.dtype.itemsize
         weights = 6 * max(WEIGHTS_AT_ONCE, heads * longest) * torch.float32.itemsize
         return int(sums + states + weights)

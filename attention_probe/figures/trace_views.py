@@ -1,0 +1,84 @@
+"""The interactive view of a folder of traces."""
+
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attention_probe.analysis.average_curves import shared_problems
+from attention_probe.measure.measure_definitions import MEASURES
+from attention_probe.traces import AttentionTraces, Trace
+from harness.constants import JsonObject
+from harness.display.report.attention_view import describe_conditions, describe_prompt
+from harness.display.report.report_samples import pack
+from harness.experiment.built_prompts import TOKEN_REGIONS
+from harness.runs.attention_file import AttentionView
+from harness.smollm2_model import label_model
+
+DIGITS = 5
+"""Digits after the point of a head's masses."""
+NO_FINDING = (
+    "That inserted tokens take attention from the others is no finding: softmax guarantees it."
+)
+NO_ROWS = (
+    "These traces have no rows, so only means are shown. "
+    "`mless probe ... --rows last:16` stores the rows of the last 16 tokens."
+)
+
+
+def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
+    """The view of the problems that have traces under all conditions.
+
+    Args:
+        path: The folder of traces.
+        most_bytes: The size from which on further problems are left out.
+
+    Raises:
+        JournalError: the folder does not exist, or is damaged.
+        ConfigError: no problem has traces under all conditions.
+    """
+    with AttentionTraces.open(path) as traces:
+        header, conditions = traces.header, traces.conditions
+        shared = shared_problems(traces, conditions)
+        problems: list[JsonObject] = []
+        packed: list[str] = []
+        for problem_id in shared:
+            masses, prompts = {}, {}
+            for condition in conditions:
+                trace = traces.get(problem_id, condition)
+                masses[condition] = _list_masses(trace)
+                prompts[condition] = describe_prompt(
+                    trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
+                )
+            problems.append({"id": problem_id, "masses": masses})
+            packed.append(pack(prompts))
+            if sum(map(len, packed)) >= most_bytes:
+                break
+    notes = [*header.stamps, NO_FINDING]
+    if not header.options.get("rows"):
+        notes.append(NO_ROWS)
+    if len(problems) < len(shared):
+        notes.append(
+            f"The first {len(problems)} of {len(shared)} problems: `mless attention` shows all."
+        )
+    facts = {
+        # a run's `attention` folder is named together with the run
+        "name": path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
+        "model": label_model(header.model),
+        "layers": [layer + 1 for layer in header.layers],
+        "queried": "problem" if header.queries == "prompt" else "completion",
+        "conditions": describe_conditions(conditions),
+        "meanings": [MEASURES[f"mass_{region}"].definition for region in TOKEN_REGIONS],
+        "notes": notes,
+        "problems": problems,
+    }
+    return AttentionView(facts=facts, prompts=packed)
+
+
+def _list_masses(trace: Trace) -> list[Any]:
+    """The masses [region, layer, head]; None where a completion is empty."""
+    masses = np.array([trace.measures[f"mass_{region}"] for region in TOKEN_REGIONS], np.float64)
+    rounded = masses.round(DIGITS).astype(object)
+    rounded[np.isnan(masses)] = None
+    return list(rounded.tolist())

@@ -1,0 +1,126 @@
+"""The interactive view of attention: what its script gets, packed for the page.
+
+The script shows elements: a token, or the tokens that share a character, or a run of filler tokens
+as a whole, which stands before its tokens. A weight w is one byte, the rounded value of LEVELS
+sqrt(w), so that small weights are stored more precisely than large ones.
+"""
+
+import base64
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.constants import JsonObject
+from harness.display.figures.figure_style import LOOKS, looks
+from harness.display.format_values import label
+from harness.display.report.page_template import fill_template
+from harness.display.report.report_samples import pack
+from harness.experiment.built_prompts import (
+    FILLER,
+    TOKEN_REGIONS,
+    TOKEN_ROLES,
+    index_regions,
+)
+from harness.runs.attention_file import AttentionView
+
+LEVELS, MISSING = 254, 255
+"""The byte of the weight 1, and that of a key which the query does not see."""
+
+PALETTE = tuple(look.colour for look in looks([*LOOKS, *"0123"]).values())
+"""The colours of conditions and the spare ones: `--s0`, `--s1` and so on in the style sheet."""
+
+PAGE_BYTES = 5_000_000
+"""A larger page takes a browser more than a second to open."""
+
+
+def describe_conditions(names: Sequence[str]) -> list[JsonObject]:
+    """Name, label and colour (`slot`) of each condition, in their order."""
+    return [
+        {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)}
+        for name, look in looks(names).items()
+    ]
+
+
+def make_page(views: Sequence[AttentionView]) -> str:
+    """One HTML file with these views."""
+    title = " + ".join(view.facts["name"] for view in views)
+    return fill_template("attention_page.html.jinja", {"title": title, **pack_views(views)})
+
+
+def pack_views(views: Sequence[AttentionView]) -> JsonObject:
+    """The variables of the template: the packed facts of all views, and the packed prompts."""
+    facts = {
+        "views": [view.facts for view in views],
+        "regions": TOKEN_REGIONS,
+        "roles": TOKEN_ROLES,
+        "levels": LEVELS,
+        "missing": MISSING,
+    }
+    prompts = [packed for view in views for packed in view.prompts]
+    return {"attention_facts": pack(facts), "attention_prompts": prompts}
+
+
+def describe_prompt(
+    tokens: Sequence[str],
+    means: NDArray[Any],
+    rows: NDArray[Any],
+    roles: NDArray[np.int8],
+    original_pos: NDArray[Any],
+) -> JsonObject:
+    """The elements of a prompt, and the bytes of each layer in base64.
+
+    They are [head, query, share]. The first query is the mean over later queries, and the last ones
+    of the prompt follow. Shares are the weights of all elements, then those of TOKEN_REGIONS.
+
+    Args:
+        tokens: Their texts, as of `token_texts`.
+        means: [layer, head, key] NaN where there is no later query.
+        rows: [layer, head, query, key] The weights of the last queries; empty without rows.
+        roles: Indices into TOKEN_ROLES.
+        original_pos: The number that a token shares with the same token under other conditions;
+            below 0 if there is none.
+    """
+    elements = list(_list_elements(tokens, roles))
+    starts, ends = np.array(elements).T
+    row_count = rows.shape[2]
+    positions = np.arange(len(tokens))
+    # [query, key] the mean has no query of its own; a row's query does not see later keys
+    is_later = positions > np.array([len(tokens), *positions[len(tokens) - row_count :]])[:, None]
+    in_region = np.eye(len(TOKEN_REGIONS))[index_regions(roles)]
+    layers = []
+    for index, layer_means in enumerate(means):
+        weights = layer_means[:, None]
+        if row_count:
+            weights = np.concatenate([weights, rows[index]], axis=1)
+        is_missing = is_later | np.isnan(weights)
+        weights = np.where(is_missing, 0, weights.astype(np.float64))
+        sums = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
+        shares = np.concatenate([sums[..., ends] - sums[..., starts], weights @ in_region], axis=-1)
+        levels = np.rint(LEVELS * np.sqrt(shares.clip(0, 1))).astype(np.uint8)
+        levels[..., : len(elements)][is_missing[..., starts]] = MISSING
+        layers.append(base64.b64encode(levels.tobytes()).decode())
+    return {
+        "text": ["".join(tokens[start:end]) for start, end in elements],
+        "role": roles[starts].tolist(),
+        "original": original_pos[starts].tolist(),
+        "position": starts.tolist(),
+        "size": (ends - starts).tolist(),
+        "tokens": len(tokens),
+        "rows": row_count,
+        "layers": layers,
+    }
+
+
+def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
+    """The half-open range of tokens of each element."""
+    # a token without text continues the character of the token before it
+    starts = [index for index, text in enumerate(tokens) if text or not index]
+    elements = zip(starts, [*starts[1:], len(tokens)], strict=True)
+    for role, group in groupby(elements, key=lambda element: roles[element[0]]):
+        run = list(group)
+        if role == FILLER:
+            yield run[0][0], run[-1][1]
+        yield from run

@@ -1,0 +1,61 @@
+"""Fill a template of a self-contained page, whose policy allows only its own script and style."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from harness.display.format_values import visible
+from harness.errors import ConfigError
+from harness.runs.stored_files import clear_messages, is_stored
+from harness.runs.versions_and_hashes import software
+
+FOLDER = "harness.display.report"
+"""The package with the templates, scripts and styles."""
+CODE = {
+    "style": ("style.css", "attention.css"),
+    "script": ("shared.js", "attention.js", "script.js"),
+}
+"""The files of every page. A script does nothing on a page without its elements."""
+
+
+def refuse_other_file(output: Path) -> None:
+    """Make the folder of a page, and raise if the page would replace a file of another kind.
+
+    Raises:
+        ConfigError: the file exists and is no page.
+        JournalError: the folder cannot be made.
+    """
+    with clear_messages(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if is_stored(output) and not output.suffix.startswith(".htm"):
+            raise ConfigError(
+                f"{output} is no report: expected an .html file, or a file that does not exist."
+            )
+
+
+def fill_template(name: str, facts: Mapping[str, Any]) -> str:
+    """The page of a template. Lone surrogates, which no file can hold, become question marks."""
+    templates = Environment(
+        loader=PackageLoader(FOLDER, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["visible"] = visible
+    code: dict[str, str] = {}
+    for kind, names in CODE.items():
+        texts = [files(FOLDER).joinpath(file).read_text(encoding="utf-8") for file in names]
+        text = "".join(texts)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        # our own code is not escaped; the page's policy allows nothing but what has this hash
+        code[kind] = Markup(text)
+        code[f"{kind}_hash"] = f"sha256-{digest}"
+    page = templates.get_template(name).render(facts, made_by=software(), **code)
+    return page.encode("utf-8", "replace").decode()

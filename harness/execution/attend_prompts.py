@@ -1,0 +1,157 @@
+"""`mless.attention`: the attention of any prompts, recorded in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness import smollm2_model
+from harness.display.report.attention_view import describe_conditions, describe_prompt, make_page
+from harness.display.report.report_samples import pack
+from harness.engines.attention_sums import Floats, means, open_recorder, recorded_prompt
+from harness.experiment.plan import Request
+from harness.experiment.tokenizer import encode, load_tokenizer, token_texts
+from harness.layers_and_heads import count_rows, parse_numbers
+from harness.runs.attention_file import AttentionView
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MEANING = (
+    "The mean weight of the first token over all later queries, and the rest of the attention."
+)
+
+
+class Page(str):
+    """An HTML page that a notebook displays."""
+
+    def _repr_html_(self) -> str:
+        # a frame of its own, because the page's policy and style are not the notebook's
+        style = "width: 100%; height: 50rem; border: 0"
+        return f'<iframe srcdoc="{escape(self)}" style="{style}"></iframe>'
+
+
+class PromptAttention(list[Floats]):
+    """For each prompt [layer, head, position], the mean weight of a token over all later queries.
+
+    It is NaN at the last position, which has no later query.
+
+    Attributes:
+        model: The name of the model.
+        layers: The recorded layers, counted from 1.
+        tokens: For each prompt, the text of each token.
+        rows: For each prompt [layer, head, query, key], the weights of its last queries; without
+            `queries` there are none.
+    """
+
+    model: str
+    layers: Sequence[int]
+    tokens: Sequence[tuple[str, ...]]
+    rows: Sequence[Floats]
+
+    def show(self) -> Page:
+        """The interactive page. A notebook displays it if it is the last value of a cell."""
+        prompts = []
+        for mean, rows, tokens in zip(self, self.rows, self.tokens, strict=True):
+            positions = np.arange(len(tokens))
+            prompt = describe_prompt(tokens, mean, rows, np.zeros_like(positions), positions)
+            prompts.append(pack({self.model: prompt}))
+        facts = {
+            "name": self.model,
+            "model": self.model,
+            "layers": self.layers,
+            "queried": "prompt",
+            "conditions": describe_conditions([self.model]),
+            "meanings": (),
+            "notes": (),
+            "problems": [{"id": f"prompt {number + 1}"} for number in range(len(self))],
+        }
+        return Page(make_page([AttentionView(facts=facts, prompts=prompts)]))
+
+
+def attention(
+    model: str,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    layers: Sequence[int] | str = "all",
+    *,
+    queries: str | None = None,
+    **arguments: Any,
+) -> PromptAttention:
+    """The attention that each token of a prompt receives from later tokens, by layer and head.
+
+    Use it where `mless probe` does not reach: large models, all layers, tensor parallel.
+
+    Args:
+        model: A folder, a hub name, or `smollm2`.
+        prompts: Token ids, or texts, before which the tokenizer puts its special tokens.
+        layers: Counted from 1, such as `[1, 3]` or `1-3`, or `all`; they are returned in ascending
+            order.
+        queries: The queries whose weights are returned one by one, such as `last:16` or `all`. None
+            for no query: their memory grows with their number.
+        **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`.
+
+    Returns:
+        A list with an array for each prompt; it also has their tokens, rows, and a page.
+
+    Raises:
+        ConfigError: no such layer, or the model's attention cannot be opened (sliding windows,
+            sinks, soft caps).
+        ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
+    """
+    name = smollm2_model.resolve_model(model)
+    tokenizer = load_tokenizer(name)
+    tokenized = [_tokenize(prompt, tokenizer) for prompt in prompts]
+    counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
+    # all requests have the same number of sets: all queries, each row alone, and the last set,
+    # which `means` leaves out
+    set_count = max(counts, default=0) + 2
+    requests: list[Request] = []
+    for (token_ids, _), count in zip(tokenized, counts, strict=True):
+        sets = np.zeros((set_count, len(token_ids)), int)
+        sets[0] = 1
+        sets[1 : count + 1] = np.eye(len(token_ids))[len(token_ids) - count :]
+        requests.append(recorded_prompt(token_ids, sets.tolist(), name=str(len(requests))))
+    sums: dict[str, Floats] = {}
+    with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
+        for finished in engine.stream(requests):
+            for request, completion in finished:
+                assert completion.attention is not None  # the request has `record`
+                sums[request.problem_id] = completion.attention
+    prompt_sums = [sums[request.problem_id] for request in requests]
+    result = PromptAttention(
+        means(sums[request.problem_id], request.record)[:, 0] for request in requests
+    )
+    result.rows = list(map(_separate_rows, prompt_sums, counts))
+    result.tokens = [texts for _, texts in tokenized]
+    result.model = smollm2_model.label_model(model)
+    result.layers = range(1, 1 + max(map(len, prompt_sums), default=0))
+    if layers != "all":
+        result.layers = sorted(parse_numbers(layers, "layers"))
+    return result
+
+
+def _separate_rows(sums: Floats, count: int) -> Floats:
+    """The weights [layer, head, query, key] of the last queries, from sums of which each is one."""
+    rows = sums[:, 1 : count + 1].swapaxes(1, 2).copy()
+    queries = np.arange(count)
+    # the engine leaves out a query's attention to its own token; weights add up to 1
+    rows[..., queries, queries + sums.shape[-1] - count] = 1 - rows.sum(axis=-1)
+    return rows
+
+
+def _tokenize(
+    prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], tuple[str, ...]]:
+    """The token ids of a prompt, and the text of each token."""
+    if isinstance(prompt, str):
+        token_ids, offsets = encode(prompt, tokenizer)
+        return list(token_ids), token_texts(token_ids, offsets, prompt, tokenizer)
+    requested = list(map(int, prompt))  # perhaps numpy's integers
+    encoded, texts = _tokenize(str(tokenizer.decode(requested)), tokenizer)
+    if encoded != requested:  # the tokenizer makes other tokens of this text
+        texts = tuple(str(tokenizer.decode(token_id)) for token_id in requested)
+    return requested, texts
