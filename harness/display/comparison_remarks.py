@@ -65,7 +65,9 @@ def explain_comparison(
     judged = [row for row in compared if row["p_adjusted"] is not None]
     if judged:
         facts |= _describe_tests(board, judged, examples)
-    remarks = [*_remark_solved(compared), *_remark_tests(board, compared, judged)]
+    remarks = [*_remark_tests(board, compared, judged)]
+    if board.score:
+        remarks = [*_remark_solved(compared), *remarks]
     if is_for_new_examples:
         remarks.append(
             f"{draws} draws of examples: intervals and p are for new draws from the same pool, "
@@ -130,11 +132,10 @@ def _remark_solved(compared: Sequence[Row]) -> Iterator[str]:
         setting = f", {row['model']}, {row['layout']}" if has_settings else ""
         solved = f"{row['solved_only_with']} and {row['solved_only_without']}"
         counts.append(f"{label(row['condition'])}{setting} {solved}")
-    if max(row["repeats"] for row in compared) > 1:
-        yield (
-            "Problems solved at least once only with the condition, and only with its baseline: "
-            f"{'; '.join(counts)}."
-        )
+    yield (
+        "Problems solved at least once only with the condition, and only with its baseline: "
+        f"{'; '.join(counts)}."
+    )
 
 
 def _remark_draws(board: Leaderboard) -> Iterator[str]:
