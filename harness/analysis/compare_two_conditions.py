@@ -68,8 +68,13 @@ class Side:
         return cls(name=side_name, samples=samples[samples["condition"] == condition], run=run)
 
 
-def compare_pair(old: Side, new: Side) -> Leaderboard:
+def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
     """All tables of `new` against `old`, paired by problem; with the noise if both were run twice.
+
+    Args:
+        old: The side that is the baseline.
+        new: The other side.
+        score: As of `compare_with_baseline.Design`.
 
     Raises:
         ComparisonError: the sides are the same, or have other problems, numbers of samples or
@@ -96,7 +101,7 @@ def compare_pair(old: Side, new: Side) -> Leaderboard:
     joined = pandas.concat(frames, ignore_index=True)
     about = {"source": "pair", "model": model, "greedy": old.run.about.get("greedy")}
     run = Run(name=" ".join(names), about=about, read=lambda: joined, read_prompts=list)
-    board = make_leaderboard([run], baseline=names[0])
+    board = make_leaderboard([run], baseline=names[0], score=score)
     receipts = {side.run.name: {"name": side.run.name, **side.run.about} for side in sides}
     return replace(board, receipt=tuple(receipts.values()))
 

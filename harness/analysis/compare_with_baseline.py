@@ -32,7 +32,7 @@ COMPARISON_COLUMNS = {
     "problems": "number of problems",
     "repeats": "samples of each problem",
     "draws": "draws of examples; from 4 on, intervals and p are for new draws",
-    "accuracy": "percent of correct samples (avg@k)",
+    "accuracy": "percent of correct samples (avg@k), or the requested score",
     "standard_error": "standard error of the accuracy over clusters, points",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
@@ -47,6 +47,8 @@ COMPARISON_COLUMNS = {
     "graded": "percent of samples with a graded answer",
     "wrong_to_right": "problems from wrong to right, mean over sample pairs with equal examples",
     "right_to_wrong": "problems from right to wrong",
+    "solved_only_with": "problems solved in at least one sample of the condition alone",
+    "solved_only_without": "problems solved in at least one sample of the baseline alone",
     "role": "baseline, tested, exploratory, or reference (positive control)",
     "primary": "whether this is the primary contrast",
     "tests": "tests that share the 5 percent",
@@ -64,7 +66,10 @@ COMPARISON_COLUMNS = {
     "unmeasured": "reason why equivalence cannot be shown",
 }
 """Meaning of each column of `compare`."""
-_COUNTS = ("problems", "repeats", "draws", "tests", "looks", "aa_samples", "aa_changed")
+_COUNTS = (
+    *("problems", "repeats", "draws", "tests", "looks", "aa_samples", "aa_changed"),
+    *("solved_only_with", "solved_only_without"),
+)
 _BOOLEANS = ("primary", "within_margin", "by_format")
 
 ChangedCompletions = Mapping[tuple[Setting, str], tuple[int, int]]
@@ -89,6 +94,8 @@ class Design:
         interim: Models whose runs are smaller than planned: all their contrasts are exploratory.
         reference_conditions: Conditions that are not tested, by name, as of
             `Run.reference_conditions`.
+        score: avg@K, pass@K or maj@K, which replaces the share of right samples; by default the
+            share of all samples.
 
     Raises:
         ComparisonError: the margin is out of range, or the primary contrast is no contrast over all
@@ -104,6 +111,7 @@ class Design:
     looks: Mapping[str, int] = field(default_factory=dict)
     interim: Collection[str] = ()
     reference_conditions: ReferenceConditions = field(default_factory=dict)
+    score: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.margin < 100:
@@ -150,7 +158,7 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
             Replicate 0 is compared. If both sides of a contrast were run again, their replicate 1
             gives the A/A columns.
         design: The fields of `Design`: baseline, margin, by, contrasts, primary, unregistered,
-            looks, interim, reference_conditions.
+            looks, interim, reference_conditions, score.
 
     Returns:
         A frame with the columns of `COMPARISON_COLUMNS`, those of `by` after the layout, in the
@@ -162,7 +170,7 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
         ConfigError: a contrast is not written as one.
     """
     settings = Design(**design)
-    outcomes = count_outcomes(frame, by=settings.by)
+    outcomes = count_outcomes(frame, by=settings.by, score=settings.score)
     return compare_outcomes(outcomes, settings, count_changed_completions(frame, by=settings.by))
 
 
@@ -209,23 +217,22 @@ def count_changed_completions(
     return counts
 
 
-def measure_effects_by_draw(frame: pandas.DataFrame, contrast: tuple[str, str]) -> Iterator[Row]:
+def measure_effects_by_draw(
+    outcomes: Iterable[Outcomes], contrast: tuple[str, str]
+) -> Iterator[Row]:
     """A contrast's difference with each draw of examples, in points. A single draw has no row."""
     condition, baseline = contrast
-    if "draw" not in frame:
-        return
-    replicate = frame[frame["replicate"] == 0]
-    for (model, layout), samples in replicate.groupby(
-        ["model", "layout"], observed=True, sort=False
-    ):
-        shares = samples.groupby(["condition", "draw"], observed=True)["correct"].mean()
-        accuracies: Any = 100 * shares.unstack("draw")  # [condition, draw]
-        if {condition, baseline} <= {*accuracies.index} and len(accuracies.columns) > 1:
+    for setting, arms in group_by_setting(outcomes).items():
+        if condition not in arms or baseline not in arms:
+            continue
+        new, old = arms[condition][0], arms[baseline][0]
+        changes = old.sum_by_draw(new.right_by_prompt - old.right_by_prompt).sum(axis=1)
+        samples = old.sum_by_draw(old.samples_by_prompt).sum(axis=1)
+        if len(samples) > 1:
             yield {
-                "model": model,
-                "layout": layout,
+                **dict(setting),
                 "contrast": contrast_name(*contrast),
-                "differences": (accuracies.loc[condition] - accuracies.loc[baseline]).tolist(),
+                "differences": (100 * changes / samples).tolist(),
             }
 
 
@@ -281,6 +288,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         **to_points(answered_change, answered_columns),
         "wrong_to_right": gained,
         "right_to_wrong": lost,
+        "solved_only_with": int((new.is_solved & ~old.is_solved).sum()),
+        "solved_only_without": int((old.is_solved & ~new.is_solved).sum()),
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
         "within_margin": is_within and change.clusters >= fewest_problems(share),

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.paired_tests import Integers, average_clusters, linearise_clusters
+from harness.analysis.sample_scores import sum_samples
 from harness.analysis.score_interval import score_interval
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
@@ -36,6 +37,11 @@ class Outcomes:
         graded_by_prompt: [prompt, problem] Samples with a graded answer, right or wrong; all
             samples if the frame has no verdicts.
         samples_by_prompt: [prompt, problem] Samples.
+        repeats: The number of samples of a problem, the largest if some are missing.
+        is_solved: [problem] Whether any of its samples is right.
+
+    With a score (`sample_scores`), the tables count what the score is a share of instead of
+    samples. Only `repeats` and `is_solved` are always of samples.
     """
 
     setting: Setting
@@ -47,6 +53,8 @@ class Outcomes:
     right_by_prompt: Integers
     graded_by_prompt: Integers
     samples_by_prompt: Integers
+    repeats: int
+    is_solved: npt.NDArray[np.bool_]
 
     @property
     def right(self) -> Integers:
@@ -64,7 +72,7 @@ class Outcomes:
 
     @property
     def k(self) -> int:
-        """Samples a problem; the largest number if some are missing."""
+        """The denominator of `right`: samples a problem; the largest if some are missing."""
         return int(self.samples.max())
 
     @property
@@ -80,7 +88,9 @@ Arms = Mapping[str, Sequence[Outcomes]]
 """The replicates of each condition of one setting."""
 
 
-def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[Outcomes]:
+def count_outcomes(
+    frame: pandas.DataFrame, *, by: Sequence[str] = (), score: str | None = None
+) -> list[Outcomes]:
     """Count the outcomes of all models, layouts, conditions and replicates, in the frame's order.
 
     Args:
@@ -88,9 +98,12 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
             condition, problem_id, sample_index and correct. Without a column replicate all samples
             are of replicate 0; without a column cluster each problem is a cluster.
         by: Further columns to split by, such as subject or level.
+        score: As of `sample_scores.read_score`; maj@k needs the column answer.
 
     Raises:
-        ComparisonError: a sample occurs twice or has no verdict.
+        ComparisonError: a sample occurs twice or has no verdict, or there are fewer samples than
+            the score needs.
+        ConfigError: there is no such score.
     """
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
@@ -103,7 +116,7 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
     _, first_rows = np.unique(problems, return_index=True)
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
     outcomes = []
-    for (*setting, condition, replicate), table in _sum_samples(frame, keys, problems):
+    for (*setting, condition, replicate), table in _sum_by_arm(frame, keys, problems, score):
         outcomes.append(
             Outcomes(
                 setting=tuple(zip(split, setting, strict=True)),
@@ -116,28 +129,30 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
                 right_by_prompt=table["right"].to_numpy().T,
                 graded_by_prompt=table["graded"].to_numpy().T,
                 samples_by_prompt=table["samples"].to_numpy().T,
+                repeats=int(table["repeats"].sum(axis=1).max()),
+                is_solved=table["right_repeats"].any(axis=1).to_numpy(),
             )
         )
     return outcomes
 
 
-def _sum_samples(
-    frame: pandas.DataFrame, keys: list[str], problems: Integers
+def _sum_by_arm(
+    frame: pandas.DataFrame, keys: list[str], problems: Integers, score: str | None
 ) -> Iterator[tuple[Any, Any]]:
     """For each arm its keys and a sorted table [problem, count x prompt] of its samples."""
     prompt = ["instruction", "draw"]
     samples = frame[keys].assign(
         problem=problems,
         **{name: frame.get(name, 0) for name in prompt},
+        sample_index=frame["sample_index"],
+        answer=frame.get("answer"),
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
-        samples=1,
     )
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
-    options: Any = {"observed": True, "sort": False, "dropna": False}
-    sums = samples.groupby([*keys, "problem", *prompt], **options).sum()
-    arms: Any = sums.groupby(level=keys, **options)
+    sums = sum_samples(samples, [*keys, "problem", *prompt], score)
+    arms: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
     for key, arm in arms:
         # 0 where a problem was not asked with a draw of examples
         table = arm.droplevel(keys).unstack(prompt, fill_value=0)
@@ -180,8 +195,8 @@ def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
         if is_incomplete.any():
             names = list_first([str(name) for name in outcomes.problem_ids[is_incomplete]])
             raise ComparisonError(
-                f"{outcomes.name}: samples are missing: expected {outcomes.k} of each problem, "
-                f"not of {names}."
+                f"{outcomes.name}: samples are missing: expected {outcomes.repeats} of each "
+                f"problem, not of {names}."
             )
     against = f"the baseline {baseline.condition}"
     problems, baseline_problems = set(arm.problem_ids.tolist()), set(baseline.problem_ids.tolist())
@@ -192,7 +207,8 @@ def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
         )
     if baseline.k != arm.k:
         raise ComparisonError(
-            f"{arm.name}: expected {baseline.k} samples per problem as {against} has, got {arm.k}."
+            f"{arm.name}: expected {baseline.repeats} samples per problem as {against} has, "
+            f"got {arm.repeats}."
         )
     if not np.array_equal(baseline.samples_by_prompt, arm.samples_by_prompt):
         raise ComparisonError(f"{arm.name}: its draws of examples are not those of {against}.")
@@ -222,7 +238,7 @@ def measure_accuracy(arm: Outcomes) -> Row:
     low, high = score_interval(means, weights=weights)
     return {
         "problems": len(scores),
-        "repeats": arm.k,
+        "repeats": arm.repeats,
         "accuracy": 100 * float(scores.mean()),
         "standard_error": 100 * clustered_error(linearise_clusters(scores, arm.clusters)),
         "accuracy_low": 100 * low,

@@ -51,6 +51,7 @@ class Leaderboard:
         omitted: The number of problems that are left out, because not all models have them.
         draws: The difference of the primary contrast, else of the first, with each draw of
             examples. Empty if there is a single draw.
+        score: As of `Design`.
         receipt: An entry for each run: source, versions, hashes, settings.
     """
 
@@ -64,6 +65,7 @@ class Leaderboard:
     clusters: int
     omitted: int
     draws: Sequence[Mapping[str, Any]]
+    score: str | None
     receipt: tuple[Mapping[str, Any], ...]
 
 
@@ -73,6 +75,7 @@ def make_leaderboard(
     baseline: str | None = None,
     margin: float | None = None,
     by: Sequence[str] = (),
+    score: str | None = None,
 ) -> Leaderboard:
     """Compare all conditions of all runs with the baseline.
 
@@ -87,6 +90,7 @@ def make_leaderboard(
             `wo` if they differ.
         margin: Equivalence margin in points; by default that of `analysis.compare`.
         by: `subject`, `level`, or both.
+        score: As of `Design`.
 
     Raises:
         ComparisonError: the runs cannot be compared; see `join_runs.join` and `analysis.compare`.
@@ -94,6 +98,7 @@ def make_leaderboard(
     frame, omitted_problems = _keep_shared_problems(join(runs))
     references = _join_reference_conditions(runs)
     design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
+    design = replace(design, score=score)
     omitted = references.keys() - {design.baseline, *design.reference_conditions}
     # their baseline is another one than that of this table
     if omitted:
@@ -101,7 +106,7 @@ def make_leaderboard(
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
     merged = merge_instructions(frame, design.reference_conditions)
-    outcomes = count_outcomes(merged, by=by)
+    outcomes = count_outcomes(merged, by=by, score=score)
     # before all other tables, because its errors say best what cannot be compared
     comparison = compare_outcomes(outcomes, design, count_changed_completions(merged, by=by))
     return Leaderboard(
@@ -114,7 +119,8 @@ def make_leaderboard(
         by=tuple(by),
         clusters=merged["cluster"].nunique() if "cluster" in merged else 0,
         omitted=omitted_problems,
-        draws=_measure_draws(merged, outcomes, design),
+        draws=_measure_draws(outcomes, design),
+        score=score,
         receipt=tuple({"name": run.name, **run.about} for run in runs),
     )
 
@@ -191,7 +197,7 @@ def _make_side_tables(
     if design.by:  # tables over conditions or models are about all problems
         outcomes, outcomes_by_instruction = [], []
     elif merged is not frame:
-        outcomes_by_instruction = count_outcomes(frame)
+        outcomes_by_instruction = count_outcomes(frame, score=design.score)
     settings = group_by_setting(outcomes)
     settings_by_instruction = group_by_setting(outcomes_by_instruction)
     pairs = _pair_conditions(outcomes, design)
@@ -207,16 +213,14 @@ def _make_side_tables(
     }
 
 
-def _measure_draws(
-    merged: pandas.DataFrame, outcomes: Sequence[Outcomes], design: Design
-) -> list[Mapping[str, Any]]:
+def _measure_draws(outcomes: Sequence[Outcomes], design: Design) -> list[Mapping[str, Any]]:
     """`Leaderboard.draws`; empty if the table is split."""
     contrasts = list(_pair_conditions(outcomes, design).values())
     if design.primary is not None:
         contrasts = [read_contrast(design.primary)]
     if design.by or not contrasts:
         return []
-    return list(measure_effects_by_draw(merged, contrasts[0]))
+    return list(measure_effects_by_draw(outcomes, contrasts[0]))
 
 
 def _pair_conditions(outcomes: Sequence[Outcomes], design: Design) -> dict[str, tuple[str, str]]:
@@ -327,6 +331,7 @@ def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> s
         "contrasts": board.contrasts,
         "primary": board.primary,
         "by": board.by,
+        "score": board.score,
         "seed": DEFAULT_SEED,
         "rows": records(board.comparison),
     }
@@ -342,7 +347,8 @@ def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> s
 def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
     """A table as CSV with quoted strings. The receipt follows in lines that begin with `#`."""
     rows = table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
-    notes = [f"# {json.dumps(entry, sort_keys=True, default=str)}" for entry in board.receipt]
+    entries = [*board.receipt, {"score": board.score}] if board.score else board.receipt
+    notes = [f"# {json.dumps(entry, sort_keys=True, default=str)}" for entry in entries]
     return "\n".join([rows, *notes])
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Explain, FormatName, Metric
+from harness.commands.options import Explain, FormatName, Metric, Score
 
 
 def compare(
@@ -13,6 +13,7 @@ def compare(
     ],
     new: Annotated[str, typer.Argument(metavar="B", help="Likewise. The table shows B minus A.")],
     metric: Metric = None,
+    score: Score = None,
     filter_: Annotated[
         str | None, typer.Option("--filter", help="Filter of the metric, if a log has several.")
     ] = None,
@@ -36,7 +37,7 @@ def compare(
     if filter_:
         # the form in which logs are read: NAME,FILTER
         metric = f"{metric or ''},{filter_}"
-    board = compare_pair(Side.read(old, metric), Side.read(new, metric))
+    board = compare_pair(Side.read(old, metric), Side.read(new, metric), score)
     typer.echo(show_board(board, form, explain=explain))
     if not_worse_by is not None:
         code, message = check_not_worse(board, not_worse_by)

@@ -16,6 +16,13 @@ RunNames = Annotated[
 Metric = Annotated[
     str | None, typer.Option(help="Metric that decides right or wrong in logs of other tasks.")
 ]
+Score = Annotated[
+    str | None,
+    typer.Option(
+        metavar="avg@K|pass@K|maj@K",
+        help="Score of a problem with several samples, instead of its share of right samples.",
+    ),
+]
 FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
 SplitBy = Annotated[
     list[Split] | None, typer.Option("--by", help="Split the table by this column; repeatable.")

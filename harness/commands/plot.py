@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Margin, Metric, RunNames
+from harness.commands.options import Baseline, Margin, Metric, RunNames, Score
 from harness.constants import DEFAULT_SEED, Kind
 
 
@@ -17,6 +17,7 @@ def plot(
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
+    score: Score = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
         "figures"
     ),
@@ -33,10 +34,11 @@ def plot(
     from harness.runs.read_runs import Run
 
     loaded = [Run.load(run, metric=metric) for run in locate(runs)]
-    board = make_leaderboard(loaded, baseline=baseline, margin=margin)
+    board = make_leaderboard(loaded, baseline=baseline, margin=margin, score=score)
     receipt = {
         "baseline": board.baseline,
         "margin": float(board.comparison["margin"].iloc[0]),
+        "score": board.score,
         "seed": DEFAULT_SEED,
         "runs": list(board.receipt),
     }

@@ -11,6 +11,7 @@ from harness.commands.options import (
     Margin,
     Metric,
     RunNames,
+    Score,
     SplitBy,
 )
 
@@ -29,6 +30,7 @@ def table(
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
+    score: Score = None,
     mediators: Annotated[
         bool,
         typer.Option("--mediators", help="Add missing boxes, truncation, lengths and loops."),
@@ -55,6 +57,7 @@ def table(
         baseline=baseline,
         margin=margin,
         metric=metric,
+        score=score,
         side_tables=[key for key in is_requested if is_requested[key]],
         reference=reference,
         explain=explain,

@@ -6,6 +6,7 @@ from typing import Any
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, find_interim, records
+from harness.analysis.sample_scores import SCORE_MEANINGS, read_score
 from harness.constants import ALPHA
 from harness.display import comparison_columns
 from harness.display.format_table import Row
@@ -40,6 +41,9 @@ def explain_comparison(
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """The facts that the legends name, the warnings, and the remarks: the important ones first."""
     warnings = [*warn_of_ungraded(board), *_warn_of_looks(board)]
+    if board.score:
+        kind, _ = read_score(board.score)
+        warnings.insert(0, f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}.")
     if board.omitted:
         warnings.append(f"{board.omitted} problems are left out, because not all models have them.")
     compared = [row for row in rows if row["role"] != "baseline"]
@@ -62,6 +66,8 @@ def explain_comparison(
     if judged:
         facts |= _describe_tests(board, judged, examples)
     remarks = [*_remark_tests(board, compared, judged)]
+    if board.score:
+        remarks = [*_remark_solved(compared), *remarks]
     if is_for_new_examples:
         remarks.append(
             f"{draws} draws of examples: intervals and p are for new draws from the same pool, "
@@ -116,6 +122,20 @@ def _warn_of_looks(board: Leaderboard) -> Iterator[str]:
                 f"{entry['model']}: look {looks}. Problems or samples were added after a table was "
                 f"printed, so p is multiplied by {looks}."
             )
+
+
+def _remark_solved(compared: Sequence[Row]) -> Iterator[str]:
+    """How many problems one side of each contrast solves at least once, and the other never."""
+    has_settings = has_several_settings(compared)
+    counts = []
+    for row in compared:
+        setting = f", {row['model']}, {row['layout']}" if has_settings else ""
+        solved = f"{row['solved_only_with']} and {row['solved_only_without']}"
+        counts.append(f"{label(row['condition'])}{setting} {solved}")
+    yield (
+        "Problems solved at least once only with the condition, and only with its baseline: "
+        f"{'; '.join(counts)}."
+    )
 
 
 def _remark_draws(board: Leaderboard) -> Iterator[str]:

@@ -29,7 +29,7 @@ def show_comparison(board: Leaderboard) -> Table:
     rows = rows_of_conditions(board, board.comparison)
     title, word_columns = describe_table(board)
     columns = [
-        comparison_columns.ACCURACY,
+        replace(comparison_columns.ACCURACY, heading=f"{board.score or 'acc.'} %"),
         comparison_columns.DIFFERENCE,
         comparison_columns.P,
         comparison_columns.VERDICT,

@@ -38,6 +38,7 @@ class TableOptions:
         baseline: The condition that all others are compared with; None for the runs' own.
         margin: Equivalence margin in points; None for the default.
         metric: The metric that separates right from wrong in logs of other tasks.
+        score: As of `compare_with_baseline.Design`.
         side_tables: Keys of side tables to add that are not shown otherwise. In CSV one of them
             replaces the comparison.
         reference: Published numbers to add: see `read_reference`.
@@ -51,6 +52,7 @@ class TableOptions:
     baseline: str | None = None
     margin: float | None = None
     metric: str | None = None
+    score: str | None = None
     side_tables: Collection[str] = ()
     reference: str | None = None
     explain: bool = True
@@ -91,6 +93,8 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
         )
     if options.reference and options.by:
         raise ConfigError("--reference has numbers for all problems together: use it without --by.")
+    if options.score and (options.reference or "audit" in options.side_tables):
+        raise ConfigError("--audit and --reference count single samples: use them without --score.")
     loaded = [Run.load(run, metric=options.metric) for run in locate(runs)]
     groups = group_by_table(loaded) if options.models else [loaded]
     pages = [_make_page(group, options) for group in groups]
@@ -115,7 +119,13 @@ def show_board(board: Leaderboard, form: Format = "text", *, explain: bool = Tru
 
 def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
     splits = list(dict.fromkeys(Split(name).value for name in options.by))
-    board = make_leaderboard(runs, baseline=options.baseline, margin=options.margin, by=splits)
+    board = make_leaderboard(
+        runs,
+        baseline=options.baseline,
+        margin=options.margin,
+        by=splits,
+        score=options.score,
+    )
     table = show_leaderboard(board) if options.models else show_comparison(board)
     page = _Page(board=board, tables=[table], frame=board.comparison)
     tables = show_side_tables(board)

@@ -1,5 +1,6 @@
 """The figures of `mless plot`. A new kind has a name in `Kind` and an entry in `FIGURES`."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -40,6 +41,10 @@ def draw_figures(
     for kind in dict.fromkeys(kinds or Kind):
         drawing = FIGURES[kind](board, runs)
         if drawing is not None:
+            if board.score:
+                for axes in drawing[0].axes:
+                    label = re.sub("accuracy", board.score, axes.get_xlabel(), flags=re.IGNORECASE)
+                    axes.set_xlabel(label)
             yield kind, drawing
         elif kinds:
             reason = _ABSENCE[kind]

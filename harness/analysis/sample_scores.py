@@ -1,0 +1,109 @@
+"""Scores of a problem that has several samples: avg@k, pass@k and maj@k.
+
+A score replaces the numbers of right samples and of samples, so that their ratio is the score.
+Nothing else in `analysis` depends on which score is compared.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+
+from harness.errors import ComparisonError, ConfigError
+
+SCORE_MEANINGS = {
+    "avg": "percentage of right samples",
+    "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
+    "maj": "problems where the most frequent answer of the first k samples is right",
+}
+"""The meaning of each kind of score; `pass@4` is of the kind `pass`."""
+MOST_SETS = 1_000_000
+"""The largest denominator of a problem's pass@k. If there are more sets of k samples, their share
+is rounded down to it (by at most 0.0001 points), because products of two conditions' numbers of
+sets would exceed 64 bits."""
+
+_choose = np.frompyfunc(math.comb, 2, 1)
+"""Binomial coefficients of arrays, as integers of any length."""
+
+
+def read_score(score: str) -> tuple[str, int]:
+    """The kind and the k of a score such as `pass@4`.
+
+    Raises:
+        ConfigError: it is not written as a score.
+    """
+    kind, _, k = score.partition("@")
+    if kind not in SCORE_MEANINGS or not k.isdecimal() or int(k) < 1:
+        raise ConfigError(
+            f"score: expected avg@K, pass@K or maj@K with K from 1 on, got {score!r}."
+        )
+    return kind, int(k)
+
+
+def sum_samples(
+    samples: pandas.DataFrame, prompts: Sequence[str], score: str | None
+) -> pandas.DataFrame:
+    """The numbers of samples of each prompt and problem, of which `score` is a share.
+
+    avg@k is the share of right samples, as this is also the mean over all sets of k samples. pass@k
+    is the share of sets of k samples that have a right one: 1 - C(n - c, k) / C(n, k) if c of n
+    samples are right. maj@k counts only the first sample with the most frequent answer.
+
+    Args:
+        samples: One row per sample with the columns `prompts`, sample_index, answer, right, graded.
+        prompts: The columns that name a run, a condition, a prompt and a problem.
+        score: As of `read_score`. None counts the samples, of which there may be one.
+
+    Returns:
+        [prompt and problem] The columns right, graded and samples, which the score is made of; and
+        repeats and right_repeats, which are the samples and the right samples.
+
+    Raises:
+        ComparisonError: a problem has one sample with a prompt, or fewer than k.
+        ConfigError: see `read_score`.
+
+    Source:
+        pass@k: Chen et al. (2021), arXiv:2107.03374, section 2.1; maj@k: Wang et al. (2022),
+        Self-Consistency, arXiv:2203.11171.
+    """
+    kind, k = read_score(score) if score else ("", 0)
+    options: Any = {"observed": True, "sort": False, "dropna": False}
+    counts = samples[[*prompts, "right", "graded"]].assign(
+        samples=1, repeats=1, right_repeats=samples["right"]
+    )
+    if kind == "maj":
+        is_majority = _mark_majority(samples, prompts, k)
+        for column in ("right", "graded", "samples"):
+            counts[column] *= is_majority
+    sums = counts.groupby(list(prompts), **options).sum()
+    repeats = sums["repeats"]
+    if score and repeats.min() < max(k, 2):
+        expected = f"K from 1 to {repeats.min()}" if repeats.min() > 1 else "several samples"
+        raise ComparisonError(
+            f"score {score}: expected {expected}, as a problem has {repeats.min()} with one prompt "
+            "(draws of examples are different prompts)."
+        )
+    if kind == "pass":
+        sets = _choose(repeats, k)
+        sums["samples"] = np.minimum(sets, MOST_SETS)
+        for column in ("right", "graded"):
+            other_sets = _choose(repeats - sums[column], k)
+            sums[column] = sums["samples"] * (sets - other_sets) // sets
+    return sums.astype(np.int64)
+
+
+def _mark_majority(samples: pandas.DataFrame, prompts: Sequence[str], k: int) -> Any:
+    """Whether a row has the most frequent answer of the first k samples, and has it first.
+
+    Answers are equal if their strings are. A sample without an answer does not vote.
+    """
+    options: Any = {"observed": True, "sort": False, "dropna": False}
+    ordered = samples.reset_index(drop=True).sort_values("sample_index", kind="stable")
+    first = ordered[ordered.groupby(list(prompts), **options).cumcount() < k]
+    same_answers = first.groupby([*prompts, "answer"], **options)["right"]
+    votes = same_answers.transform("size").where(first["answer"].notna(), 0)
+    # of equal numbers, `idxmax` takes the first
+    majority = votes.groupby([first[name] for name in prompts], **options).idxmax()
+    return np.isin(np.arange(len(samples)), majority)
