@@ -168,7 +168,7 @@ class FigureConfig(Strict):
     """Stored traces to draw, such as a run's."""
     definition: Definition = "common"
     """Whose queries are averaged: `common` or `published`."""
-    y_label: str = "Average attention weight"
+    y_label: str = "Average attention"
     """The vertical axis's label."""
     exclude_first_token: bool | None = None
     """The first token is left out. By default for Llama and Gemma."""
