@@ -131,13 +131,14 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
         f"prompts. Changes are relative, of the same prompts. {form.note.format(factors=factors)}"
     )
-    with figure_style.drawing(1.2 + sum(form.heights), note) as figure:
+    width = figure_style.WIDE
+    with figure_style.drawing(1.2 + sum(form.heights), note, width=width) as figure:
         grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=form.heights)
         for column, model in enumerate(config.models):
             rows = table[table["panel"] == model.title]
             form.draw(list(grid[:, column]), rows, model.c)
             stamp(grid[0, column], model.title, rows)
-        grid[1, 0].set_ylabel(f"Relative change\nfrom {figure_style.short_label(WITHOUT)} (%)")
+        grid[1, 0].set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
         grid[0, 0].set_ylabel(form.y_label)
     return figure
 
@@ -148,7 +149,7 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     looks = figure_style.looks(_PAIR)
     for condition, look in looks.items():
         mean, _, _ = _percent(table, "histogram", condition)
-        name = figure_style.short_label(condition)
+        name = figure_style.wrapped_label(condition)
         above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=name)
     colour = looks[WITH].colour
     mean, low, high = _percent(table, "histogram", _CHANGE)
@@ -161,7 +162,7 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     above.yaxis.set_major_formatter("{x:g}")
     # an activation, not a share: the factor 100 is taken back below
     top, _, _ = _percent(table, "histogram_top", WITHOUT)
-    quantile = f"{100 * COVERED:g} % quantile {figure_style.short_label(WITHOUT)}"
+    quantile = f"{100 * COVERED:g} % quantile {figure_style.wrapped_label(WITHOUT)}"
     below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {top.item() / 100:.3g})")
     for axes in (above, below):
         axes.set_xlim(0, _EDGES[-1])

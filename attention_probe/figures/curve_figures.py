@@ -7,6 +7,7 @@ stamps above each panel (selected on outcome, reference numbers), and counts and
 import math
 import textwrap
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BARS, curve_name
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT, INCHES, LETTER, Look
+from harness.display.figures.figure_style import FONT, INCHES, LETTER, WIDE
 from harness.display.figures.lines import draw_curve
 from harness.display.format_values import label, visible
 
@@ -59,35 +60,35 @@ def draw_figure(
     panels, has_bars = config.panels, int(config.bars is not None)
     across = min(len(config.heads), PANELS_ACROSS)
     lines = math.ceil(len(config.heads) / PANELS_ACROSS)
-    # one legend is enough if a name has the same look in all panels
-    named_looks: set[tuple[str, Look]] = set()
-    for panel in panels:
-        named_looks.update((panel.name(name), look) for name, look in panel.looks.items())
-    one_legend = not has_bars and len(named_looks) == len(dict(named_looks))
+    # matched controls have panels of their own, because curves of either kind cover each other
+    kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
     # in inches
-    height = 0.7 + (1.75 if lines == 1 else 1.4) * lines * len(config.rows)
+    rows = lines * len(config.rows) * len(kinds)
+    height = 0.9 + 1.5 * rows
     text = " ".join(explain_figure(config, curves, bars)) if note else ""
-    with figure_style.drawing(height, text, legend=one_legend, title=config.title) as figure:
+    width = WIDE if config.seed_document else INCHES
+    with figure_style.drawing(height, text, width=width, title=config.title) as figure:
         # bars are as wide as all heads side by side
         widths = [across] * has_bars + [1] * across
-        grid = figure.add_gridspec(lines * len(config.rows), len(widths), width_ratios=widths)
-        above = 0 if one_legend else 1.6 * FONT
-        for panel in panels:
-            line, column = divmod(panel.column, PANELS_ACROSS)
-            axes = figure.add_subplot(grid[panel.row * lines + line, column + has_bars])
+        grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
+        for panel, kind in product(panels, kinds):
             points = points_of(panel, curves)
-            _draw_panel(axes, panel, points)
-            row_curves = curves[(curves["row"] == panel.row) & (curves["kind"] == "curve")]
-            _scale(axes, panel, row_curves, points)
+            line, column = divmod(panel.column, PANELS_ACROSS)
+            row = (panel.row * len(kinds) + kinds.index(kind)) * lines + line
+            axes = figure.add_subplot(grid[row, column + has_bars])
+            _draw_panel(axes, panel, points[points["kind"] == kind])
+            _scale(axes, panel, curves[curves["row"] == panel.row], points)
             _label_axes(axes, panel, config, points)
-            stamp(axes, panel.title.replace(" Layer ", "\nLayer "), points, above=above)
-            if panel.column == 0 and not one_legend:
-                _add_legend(axes)
+            title = panel.title.replace(" Layer ", "\nLayer ")
+            if kind == "control":
+                title = "Controls, not flipped"
+            if kind != kinds[-1]:
+                axes.set_xlabel("")
+            stamp(axes, title, points)
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[:, 0])
             _draw_bars(axes, bars, config.bars.y_limits)
-            stamp(axes, visible(config.bars.title, keep=""), bars, above=above)
-            _add_legend(axes)
+            stamp(axes, visible(config.bars.title, keep=""), bars)
     return figure
 
 
@@ -96,27 +97,19 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
     return curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
 
 
-def _add_legend(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2).set_in_layout(
-        False
-    )
-
-
 def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
-    """The region of the inserted tokens, the curves, and those of controls."""
-    inserted = points["x"][points["in_filler"] & (points["kind"] == "curve")]
+    """The region of the inserted tokens, and the curves."""
+    inserted = points["x"][points["in_filler"]]
     if len(inserted):
         _shade_region(axes, np.unique(inserted), panel.row_config.region)
     if panel.row_config.subtracted:
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
-    dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
     for index, (condition, look) in enumerate(panel.looks.items()):
-        curves = points[points["condition"] == curve_name(panel, condition)]
         # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
         step = 0.5 if panel.limits else 0.2
         draw_curve(
             axes,
-            curves[curves["kind"] == "curve"],
+            points[points["condition"] == curve_name(panel, condition)],
             look,
             panel.name(condition),
             linewidth=0.8 + step * (len(panel.looks) - 1 - index),
@@ -125,12 +118,6 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
             markevery=(3 + 4 * index, 12),
             markersize=2.5 if panel.limits else 0,
         )
-        control = curves[(curves["kind"] == "control") & (2 * curves["count"] >= curves["prompts"])]
-        if len(control):
-            axes.plot(control["x"], control["mean"], color=look.colour, label="_control", **dashed)
-    if (points["kind"] == "control").any():
-        axes.plot([], [], color=figure_style.MUTED, label="not flipped (controls)", **dashed)
-    axes.set_xlim(*(panel.limits or (0, points["x"].max())))
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -158,7 +145,8 @@ def _scale(
     Panels on several lines have separate scales.
     """
     is_wrapped = row_curves["column"].max() >= PANELS_ACROSS
-    curves = points[points["kind"] == "curve"] if is_wrapped else row_curves
+    curves = points if is_wrapped else row_curves
+    axes.set_xlim(panel.limits or (0, curves["x"].max()))
     curves = curves[curves["x"].between(*axes.get_xlim())]
     low = float(np.nanmin(curves[["mean", "low"]])) if panel.row_config.subtracted else 0.0
     high = float(np.nanmax(curves[["mean", "high"]]))
@@ -177,8 +165,8 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
     if points["first_token_excluded"].any():
         left_out.append("first token")
     if panel.column + PANELS_ACROSS >= len(config.heads):
-        remark = f"\n({' and '.join(left_out)} left out)" if left_out else ""
-        axes.set_xlabel(f"Token position{remark}")
+        remark = f"({' and '.join(left_out)} left out)" if left_out else ""
+        axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 26)}".rstrip())
     middle_line = (len(config.heads) - 1) // PANELS_ACROSS // 2
     if panel.column == middle_line * PANELS_ACROSS:
         subtracted = panel.row_config.subtracted
@@ -186,24 +174,23 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
         axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
 
 
-def stamp(axes: Axes, title: str, table: pandas.DataFrame, *, above: float = 0) -> None:
+def stamp(axes: Axes, title: str, table: pandas.DataFrame) -> None:
     """The panel's title, and under it in red a warning that a reader must see first.
 
     Args:
         axes: The panel.
         title: Its title.
         table: Its numbers. The columns `on_outcome` and `reference` decide on the warning.
-        above: Points between the axes and the warning.
     """
     # no table has both columns
     warnings = {"on_outcome": "selected on outcome", "reference": "reference numbers"}
     texts = [text for column, text in warnings.items() if column in table and table[column].any()]
-    axes.set_title(title, pad=3 + above + len(texts) * (FONT + 0.5))
+    axes.set_title(title, pad=3 + len(texts) * (FONT + 0.5))
     for text in texts:
         axes.annotate(
             text,
             (0.5, 1),
-            (0, 2 + above),
+            (0, 2),
             "axes fraction",
             "offset points",
             ha="center",
@@ -234,7 +221,7 @@ def draw_groups(
         width,
         yerr=errors,
         color=colour,
-        label=figure_style.short_label(condition),
+        label=figure_style.wrapped_label(condition),
         error_kw={"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2},
     )
 
@@ -252,7 +239,7 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     axes.set_ylim(limits)
     # Below its bars each model has this many letters in a line: all bars together take two fifths
     # of the figure's width.
-    letters = int(28 * INCHES / (LETTER * FONT) / len(models))
+    letters = int(28 * WIDE / (LETTER * FONT) / len(models))
     names = [textwrap.fill(visible(name, keep=""), letters) for name in models]
     axes.set_xticks(range(len(models)), names)
     interval = ", 95 % score interval" if is_measured else ""
@@ -283,7 +270,7 @@ def explain_figure(
         flip = config.prompts.flip
         yield f"Selected on outcome: {flip.replace('_', ' ')}." if flip else "Selected on outcome."
     if (curves["kind"] == "control").any():
-        yield "Dashed: matched, not flipped."
+        yield "Controls: matched problems that were not flipped."
     for note in curves["note"].dropna().unique():
         yield f"{note[0].upper()}{note[1:]}."
     yield EXPLANATIONS[drawn_curves["definition"].iloc[0]]

@@ -19,9 +19,6 @@ from harness.yaml_settings import Strict, read_values, validate
 Shown = Literal[View, "difference"]
 """Also the paired difference of two conditions, token by token, in the aligned view."""
 
-STUDY_COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
-"""The study's colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
-
 Limits = tuple[float, float]
 MODEL_KEYS = ("model_name", "note", "bars", "y_limits", "title", "c")
 """Keys whose values hold only for the model that a config names."""
@@ -35,8 +32,6 @@ class SeriesConfig(Strict):
 
     label: str | None = Field(default=None, min_length=1)
     """Its name in the legend."""
-    colour: Literal["blue", "red", "green", "orange"] | None = None
-    """`blue`, `red`, `green` or `orange`."""
 
 
 class RowConfig(Strict):
@@ -173,7 +168,7 @@ class FigureConfig(Strict):
     """Stored traces to draw, such as a run's."""
     definition: Definition = "common"
     """Whose queries are averaged: `common` or `published`."""
-    y_label: str = "Average attention weight"
+    y_label: str = "Average attention"
     """The vertical axis's label."""
     exclude_first_token: bool | None = None
     """The first token is left out. By default for Llama and Gemma."""
@@ -245,23 +240,13 @@ class FigureConfig(Strict):
         for row_index, row in enumerate(self.rows):
             # a figure that reproduces one of the study's has its axes
             limits = row.limits if self.seed_document else None
-            row_looks = {
-                name: _look(condition_looks[name], series.colour)
-                for name, series in row.series.items()
-            }
+            row_looks = {name: condition_looks[name]._replace(dashes="-") for name in row.series}
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
                 name = "" if title else self._model_name(head)
                 named_head = head.model_copy(update={"model": model, "name": name})
                 panels.append(Panel(row_index, column, named_head, row, row_looks, limits))
         return panels
-
-
-def _look(condition_look: Look, colour: str | None) -> Look:
-    """A solid line in one of the study's colours, or in the condition's colour with its marker."""
-    if colour:
-        return Look(STUDY_COLOURS[colour], "", "-")
-    return condition_look._replace(dashes="-")
 
 
 def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig:

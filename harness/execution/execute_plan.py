@@ -304,6 +304,7 @@ def finish(path: Path) -> None:
 def _save_figure(path: Path, frame: pandas.DataFrame, receipt: JsonObject) -> None:
     """Draw the accuracies of the config's conditions."""
     from harness.analysis.count_correct import accuracy_table
+    from harness.display.figures.figure_row import name_families
     from harness.display.figures.figure_style import save_figure
     from harness.display.figures.interval_rows import draw_accuracies
     from harness.experiment.expand_conditions import read_conditions
@@ -313,6 +314,7 @@ def _save_figure(path: Path, frame: pandas.DataFrame, receipt: JsonObject) -> No
     figure = draw_accuracies(
         accuracy_table(frame[~frame["condition"].isin(references)]),
         title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
+        families=name_families(conditions),
     )
     keys = ("run", "model", "dataset", "versions", "git_revision", "seed", "created")
     save_figure(figure, path / FIGURE, {key: receipt[key] for key in keys})

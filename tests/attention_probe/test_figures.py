@@ -4,12 +4,13 @@ import pytest
 from matplotlib.colors import to_hex
 
 from attention_probe.figures.curve_figures import draw_figure
-from attention_probe.figures.figure_config import STUDY_COLOURS, load_figure_config
+from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.figure_numbers import BARS, figure_table, read_bars, read_curves
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.analysis import compare
 from harness.display.figures.figure_style import LOOKS, write_figure
+from harness.display.format_values import label
 from harness.errors import ConfigError
 from tests.attention_probe.conftest import bar_containers
 from tests.display.test_figures import cut_off
@@ -186,33 +187,34 @@ def test_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
     assert not texts(above)
 
 
-def test_labels_and_colours_are_those_of_the_config_with_a_legend_for_each_row(traces):
+def test_labels_are_those_of_the_config_and_a_condition_has_one_colour_and_one_legend(traces):
     figure = draw(load("accuracy-bars-and-head-14"), traces)
     top, bottom, bars = figure.axes
-    blue, red, green = (STUDY_COLOURS[name] for name in ("blue", "red", "green"))
-    assert colours(top) == {"None": blue, "Mless": red, "Mful": green}
-    assert colours(bottom) == {"Mless": blue, "Mful": red}
-    assert not figure.legends
+    colour = {label(name): LOOKS[name].colour for name in BARS}
+    assert colours(top) == colour
+    assert colours(bottom) == {name: colour[name] for name in ("w/ Mless", "w/ Mful")}
+    (legend,) = figure.legends
+    assert sorted(legend_texts(legend)) == sorted(colour)
     for axes in (top, bottom):
-        names = list(lines_by_name(axes))
-        assert legend_texts(axes.get_legend()) == names
-        assert len(axes.collections) == len(names), "a band for each line"
-    assert legend_texts(bars.get_legend()) == ["w/o", "w/ Mless", "w/ Mful"]
+        assert len(axes.collections) == len(lines_by_name(axes)), "a band for each line"
     faces = [to_hex(bar.patches[0].get_facecolor()) for bar in bar_containers(bars)]
-    assert faces == [LOOKS[name].colour for name in BARS]
+    assert faces == list(colour.values())
     assert bars.get_ylim() == (30, 78)
+    study_names = ["w/o Meaningless tokens", "w/ Meaningless tokens"]
+    (legend,) = draw(load("qwen-heads-12-13-14"), traces).legends
+    assert legend_texts(legend) == study_names
 
 
 def test_without_names_and_limits_in_the_config_looks_are_ours_and_each_row_has_one_scale(flipped):
     figure = draw(load("flipped-demo"), flipped)
     (legend,) = figure.legends
-    assert legend_texts(legend) == ["w/o", "w/ Mless", "not flipped (controls)"]
+    assert legend_texts(legend) == ["w/o", "w/ Mless"]
     for axes in figure.axes:
         for name, line in lines_by_name(axes).items():
             look = LOOKS[{"w/o": "wo", "w/ Mless": "mless"}[name]]
             assert (to_hex(line.get_color()), line.get_marker()) == (look.colour, look.marker)
-    for row in (figure.axes[:3], figure.axes[3:]):
-        assert len({axes.get_ylim() for axes in row}) == 1
+    for row in (figure.axes[:6], figure.axes[6:]):
+        assert len({axes.get_ylim() for axes in row}) == 1, "also that of the controls"
 
 
 def test_a_difference_is_paired_has_a_band_and_names_what_is_subtracted(traces):
@@ -268,11 +270,19 @@ def test_every_panel_of_a_selection_on_outcome_has_a_stamp(flipped, traces):
     figure = draw(config, flipped)
     for axes in figure.axes:
         assert "selected on outcome" in texts(axes)
-        dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
-        control_colours = [to_hex(line.get_color()) for line in dashed if len(line.get_xdata())]
-        assert control_colours
-        assert sorted(control_colours) == sorted(colours(axes).values())
-    assert "Selected on outcome: changed. Dashed: matched, not flipped" in caption(figure)
+    assert "Selected on outcome: changed. Controls: matched problems" in caption(figure)
+    points = read(config, flipped).groupby(["row", "column", "kind", "condition"], sort=False)
+    means = {key[:3]: [] for key in points.groups}
+    for key, rows in points:
+        means[key[:3]].append(rows["mean"].tolist())
+    for column, axes in enumerate(figure.axes[::2]):
+        controls = figure.axes[2 * column + 1]
+        assert "Controls" in controls.get_title() and "Controls" not in axes.get_title()
+        assert colours(axes) == colours(controls)
+        for kind, panel in {"curve": axes, "control": controls}.items():
+            lines = [line.get_ydata() for line in lines_by_name(panel, ":").values()]
+            drawn = [line[np.isfinite(line)].tolist() for line in lines]
+            assert drawn == means[column // 3, column % 3, kind]
     table = figure_table(config, read(config, flipped), None)
     assert set(table["kind"]) == {"curve", "control"}
     assert table["on_outcome"].all()

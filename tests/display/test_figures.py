@@ -14,10 +14,16 @@ from harness import load_run
 from harness.analysis import compare
 from harness.commands.plot import plot
 from harness.constants import Kind
+from harness.display.figures.figure_row import name_families
 from harness.display.figures.figure_style import LOOKS, looks, save_figure
-from harness.display.figures.interval_rows import draw_accuracies, draw_forest
-from harness.display.figures.lines import draw_completion_lengths, length_shares
+from harness.display.figures.interval_rows import (
+    draw_accuracies,
+    draw_completion_lengths,
+    draw_forest,
+    length_shares,
+)
 from harness.display.format_values import MINUS
+from harness.experiment.conditions import Condition
 from tests.commands.test_cli import here, refused
 from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation
 
@@ -198,13 +204,15 @@ def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
         assert rows["share"].iloc[-1] == 100 and (rows["samples"] == len(tokens)).all()
         middle = rows.iloc[len(rows) // 2]
         assert middle["share"] == pytest.approx(100 * (tokens <= middle["length"]).mean())
-    figure = draw_completion_lengths(shares[shares["condition"] != "control"])
-    for axes, model in zip(figure.axes, MODELS, strict=True):
-        medians = [int(number) for number in axes.get_title().split("median ")[1].split(" / ")]
-        assert medians == [
-            int(np.percentile(lengths[model, condition], 50, method="inverted_cdf"))
-            for condition in ("wo", "random", "mful", "mless")
-        ]
+    (axes,) = draw_completion_lengths(shares[shares["condition"] != "control"]).axes
+    drawn = [values for *_, values in estimates(axes)]
+    assert drawn == [
+        np.percentile(lengths[model, condition], (50, 5, 95), method="inverted_cdf").tolist()
+        for model in MODELS
+        for condition in ("wo", "random", "mful", "mless")
+    ]
+    medians = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
+    assert medians == [str(round(median)) for median, *_ in drawn]
 
 
 def test_the_look_of_a_condition_does_not_depend_on_the_other_conditions():
@@ -212,20 +220,59 @@ def test_the_look_of_a_condition_does_not_depend_on_the_other_conditions():
     chosen = looks(names)
     assert list(chosen) == names and len(set(chosen.values())) == len(names)
     assert chosen["wo"] == LOOKS["wo"] and chosen["mless"] == LOOKS["mless"]
-    assert looks(["dots", "pause"]) == {name: chosen[name] for name in ("dots", "pause")}
+    for name in names:
+        assert looks([name])[name].colour == chosen[name].colour
     assert len(set(looks(map(str, range(20))).values())) == 20
+
+
+def test_many_conditions_are_at_most_twenty_rows_with_whole_names_and_all_values(frame):
+    """Eight sentences and eight lengths at two placements: each of these families has a row."""
+    entries = [
+        *({"name": f"sentence-{i}", "sentence": i} for i in range(1, 9)),
+        *(
+            {"name": f"slash-{i}-{placement.replace('_', '-')}", "unit": "/", "count": i}
+            | {"placement": placement}
+            for i in range(1, 9)
+            for placement in ("between", "before_system")
+        ),
+    ]
+    conditions = {entry["name"]: Condition(**entry) for entry in entries}
+    base = frame[frame["model"] == next(iter(MODELS))]
+    names = ["mless", *conditions]
+    copies = [base[base["condition"] == "mful"].assign(condition=name) for name in names]
+    many = pandas.concat([base[base["condition"] == "wo"], *copies], ignore_index=True)
+    table = compare(many)
+    families = name_families(conditions)
+    spans = {
+        "8 sentences, between": "sentence-1 to sentence-8",
+        "8 lengths of /, between": "slash-1-between to slash-8-between",
+        "8 lengths of /, before_system": "slash-1-before-system to slash-8-before-system",
+    }
+    for figure in (
+        draw_forest(table, families=families),
+        draw_accuracies(table, title="", families=families),
+        draw_completion_lengths(length_shares(many), families),
+    ):
+        assert not cut_off(figure) and not covered(figure)
+        texts = [" ".join(text.get_text().split()) for text in figure.axes[0].texts]
+        assert set(spans) <= set(texts) and "sentence-1" not in texts
+        note = " ".join(figure.get_supxlabel().split())
+        assert all(f"{name}: {span}" in note for name, span in spans.items())
+        dots = [line for line in figure.axes[0].lines if line.get_marker() == "."]
+        assert [len(line.get_xdata()) for line in dots] == [8, 8, 8]
+    texts = [text.get_text() for text in draw_forest(table).axes[0].texts]
+    assert set(conditions) <= set(texts), "without families all rows have whole names"
 
 
 def test_no_figure_reorders_the_conditions_of_a_run(frame):
     names = {"mful": "w/ Mful", "wo": "w/o", "random": "Random sentence", "mless": "w/ Mless"}
     frame = order_conditions(frame, *names)
     table = compare(frame)
-    for figure in (draw_accuracies(table, title=""), draw_forest(table)):
+    lengths = draw_completion_lengths(length_shares(frame))
+    for figure in (draw_accuracies(table, title=""), draw_forest(table), lengths):
         texts = [text.get_text() for text in figure.axes[0].texts]
         labels = dict.fromkeys(text for text in texts if text in names.values())
         assert list(labels) == [name for name in names.values() if name in labels]
-    (legend,) = draw_completion_lengths(length_shares(frame)).legends
-    assert [text.get_text() for text in legend.get_texts()] == list(names.values())
 
 
 def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
@@ -242,7 +289,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     image = Image.open(folder / "forest.png")
     receipt = json.loads(image.text["Description"])
     assert (receipt["figure"], receipt["baseline"], len(receipt["runs"])) == ("forest", "wo", 1)
-    assert image.width == 2100
+    assert image.width == 1380
     plot([str(GREEDY_RUN)], [Kind.ACCURACY], output=tmp_path / "again")
     for file in (tmp_path / "again").iterdir():
         assert file.read_bytes() == files[file.name], "the same numbers make the same files"

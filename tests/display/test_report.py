@@ -251,10 +251,24 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     assert f"Q4_1, raw (no-examples): {signed(-44.6)} [" in card
     noise = "w/ Mless and its baseline: 0 of 480 completions differ"
     assert f"A/A, SmolLM2-135M-Instruct, Q4_1, raw, {noise}" in card
-    (image,) = read_images(page)
+    image, *_ = read_images(page)
     texts = re.findall("<!-- (.*?) -->", image)
     assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")
-    assert {signed(6.7), "0.006", "[+2.4, +10.9]"} <= set(texts), "as in the table"
+    assert {signed(6.7), "better", "[+2.4, +10.9]"} <= set(texts), "as in the table"
+
+
+def test_the_page_contains_every_figure_of_the_runs_folder(tmp_path):
+    """Those of `mless plot` are drawn anew; one of `mless figure` is in the page as it is."""
+    run = shutil.copytree(GREEDY_RUN, tmp_path / "run")
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><text>heads</text></svg>'
+    (run / "figures").mkdir()
+    (run / "figures" / "flipped.svg").write_text(svg)
+    (run / "figures" / "dose.svg").write_text("of another baseline")
+    _, page = write_page(tmp_path, run)
+    _, *further, last = read_images(page)
+    assert last == svg and "flipped.svg" in page
+    axes = ["Accuracy (%)", "Length of a completion (tokens)"]
+    assert [name in image for name, image in zip(axes, further, strict=True)] == [True, True]
 
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):
@@ -403,7 +417,7 @@ def test_curves_are_those_of_the_traces(tmp_path):
                 expected = np.column_stack([curve.x, curve.mean])[is_drawn]
                 assert np.array_equal(points, expected)
     _, page = write_page(tmp_path, GREEDY_RUN, attention=[file])
-    assert "Selected on outcome" not in page and page.count("<img") == 2
+    assert "Selected on outcome" not in page and page.count("<img") == 4
     assert 'alt="Mean attention weight by token position' in page
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import pandas
 from matplotlib.figure import Figure
@@ -10,15 +9,19 @@ from matplotlib.figure import Figure
 from harness.analysis.result_tables import Leaderboard, join_conditions
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import Kind
+from harness.display.figures.figure_row import name_families
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
 from harness.display.figures.interval_rows import (
     draw_accuracies,
     draw_causes,
+    draw_completion_lengths,
     draw_forest,
     draw_instructions,
+    length_shares,
 )
-from harness.display.figures.lines import draw_completion_lengths, draw_dose, length_shares
+from harness.display.figures.lines import draw_dose
 from harness.errors import ComparisonError
+from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 
@@ -54,17 +57,23 @@ def draw_figures(
 def _draw_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     datasets = dict.fromkeys(str(run.about.get("dataset_name") or "the problems") for run in runs)
     table = without_reference_conditions(board.comparison)
-    return draw_accuracies(table, title=f"Results on {', '.join(datasets)}"), table
+    title = f"Results on {', '.join(datasets)}"
+    return draw_accuracies(table, title=title, families=_name_families(runs)), table
 
 
-def _draw_differences(board: Leaderboard, _: Sequence[Run]) -> Drawing:
-    return draw_forest(board.comparison, pooled=board.side_tables["pooled"]), board.comparison
+def _draw_differences(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
+    table, pooled = board.comparison, board.side_tables["pooled"]
+    return draw_forest(table, pooled=pooled, families=_name_families(runs)), table
 
 
 def _draw_shares(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     frame = join(runs)
     shares = length_shares(frame[~frame["condition"].isin(board.reference_conditions)])
-    return draw_completion_lengths(shares), shares
+    return draw_completion_lengths(shares, _name_families(runs)), shares
+
+
+def _name_families(runs: Sequence[Run]) -> dict[str, str]:
+    return name_families(join_conditions(runs))
 
 
 def _draw_filler_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
@@ -77,11 +86,21 @@ def _draw_filler_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing | N
     return draw_dose(table, conditions), table
 
 
-def _draw_side_table(
-    key: str, draw: Callable[[pandas.DataFrame], Figure], board: Leaderboard, _: Sequence[Run]
-) -> Drawing | None:
-    table = board.side_tables[key]
-    return None if table.empty else (draw(table), table)
+def _draw_under_instructions(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
+    table = board.side_tables["instructions"]
+    instructions: dict[str, list[str]] = {}
+    for run in runs:
+        texts = [run.about.get("instruction") or "the config's"]
+        for condition in run.conditions.values():
+            if condition.kind == OTHER_INSTRUCTION and condition.instruction:
+                texts.append(condition.instruction)
+        instructions[run.about["model"]] = list(dict.fromkeys(texts))
+    return None if table.empty else (draw_instructions(table, instructions), table)
+
+
+def _draw_effects(board: Leaderboard, _: Sequence[Run]) -> Drawing | None:
+    table = board.side_tables["causes"]
+    return None if table.empty else (draw_causes(table), table)
 
 
 FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
@@ -89,8 +108,8 @@ FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
     Kind.FOREST: _draw_differences,
     Kind.COMPLETION_LENGTHS: _draw_shares,
     Kind.DOSE: _draw_filler_lengths,
-    Kind.INSTRUCTIONS: partial(_draw_side_table, "instructions", draw_instructions),
-    Kind.CAUSES: partial(_draw_side_table, "causes", draw_causes),
+    Kind.INSTRUCTIONS: _draw_under_instructions,
+    Kind.CAUSES: _draw_effects,
 }
 _ABSENCE = {
     Kind.DOSE: "no filler has two lengths",

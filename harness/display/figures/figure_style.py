@@ -8,21 +8,26 @@ from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from zlib import crc32
 
 import matplotlib
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.display.format_values import label, visible
+from harness.display.format_values import label, name_character, visible
 from harness.runs.stored_files import clear_messages
 
-INCHES, FONT = 7.0, 7.5
-"""The width of a figure, for a page of text, and the size of its font in points."""
-NAME_LETTERS = 17
-"""The most letters of a condition's label in a figure."""
+INCHES, FONT = 4.6, 7.5
+"""The width of a figure and the size of its font in points: readable at a width of 400 pixels."""
+WIDE = 7.0
+"""The width of a figure that has the layout of one of the study's, in inches."""
+NAME_LETTERS = 24
+"""The most letters in a line of a name."""
 LETTER = 0.54
 """The width of an average letter, in font sizes."""
+PANELS_ACROSS = 2
+"""Panels side by side in a figure of sweeps."""
 
 
 class Look(NamedTuple):
@@ -51,36 +56,45 @@ LOOKS = {
     "mless": Look("#0c7a66", "s", (0, (4, 1.2))),
     "mful": Look("#3d97dd", "^", (0, (1.2, 1))),
     "random": Look("#b87000", "v", (0, (5, 1, 1, 1))),
+    "mless-first": Look("#801500", "P", "-"),
+    "mful-first": Look("#aa00ff", "X", (0, (4, 1.2))),
+    "random-first": Look("#4c2245", "D", (0, (1.2, 1))),
+    "mless+gap": Look("#6b7399", "p", (0, (5, 1, 1, 1))),
 }
-"""Purple, teal, blue and brown. Colour-blind people can distinguish them, and their contrast to
-white is at least 3 to 1."""
+"""The study's conditions and those of `make demo`. Colour-blind people can distinguish the colours,
+and their contrast to white is at least 3 to 1."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
-_SPARE_COLOURS, _SPARE_MARKERS = ("#555555", "#8a8a1f", "#cc6677", "#888888"), "PXDph"
+_SPARE_COLOURS, _SPARE_MARKERS = ("#801500", "#aa00ff", "#4c2245", "#6b7399"), "hpDXP"
 
 
 def looks(conditions: Iterable[Any]) -> dict[str, Look]:
     """The look of each condition, in their order.
 
-    Conditions that the study does not name have spare looks in turn. Those of contrasts come last,
-    so that a figure with contrasts has the same looks as one without.
+    The colour of a condition that is not in LOOKS follows from its name alone, so it is the same
+    in every figure. Conditions of one colour have different markers and dashes.
     """
-    names = list(dict.fromkeys(map(str, conditions)))
-    new_names = [name for name in names if name not in LOOKS]
-    new_names.sort(key=lambda name: " - " in name)
     dashes = [look.dashes for look in LOOKS.values()]
-    # These are 20 looks before the first one is repeated.
-    spare = map(Look, cycle(_SPARE_COLOURS), cycle(_SPARE_MARKERS), cycle(dashes))
-    all_looks = {**LOOKS, **dict(zip(new_names, spare, strict=False))}
-    return {name: all_looks[name] for name in names}
+    # of each colour there are 20 looks before the first one is repeated
+    spare_looks = {
+        colour: map(Look, cycle([colour]), cycle(_SPARE_MARKERS), cycle(dashes[:4]))
+        for colour in _SPARE_COLOURS
+    }
+    chosen: dict[str, Look] = {}
+    for name in map(str, conditions):
+        if name not in chosen:
+            colour = _SPARE_COLOURS[crc32(name.encode()) % len(_SPARE_COLOURS)]
+            chosen[name] = LOOKS.get(name) or next(spare_looks[colour])
+    return chosen
 
 
-def short_label(condition: str) -> str:
-    """The label of a condition, without its middle if it is long."""
-    name = visible(label(condition), keep="")
-    if len(name) <= NAME_LETTERS:
-        return name
-    half = NAME_LETTERS // 2
-    return f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half:]}"
+def wrapped_label(condition: str) -> str:
+    """The label of a condition, or an instruction, in lines of NAME_LETTERS."""
+    return textwrap.fill(visible(label(condition), keep=""), NAME_LETTERS)
+
+
+def spell(text: str) -> str:
+    """A filler in a figure; one of blanks and line breaks only has the names of its characters."""
+    return visible(text, keep="") if text.strip() else " ".join(map(name_character, text))
 
 
 def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
@@ -108,39 +122,51 @@ def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
 
 @contextmanager
 def drawing(
-    height: float, note: str, *, managed: bool = True, legend: bool = True, title: str = ""
+    height: float,
+    note: str,
+    *,
+    width: float = INCHES,
+    managed: bool = True,
+    title: str = "",
 ) -> Iterator[Figure]:
     """A new figure to draw on. On leaving, the legend is added above and the note below.
 
     Args:
         height: The height in inches.
         note: The meaning of the marks.
+        width: The width in inches.
         managed: Whether matplotlib makes room for labels; False if the caller positions the axes.
-        legend: Whether one legend describes all axes. Without labels there is none.
         title: The title of the figure.
     """
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(INCHES, height), layout="constrained" if managed else None)
+        figure = Figure(figsize=(width, height), layout="constrained" if managed else None)
         yield figure
         handles = {}
         for axes in figure.axes:
             for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles[name] = handle
-        if handles and legend:
+        if handles:
+            # a line of 4 font sizes stands before each name
+            letters = max(map(len, handles)) + 4 / LETTER
+            columns = int(72 * width / (LETTER * FONT * letters))
             figure.legend(
-                handles.values(), handles, loc="outside upper center", ncols=4, title=title or None
+                handles.values(),
+                handles,
+                loc="outside upper center",
+                ncols=max(1, columns),
+                title=title or None,
             )
         elif title:
             figure.suptitle(title, fontsize=FONT)
         # matplotlib makes room below the axes for this label, as for no other text
-        figure.supxlabel(wrap(note), x=0.01, ha="left", fontsize=FONT - 1, color=MUTED)
+        figure.supxlabel(wrap(note, width), x=0.01, ha="left", fontsize=FONT - 1, color=MUTED)
 
 
 @contextmanager
 def panels(
     titles: Collection[str], note: str, height: float, **shared: Any
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A new figure of panels with light grid lines, three in a row.
+    """A new figure of panels with light grid lines, two in a row.
 
     Args:
         titles: The titles of the panels.
@@ -148,7 +174,7 @@ def panels(
         height: The height of a panel in inches.
         shared: Arguments of `Figure.subplots`.
     """
-    columns = min(len(titles), 3)
+    columns = min(len(titles), PANELS_ACROSS)
     rows = math.ceil(len(titles) / columns)
     with drawing(0.8 + height * rows, note) as figure:
         axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
@@ -170,9 +196,10 @@ def tidy(
     axes.spines[list(hidden)].set_visible(False)
 
 
-def wrap(note: str) -> str:
+def wrap(note: str, width: float = INCHES) -> str:
     """A note below a figure, in a smaller font, broken to the figure's width."""
-    return textwrap.fill(note, int(0.98 * 72 * INCHES / (LETTER * (FONT - 1))))
+    letters = int(0.98 * 72 * width / (LETTER * (FONT - 1)))
+    return textwrap.fill(note, letters, break_on_hyphens=False)
 
 
 def write_figure(

@@ -1,4 +1,4 @@
-"""Rows with intervals: accuracies, and differences from the baseline (the forest plot)."""
+"""Rows with intervals: accuracies, differences from the baseline (the forest plot), lengths."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -10,17 +10,17 @@ from matplotlib.figure import Figure
 
 from harness.constants import ALPHA, PASSED
 from harness.display.figures import figure_style
-from harness.display.figures.figure_rows import FigureRow, draw_rows
+from harness.display.figures.figure_row import FigureRow
+from harness.display.figures.figure_rows import draw_rows
 from harness.display.figures.figure_style import (
     MUTED,
     Look,
-    short_label,
     split_settings,
     without_reference_conditions,
+    wrapped_label,
 )
 from harness.display.format_values import (
     LEVEL,
-    NONE,
     interval,
     number,
     p_value,
@@ -33,7 +33,9 @@ _read_effect = itemgetter("difference", "low", "high")
 """The difference of a row and the ends of its interval."""
 
 
-def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
+def draw_accuracies(
+    table: pandas.DataFrame, *, title: str, families: Mapping[str, str] = {}
+) -> Figure:
     """A row for each model, layout and condition, in the table's order.
 
     The axis contains the intervals, not zero.
@@ -42,17 +44,21 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
         table: From `harness.analysis.compare` or `count_correct.accuracy_table`. Rows of reference
             conditions and contrasts are left out.
         title: The text above the figure.
+        families: The families of conditions, from `figure_row.name_families`.
     """
     table = figure_style.without_contrasts(without_reference_conditions(table))
     looks = figure_style.looks(table["condition"])
     rows = []
-    for setting, conditions in split_settings(table).items():
-        rows.append(FigureRow(f"{setting} (n = {conditions['problems'].iloc[0]})"))
-        for row in conditions.to_dict("records"):
+    for setting, accuracies in split_settings(table).items():
+        rows.append(FigureRow(f"{setting} (n = {accuracies['problems'].iloc[0]})"))
+        for row in accuracies.to_dict("records"):
+            name = row["condition"]
             value, low, high = row["accuracy"], row["accuracy_low"], row["accuracy_high"]
-            name = short_label(row["condition"])
             cells = {"%": number(value), "interval": interval(low, high)}
-            rows.append(FigureRow(name, cells, looks[row["condition"]], value, low, high))
+            family = families.get(name, "")
+            rows.append(
+                FigureRow(wrapped_label(name), cells, looks[name], value, low, high, family=family)
+            )
     note = (
         f"Lines: {LEVEL} score intervals of single accuracies. Their overlap does not show whether "
         "two conditions differ, because samples are paired by problem: see the forest plot."
@@ -62,19 +68,25 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
     return figure
 
 
-def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = None) -> Figure:
+def draw_forest(
+    table: pandas.DataFrame,
+    *,
+    pooled: pandas.DataFrame | None = None,
+    families: Mapping[str, str] = {},
+) -> Figure:
     """The difference of each repeat run (A/A) and of each condition, with the margin shaded.
 
     Args:
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
         pooled: From `pool_models.pool`: diamonds below, one for each contrast.
+        families: The families of conditions, from `figure_row.name_families`.
     """
     table = without_reference_conditions(table)
     looks = figure_style.looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
-    for setting, conditions in split_settings(table).items():
-        rows += _make_setting_rows(setting, conditions, looks)
+    for setting, contrasts in split_settings(table).items():
+        rows += _make_setting_rows(setting, contrasts, looks, families)
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} intervals, not adjusted. "
         "Filled: p < 0.05, adjusted (Holm). "
@@ -91,37 +103,35 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     figure, axes = draw_rows(rows, note=note)
     axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
-    names = " / ".join(map(short_label, baselines))
+    names = " / ".join(map(wrapped_label, baselines))
     _mark_zero(axes, f"Difference in accuracy from {names} (points)")
     return figure
 
 
-def draw_instructions(table: pandas.DataFrame) -> Figure:
+def draw_instructions(table: pandas.DataFrame, instructions: Mapping[str, Sequence[str]]) -> Figure:
     """Each contrast under each instruction, and below them the mean.
 
     Args:
         table: From `other_texts_and_instructions.instructions_table`.
+        instructions: The instructions of each model's run, that of the config first.
     """
     rows = []
     for setting, contrasts in split_settings(table).items():
         looks = figure_style.looks(contrasts["condition"])
         for row in contrasts.to_dict("records"):
-            name = short_label(row["condition"])
+            name = wrapped_label(row["condition"])
             rows.append(FigureRow(f"{setting}: {name} (n = {row['problems']})"))
             look = looks[row["condition"]]
-            # the config's instruction comes first; the others have the numbers of the config
-            config_effect, *effects = row["effects"]
-            rows.append(_make_difference_row("the config's", look, config_effect))
-            for index, effect in enumerate(effects, start=1):
-                rows.append(_make_difference_row(f"w{index:02}", look, effect))
+            for text, effect in zip(instructions[row["model"]], row["effects"], strict=True):
+                rows.append(_make_difference_row(wrapped_label(text), look, effect))
             outer = row["new_low"], row["new_high"]
             mean = _make_difference_row("mean", look, _read_effect(row), outer=outer)
             # the printed interval is the wider one, which holds for new instructions too
             cells = {**mean.cells, "interval": interval(*outer, sign=True)}
             rows.append(mean._replace(cells=cells))
     note = (
-        "Difference from the baseline under the same instruction. w01, w02, ...: the instructions "
-        f"of `across`. Lines: {LEVEL} intervals, not adjusted. Diamonds: the mean for these "
+        "Difference from the baseline under the same instruction. "
+        f"Lines: {LEVEL} intervals, not adjusted. Diamonds: the mean for these "
         "instructions and new problems; the line behind them, and the interval in numbers: for new "
         "instructions and new problems."
     )
@@ -142,7 +152,7 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     rows = []
     for filler in table["filler"].unique():
         effects = table[table["filler"] == filler]
-        name = short_label(filler)
+        name = wrapped_label(filler)
         rows.append(FigureRow(f"{name} (n = {effects['problems'].iloc[0]})"))
         for row in effects.to_dict("records"):
             name = row["condition"]
@@ -167,8 +177,62 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
     return figure
 
 
+def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The share of completions, in percent, that are no longer than each length that occurs.
+
+    Args:
+        frame: One row per sample, with completion_tokens and characters. Only the first replicate
+            counts. If the tokens of any completion are unknown, all lengths are in characters.
+
+    Returns:
+        Columns model, layout, condition, unit, length, samples, share.
+    """
+    first = frame[frame["replicate"] == 0]
+    unit, column = "tokens", "completion_tokens"
+    if first[column].isna().any():
+        unit = column = "characters"
+    keys = ["model", "layout", "condition"]
+    shares = first[keys].astype(str).assign(unit=unit, length=first[column].astype(int))
+    groups = shares.groupby(keys, sort=False)
+    shares["samples"] = groups["length"].transform("size")
+    # the empirical distribution function: equal lengths have the highest rank of all of them
+    shares["share"] = 100 * groups["length"].rank(method="max", pct=True)
+    shares = shares.assign(group=groups.ngroup()).sort_values(["group", "length"]).drop_duplicates()
+    return shares.drop(columns="group").reset_index(drop=True)
+
+
+def draw_completion_lengths(shares: pandas.DataFrame, families: Mapping[str, str] = {}) -> Figure:
+    """A row for each condition: the median, and the lengths of the middle 90 % of completions.
+
+    Args:
+        shares: From `length_shares`.
+        families: The families of conditions, from `figure_row.name_families`.
+    """
+    looks = figure_style.looks(shares["condition"])
+    rows = []
+    for setting, lengths in split_settings(shares).items():
+        rows.append(FigureRow(setting))
+        for name, share_rows in lengths.groupby("condition", sort=False):
+            condition = str(name)
+            low, median, high = (
+                share_rows["length"][share_rows["share"] >= share].iloc[0] for share in (5, 50, 95)
+            )
+            cells = {"median": f"{median:,}", "5 to 95 %": f"{low:,} to {high:,}"}
+            text = wrapped_label(condition)
+            look, family = looks[condition], families.get(condition, "")
+            rows.append(FigureRow(text, cells, look, median, low, high, family=family))
+    counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
+    note = f"{counts} completions per condition. Marks: medians. Lines: from 5 to 95 %."
+    figure, axes = draw_rows(rows, note=note)
+    axes.set_xlabel(f"Length of a completion ({shares['unit'].iloc[0]})")
+    return figure
+
+
 def _make_setting_rows(
-    setting: str, table: pandas.DataFrame, looks: Mapping[str, Look]
+    setting: str,
+    table: pandas.DataFrame,
+    looks: Mapping[str, Look],
+    families: Mapping[str, str],
 ) -> Iterator[FigureRow]:
     """The rows of one model and layout: its name, repeat runs, then contrasts."""
     # a setting has exactly one baseline
@@ -179,17 +243,18 @@ def _make_setting_rows(
         if not pandas.isna(row["aa_samples"]):
             # a repeat run has no interval, so its place is free
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
-        name = f"{short_label(row['condition'])} (A/A)"
+        name = f"{wrapped_label(row['condition'])} (A/A)"
         yield FigureRow(name, cells, looks[row["condition"]], row["aa_difference"], filled=False)
     for row in table[table["role"] != "baseline"].to_dict("records"):
         # without a verdict the role says why there is none
         verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
         yield _make_difference_row(
-            short_label(row["condition"]),
+            wrapped_label(row["condition"]),
             looks[row["condition"]],
             _read_effect(row),
-            {"adj. p": p_value(row["p_adjusted"]), "verdict": verdict},
+            {"verdict": verdict},
             filled=verdict in PASSED,
+            family=families.get(row["condition"], ""),
         )
 
 
@@ -203,10 +268,10 @@ def _make_pooled_rows(pooled: pandas.DataFrame, looks: Mapping[str, Look]) -> It
         yield FigureRow(name)
         for row in contrasts.to_dict("records"):
             yield _make_difference_row(
-                short_label(row["condition"]),
+                wrapped_label(row["condition"]),
                 looks[row["condition"]],
                 _read_effect(row),
-                {"adj. p": NONE, "verdict": "exploratory"},
+                {"verdict": "exploratory"},
                 outer=(row["new_low"], row["new_high"]),
             )
 

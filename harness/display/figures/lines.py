@@ -1,4 +1,4 @@
-"""Lines over x with bands or intervals: sweeps, completion lengths, the curves of the probe."""
+"""Lines over x with bands or intervals: sweeps, and the curves of the probe."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from harness.analysis.sweeps import SweptFiller, find_sweeps
 from harness.constants import PASSED
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT
-from harness.display.format_values import LEVEL, name_character, visible
+from harness.display.format_values import LEVEL
 from harness.experiment.conditions import Condition
 
 
@@ -53,10 +53,15 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
         conditions: The conditions of the configs, by name.
     """
     doses = find_sweeps(conditions)
-    looks = figure_style.looks(doses)
+    condition_looks = figure_style.looks(conditions)
+    looks = {}
+    for filler, lengths in doses.items():
+        # a filler looks like its first condition, that of the study if there is one
+        has_length = [name for length, name in lengths.items() if length]
+        looks[filler] = condition_looks[min(has_length, key=[*conditions].index)]
     names = _name_fillers(doses)
     settings = figure_style.split_settings(table)
-    baseline = figure_style.short_label(table["baseline"].iloc[0])
+    baseline = figure_style.wrapped_label(table["baseline"].iloc[0])
     step = 0.012 * max(max(lengths) for lengths in doses.values())
     note = (
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that would "
@@ -74,8 +79,8 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
                 points = points.dropna(subset="role")
                 shift = step * (index - (len(doses) - 1) / 2)
                 points["x"] += np.where(points["x"] > 0, shift, 0)
-                _draw_filler(axes, points, looks[str(filler)], names[filler])
-        for axes in grid[::3]:
+                _draw_filler(axes, points, looks[filler], names[filler])
+        for axes in grid[:: figure_style.PANELS_ACROSS]:
             axes.set_ylabel(f"Difference from {baseline} (points)")
     return figure
 
@@ -88,15 +93,8 @@ def _name_fillers(fillers: Iterable[SweptFiller]) -> dict[SweptFiller, str]:
         fields = [filler.filler]
         if differ:
             fields += [field for field in (filler.placement, filler.words) if field]
-        names[filler] = figure_style.short_label(", ".join(map(_spell, fields)))
+        names[filler] = figure_style.wrapped_label(", ".join(map(figure_style.spell, fields)))
     return names
-
-
-def _spell(text: str) -> str:
-    """A text in the legend; one of blanks and line breaks only has the names of its characters."""
-    if text.strip():
-        return visible(text, keep="")
-    return " ".join(map(name_character, text))
 
 
 def _draw_filler(axes: Axes, points: pandas.DataFrame, look: figure_style.Look, name: str) -> None:
@@ -115,72 +113,3 @@ def _draw_filler(axes: Axes, points: pandas.DataFrame, look: figure_style.Look, 
             markersize=0.6 * FONT,
         )
     axes.plot([], [], marker=look.marker, label=name, **line)
-
-
-def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The share of completions, in percent, that are no longer than each length that occurs.
-
-    Args:
-        frame: One row per sample, with completion_tokens and characters. Only the first replicate
-            counts. If the tokens of any completion are unknown, all lengths are in characters.
-
-    Returns:
-        Columns model, layout, condition, unit, length, samples, share.
-    """
-    first = frame[frame["replicate"] == 0]
-    unit, column = "tokens", "completion_tokens"
-    if first[column].isna().any():
-        unit = column = "characters"
-    keys = ["model", "layout", "condition"]
-    shares = first[keys].astype(str).assign(unit=unit, length=first[column].astype(int))
-    groups = shares.groupby(keys, sort=False)
-    shares["samples"] = groups["length"].transform("size")
-    # the empirical distribution function: equal lengths have the highest rank of all of them
-    shares["share"] = 100 * groups["length"].rank(method="max", pct=True)
-    shares = shares.assign(group=groups.ngroup()).sort_values(["group", "length"]).drop_duplicates()
-    return shares.drop(columns="group").reset_index(drop=True)
-
-
-def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
-    """A panel for each model and layout, a line for each condition, a mark at its median.
-
-    Args:
-        shares: From `length_shares`.
-    """
-    looks, settings = figure_style.looks(shares["condition"]), figure_style.split_settings(shares)
-    counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
-    note = (
-        f"{counts} completions per line; marks: medians, listed above in the order of the legend."
-    )
-    with figure_style.panels(settings, note, 1.9, sharex=True, sharey=True) as (figure, grid):
-        for axes, (setting, rows) in zip(grid, settings.items(), strict=True):
-            medians = []
-            for condition, look in looks.items():
-                points = rows[rows["condition"] == condition]
-                if points.empty:
-                    continue
-                median = int(points["length"][points["share"] >= 50].iloc[0])
-                medians.append(f"{median:,}")
-                axes.step(
-                    [points["length"].iloc[0], *points["length"]],
-                    [0, *points["share"]],
-                    where="post",
-                    color=look.colour,
-                    linestyle=look.dashes,
-                    linewidth=1.3,
-                    label=figure_style.short_label(condition),
-                )
-                axes.plot(
-                    median,
-                    50,
-                    look.marker,
-                    markersize=5,
-                    color=look.colour,
-                    markeredgecolor="white",
-                )
-            axes.set_title(f"{setting}\nmedian {' / '.join(medians)}")
-            axes.set_xlabel(f"Length of a completion ({shares['unit'].iloc[0]})")
-            axes.grid(axis="x", color=figure_style.GRID, linewidth=0.5)
-        grid[0].set_ylim(0, 101)
-        grid[0].set_ylabel("Completions up to this length (%)")
-    return figure

@@ -29,7 +29,7 @@ from harness.runs.attention_file import AttentionView
 LEVELS, MISSING = 254, 255
 """The byte of the weight 1, and that of a key which the query does not see."""
 
-PALETTE = tuple(look.colour for look in looks([*LOOKS, *"0123"]).values())
+PALETTE = tuple(look.colour for look in LOOKS.values())
 """The colours of conditions and the spare ones: `--s0`, `--s1` and so on in the style sheet."""
 
 PAGE_BYTES = 5_000_000

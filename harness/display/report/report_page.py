@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 from harness.analysis.compare_with_baseline import compare
 from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
+from harness.constants import Kind
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
-from harness.display.figures.interval_rows import draw_forest
+from harness.display.figures.figure_kinds import draw_figures
 from harness.display.format_table import Row, Table
 from harness.display.format_values import (
     define_flips,
@@ -44,10 +45,7 @@ from harness.runs.versions_and_hashes import receipt_line
 CARD_ROWS = 4
 """The most comparisons that the card lists."""
 
-FOREST = (
-    "Forest plot: each condition's difference from the baseline in points. "
-    "The table has its numbers."
-)
+FIGURE = "Figure: {kind}. The tables have its numbers."
 CURVES = (
     "Mean attention weight by token position: a panel for each head, a line for each condition."
 )
@@ -105,10 +103,11 @@ def _collect_facts(
     names = [row["condition"] for row in rows if row["baseline"] == board.baseline]
     conditions = describe_conditions(names)
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
-    forest = None
+    figures = {}
     if any(row["role"] != "baseline" for row in rows):
-        figure = draw_forest(board.comparison, pooled=board.side_tables["pooled"])
-        forest = _embed(figure, FOREST)
+        for kind, (figure, _) in draw_figures(board, runs, []):
+            figures[kind] = _embed(figure, FIGURE.format(kind=kind.replace("-", " ")))
+    forest = figures.pop(Kind.FOREST, None)
     curves = [
         {"name": file.name, "notes": file.notes, "figure": _embed(file.figure, CURVES)}
         for file in attention
@@ -117,6 +116,7 @@ def _collect_facts(
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
         "forest": forest,
+        "figures": [*figures.values(), *_read_figures(runs)],
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "further_tables": _make_further_tables(board, runs),
@@ -177,7 +177,20 @@ def _embed(figure: Figure, alternative: str) -> dict[str, str]:
     figure.supxlabel("")
     image = BytesIO()
     figure.savefig(image, format="svg", bbox_inches="tight", pad_inches=0.05)
-    source = f"data:image/svg+xml;base64,{base64.b64encode(image.getvalue()).decode()}"
+    return _as_image(image.getvalue(), alternative, caption)
+
+
+def _read_figures(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
+    """The figures that `mless figure` has written into the folders of the runs."""
+    for run in runs:
+        for path in sorted(Path(run.name).rglob("*.svg")):
+            # the others are drawn anew, with the options of the report
+            if path.stem not in list(Kind):
+                yield _as_image(path.read_bytes(), FIGURE.format(kind=path.stem), path.name)
+
+
+def _as_image(content: bytes, alternative: str, caption: str) -> dict[str, str]:
+    source = f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
     return {"source": source, "alternative": alternative, "caption": caption}
 
 
