@@ -18,8 +18,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from harness.analysis.compare_with_baseline import compare
-from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
@@ -40,7 +38,6 @@ from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
 from harness.errors import ConfigError, RunError, list_first
 from harness.runs.attention_file import AttentionFile
-from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 from harness.runs.stored_files import clear_messages, is_stored, write_whole
 from harness.runs.versions_and_hashes import receipt_line, software
@@ -134,7 +131,7 @@ def _collect_facts(
         "forest": forest,
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
-        "further_tables": _make_further_tables(board, runs),
+        "further_tables": [*show_side_tables(board).values(), *_split_comparison(board, runs)],
         "attention": curves,
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
@@ -181,29 +178,13 @@ def _fill_template(facts: Mapping[str, Any]) -> str:
     return page.encode("utf-8", "replace").decode()
 
 
-def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
-    """All side tables, and the comparison by level and by subject."""
-    tables = [*show_side_tables(board).values()]
-    # The verdicts too are over all instructions together.
-    frame = merge_instructions(join(runs), board.reference_conditions)
-    frame = frame[~frame["condition"].isin(board.reference_conditions)]
+def _split_comparison(board: Leaderboard, runs: Sequence[Run]) -> Iterator[Table]:
+    """The comparison by level and by subject, as `mless table --by` shows it."""
+    margin = float(board.comparison["margin"].iloc[0])
     for column in ("level", "subject"):
-        if frame[column].nunique() > 1:
-            # rows of a table have the order of the frame; the stable sort keeps that of the
-            # conditions
-            ordered = frame.sort_values(column, kind="stable", ignore_index=True)
-            margin = float(board.comparison["margin"].iloc[0])
-            split = replace(
-                board,
-                comparison=compare(ordered, baseline=board.baseline, margin=margin, by=[column]),
-                by=(column,),
-                # what was registered is about all problems
-                contrasts=None,
-                primary=None,
-                reference_conditions={},
-            )
-            tables.append(replace(show_comparison(split), title=f"By {column}"))
-    return tables
+        split = make_leaderboard(runs, baseline=board.baseline, margin=margin, by=[column])
+        if split.comparison[column].nunique() > 1:
+            yield replace(show_comparison(split), title=f"By {column}")
 
 
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
