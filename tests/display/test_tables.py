@@ -226,6 +226,7 @@ def test_splits_by_subject_and_level_have_rows_in_order():
 
 
 TWO_TABLES = {"form": "csv", "side_tables": ["audit", "mediators"]}
+SPLIT_REFERENCE = {"by": ["level"], "reference": "study-table-1"}
 
 
 @pytest.mark.parametrize(
@@ -235,6 +236,7 @@ TWO_TABLES = {"form": "csv", "side_tables": ["audit", "mediators"]}
         ({"baseline": "plain"}, ComparisonError, "'plain'"),
         ({"margin": 0}, ComparisonError, "margin: "),
         (TWO_TABLES, ConfigError, "CSV has one table"),
+        (SPLIT_REFERENCE, ConfigError, "all problems together: use it without --by"),
     ],
 )
 def test_wrong_options_are_refused(options, error, message):
