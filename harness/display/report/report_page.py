@@ -131,7 +131,7 @@ def _collect_facts(
         "forest": forest,
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
-        "further_tables": [*show_side_tables(board).values(), *_split_comparison(board, runs)],
+        "further_tables": _make_further_tables(board, runs),
         "attention": curves,
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
@@ -178,13 +178,15 @@ def _fill_template(facts: Mapping[str, Any]) -> str:
     return page.encode("utf-8", "replace").decode()
 
 
-def _split_comparison(board: Leaderboard, runs: Sequence[Run]) -> Iterator[Table]:
-    """The comparison by level and by subject, as `mless table --by` shows it."""
+def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
+    """All side tables, and the comparison by level and by subject."""
+    tables = [*show_side_tables(board).values()]
     margin = float(board.comparison["margin"].iloc[0])
     for column in ("level", "subject"):
         split = make_leaderboard(runs, baseline=board.baseline, margin=margin, by=[column])
         if split.comparison[column].nunique() > 1:
-            yield replace(show_comparison(split), title=f"By {column}")
+            tables.append(replace(show_comparison(split), title=f"By {column}"))
+    return tables
 
 
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
