@@ -80,8 +80,6 @@ def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
         ComparisonError: the sides are the same, or have other problems, numbers of samples or
             graders.
     """
-    import pandas
-
     sides = (old, new)
     _refuse_incomparable(old, new)
     model = " / ".join(dict.fromkeys(str(side.run.about["model"]) for side in sides))

@@ -17,7 +17,7 @@ from harness.analysis.count_correct import (
     measure_accuracy,
     refuse_unpaired,
 )
-from harness.analysis.paired_tests import count_flips, fewest_problems
+from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.pool_models import estimate_over_draws, to_points
 from harness.analysis.verdicts import explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, MARGIN
@@ -134,6 +134,11 @@ class Design:
             self.name_row(contrast): read_contrast(contrast) for contrast in self.contrasts or ()
         }
 
+    def pair_conditions(self, conditions: Iterable[str]) -> dict[str, tuple[str, str]]:
+        """All conditions with the baseline, and the contrasts, by the names of their rows."""
+        pairs = {condition: (condition, self.baseline) for condition in conditions}
+        return pairs | self.pair_contrasts()
+
     def describe_role(self, model: str, row_name: str) -> Row:
         """The columns role and primary of a difference."""
         unregistered = {(name, self.name_row(contrast)) for name, contrast in self.unregistered}
@@ -238,9 +243,8 @@ def measure_effects_by_draw(
 
 def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedCompletions) -> list[Row]:
     """The rows of one setting: all conditions, then contrasts with another baseline."""
-    pairs = {condition: (condition, design.baseline) for condition in arms}
     rows = []
-    for name, (condition, against) in (pairs | design.pair_contrasts()).items():
+    for name, (condition, against) in design.pair_conditions(arms).items():
         if condition not in arms or against not in arms:
             continue
         old, new = arms[against], arms[condition]
@@ -296,12 +300,23 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     }
 
 
-def _count_flips(old: Outcomes, new: Outcomes) -> list[float]:
-    """Problems from wrong to right, and from right to wrong: means over pairs with one prompt."""
-    most_samples = int(old.samples_by_prompt.max())
-    flips = count_flips(old.right_by_prompt, new.right_by_prompt, k=most_samples)
-    # sums over prompts, of which a problem has k / most_samples; here they become means
-    return [flip * most_samples / old.k for flip in flips]
+def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
+    """Numbers of problems that change from wrong to right, and from right to wrong.
+
+    With several samples per problem, both are means over the pairs of a sample before and a sample
+    after that have the same prompt. The first less the second is always the number of problems
+    times the difference in accuracy.
+
+    Source:
+        The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice
+        of samples.
+    """
+    samples = old.samples_by_prompt
+    right, right_before = new.right_by_prompt, old.right_by_prompt
+    pairs = old.k * int(samples.max())
+    gained = ((samples - right_before) * right).sum() / pairs
+    lost = (right_before * (samples - right)).sum() / pairs
+    return float(gained), float(lost)
 
 
 def _compare_replicates(

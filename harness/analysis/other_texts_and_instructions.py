@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 
 from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
-from harness.analysis.pool_models import pool_changes
+from harness.analysis.pool_models import pool_pairs
 from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS
 from harness.experiment.conditions import OTHER_INSTRUCTION, Condition, ReferenceConditions
 
@@ -88,7 +88,7 @@ def text_table(
                 accuracies = [100 * float((text.right / text.samples).mean()) for text in prompts]
                 row = {**dict(setting), "condition": name, "kind": kind, "texts": len(prompts)}
                 row |= {"least": min(accuracies), "most": max(accuracies)}
-                rows.append(row | _pool_prompts([(text, arms[name][0]) for text in prompts]))
+                rows.append(row | pool_pairs([(text, arms[name][0]) for text in prompts]))
     return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
 
 
@@ -165,7 +165,7 @@ def _pair_by_instruction(
 
 def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
     """The columns of a contrast."""
-    effects = [pool_changes([(new.right - old.right, old.k)], old.clusters) for old, new in pairs]
+    effects = [pool_pairs([pair]) for pair in pairs]
     significant = [effect["difference"] for effect in effects if effect["p"] < ALPHA]
     differences_by_prompt: list[float] = []
     for old, new in pairs:
@@ -173,7 +173,7 @@ def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
         differences_by_prompt += (100 * (changes / old.samples_by_prompt.sum(axis=1))).tolist()
     return {
         "instructions": len(pairs),
-        **_pool_prompts(pairs),
+        **pool_pairs(pairs),
         "least": min(differences_by_prompt),
         "most": max(differences_by_prompt),
         "better": sum(difference > 0 for difference in significant),
@@ -185,9 +185,3 @@ def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
 def _locate_filler(condition: Condition) -> tuple[Any, ...]:
     """What a condition and the texts that it is compared with must share."""
     return condition.filler_tokens, condition.placement, condition.words
-
-
-def _pool_prompts(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
-    """The mean difference over pairs of outcomes (before, after), also for new prompts."""
-    clusters = pairs[0][0].clusters
-    return pool_changes([(new.right - old.right, old.k) for old, new in pairs], clusters)

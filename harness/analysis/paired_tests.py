@@ -48,27 +48,6 @@ def linearise_clusters(values: Floats, clusters: Integers) -> Floats:
     return weights * means + (1 - weights) * float(values.mean())
 
 
-def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> tuple[float, float]:
-    """Numbers of problems that change from wrong to right, and from right to wrong.
-
-    With several samples per problem, both are averages over the k * k pairs of a sample before and
-    a sample after. The first less the second is always the number of problems times the difference
-    in accuracy.
-
-    Args:
-        before: [problem] Right samples under the baseline.
-        after: [problem] Right samples under the condition.
-        k: Samples a problem under either.
-
-    Source:
-        The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice
-        of samples.
-    """
-    old = np.asarray(before) / k
-    new = np.asarray(after) / k
-    return float(((1 - old) * new).sum()), float((old * (1 - new)).sum())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
     """The mean difference between two conditions, its sign-flip test, and the inverted test.

@@ -12,7 +12,7 @@ The second analysis is also made over texts, instructions and draws of examples.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pandas
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.count_correct import Arms, Outcomes, Row, group_by_setting
+from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
 from harness.analysis.paired_tests import Floats, Integers, PairedDifference, estimate_difference
 from harness.constants import ALPHA, FEWEST_MODELS
 
@@ -52,15 +52,15 @@ POOLED_COLUMNS = {
 
 
 def pool(
-    outcomes: Iterable[Outcomes], contrasts: Mapping[str, tuple[str, str]]
+    settings: Mapping[Setting, Arms], contrasts: Mapping[str, tuple[str, str]]
 ) -> pandas.DataFrame:
     """The pooled effect of each contrast that two models or more have, by layout.
 
     It has no verdict, because whoever picks models after the results can obtain any effect.
 
     Args:
-        outcomes: Of all models, from `count_correct.count_outcomes`, split by model and layout
-            alone.
+        settings: From `count_correct.group_by_setting`, split by model and layout alone. All
+            models have the same problems.
         contrasts: The condition and what it is compared with, by their entry in the column
             `condition`.
 
@@ -68,7 +68,7 @@ def pool(
         A frame with the columns of `POOLED_COLUMNS`.
     """
     layouts: dict[str, list[Arms]] = {}
-    for (_, (_, layout)), arms in group_by_setting(outcomes).items():
+    for (_, (_, layout)), arms in settings.items():
         layouts.setdefault(str(layout), []).append(arms)
     rows = []
     for (layout, models), (name, (condition, baseline)) in product(
@@ -79,39 +79,17 @@ def pool(
             for arms in models
             if {condition, baseline} <= arms.keys()
         ]
-        effect = _pool_pairs(pairs)
-        if effect:
-            rows.append({"layout": layout, "condition": name, "baseline": baseline, **effect})
+        if len(pairs) > 1:
+            row = {"layout": layout, "condition": name, "baseline": baseline}
+            rows.append(row | pool_pairs(pairs))
     table = pandas.DataFrame(rows, columns=list(POOLED_COLUMNS))
     return table.astype({"models": "Int64", "problems": "Int64"})
 
 
-def _pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
-    """The pooled effect of one contrast over the problems that all its models have.
-
-    Args:
-        pairs: For each model the outcomes of the baseline and of the condition.
-
-    Returns:
-        As `pool_changes`; empty if models or shared problems are too few, or a pair is not
-        comparable.
-    """
-    is_paired = all(
-        old.k == new.k and np.array_equal(old.problem_ids, new.problem_ids) for old, new in pairs
-    )
-    if len(pairs) < 2 or not is_paired:  # `compare` refuses pairs with different problems
-        return {}
-    shared = set.intersection(*(set(old.problem_ids) for old, _ in pairs))
-    if not shared:
-        return {}
-    # sets, because numpy compares each id with all others
-    masks = [[problem_id in shared for problem_id in old.problem_ids] for old, _ in pairs]
-    changes = [
-        ((new.right - old.right)[mask], old.k)
-        for (old, new), mask in zip(pairs, masks, strict=True)
-    ]
-    clusters = pairs[0][0].clusters[masks[0]]
-    return pool_changes(changes, pandas.factorize(clusters)[0])
+def pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
+    """As `pool_changes`, from the outcomes of the baseline and of the condition of each model."""
+    changes = [(new.right - old.right, old.k) for old, new in pairs]
+    return pool_changes(changes, pairs[0][0].clusters)
 
 
 def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> Row:
@@ -126,12 +104,12 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
     k = math.lcm(*(samples for _, samples in changes))
     scaled = np.array([change * (k // samples) for change, samples in changes])
     clusters = np.arange(scaled.shape[1]) if clusters is None else clusters
-    pooled = estimate_difference(scaled.sum(axis=0), k * len(changes), clusters=clusters)
-    row = {"models": len(changes), "problems": len(clusters), "p": pooled.p, **to_points(pooled)}
-    if len(changes) >= FEWEST_MODELS:
-        crossed = estimate_crossed(scaled, np.full_like(scaled, k), clusters)
-        row |= to_points(crossed, ("difference", "new_low", "new_high")) | {"new_p": crossed.p}
-    return row
+    effect = estimate_over_draws(scaled, np.full_like(scaled, k), clusters)
+    row: Row = {"models": len(changes), "problems": len(clusters)}
+    if isinstance(effect, CrossedDifference):
+        row |= to_points(effect, ("difference", "new_low", "new_high")) | {"new_p": effect.p}
+        effect = effect.fixed
+    return row | {"p": effect.p} | to_points(effect)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

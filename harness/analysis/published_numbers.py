@@ -111,8 +111,8 @@ def reference_table(
     """
     keys = ["model", "layout", "condition"]
     audited = audit[[*keys, "authors_rule"]].astype(dict.fromkeys(keys, object))
-    ours = comparison.merge(audited, on=keys)
-    ours["name"] = ours.pop("model").map(_normalise)
+    measured = comparison.merge(audited, on=keys)
+    measured["name"] = measured.pop("model").map(_normalise)
     rows = []
     for entry in reference.accuracies:
         baseline_accuracy = entry.conditions.get(baseline, math.nan)
@@ -124,13 +124,13 @@ def reference_table(
             }
             row |= {"reference": accuracy, "reference_difference": accuracy - baseline_accuracy}
             rows.append(row)
-    theirs = pandas.DataFrame(rows)
+    published = pandas.DataFrame(rows)
     # the baseline has no difference from itself
-    theirs.loc[theirs["condition"] == baseline, "reference_difference"] = math.nan
-    was_run = theirs["name"].isin(ours["name"])
+    published.loc[published["condition"] == baseline, "reference_difference"] = math.nan
+    was_run = published["name"].isin(measured["name"])
     if was_run.any():
-        theirs = theirs[was_run]
-    return theirs.merge(ours, on=["name", "condition"], how="left")[list(REFERENCE_COLUMNS)]
+        published = published[was_run]
+    return published.merge(measured, on=["name", "condition"], how="left")[list(REFERENCE_COLUMNS)]
 
 
 def setup_differences(
@@ -153,15 +153,15 @@ def setup_differences(
     datasets = [receipt.get("dataset_name") for receipt in receipts]
     samplings = [describe_sampling(receipt) for receipt in receipts]
     graders = [receipt.get("metric") for receipt in receipts]
-    for topic, theirs, ours, default in (
+    for topic, published, of_runs, default in (
         ("Dataset", reference.dataset, datasets, "not named in the logs"),
         ("Sampling", setup.sampling, samplings, "not known"),
         ("Prompt", setup.layout, layouts, "not known"),
         ("Grader", setup.grader, graders, "compares the last box as mathematics"),
     ):
-        values = list(dict.fromkeys(value or default for value in ours))
-        if values != [theirs]:
-            sentences.append(f"{topic}: {theirs} (published), {', '.join(values)} (run).")
+        values = list(dict.fromkeys(value or default for value in of_runs))
+        if values != [published]:
+            sentences.append(f"{topic}: {published} (published), {', '.join(values)} (run).")
     return sentences
 
 

@@ -203,10 +203,10 @@ def _make_side_tables(
     pairs = _pair_conditions(outcomes, design)
     references = design.reference_conditions
     return {
-        "pooled": pool(outcomes, pairs),
+        "pooled": pool(settings, pairs),
         "instructions": instructions_table(settings_by_instruction, pairs, references),
         "texts": text_table(settings, conditions),
-        "sweeps": sweep_table(outcomes, conditions, baseline=design.baseline),
+        "sweeps": sweep_table(settings, conditions, baseline=design.baseline),
         "causes": causes_table(settings, conditions),
         "mediators": mediator_table(merged, by=design.by),
         "audit": audit_table(merged, baseline=design.baseline, by=design.by),
@@ -224,16 +224,10 @@ def _measure_draws(outcomes: Sequence[Outcomes], design: Design) -> list[Mapping
 
 
 def _pair_conditions(outcomes: Sequence[Outcomes], design: Design) -> dict[str, tuple[str, str]]:
-    """All conditions with the baseline, and the contrasts that have another baseline, by name."""
-    names = dict.fromkeys(arm.condition for arm in outcomes)
-    pairs = {
-        name: (name, design.baseline)
-        for name in names
-        if name not in (design.baseline, *design.reference_conditions)
-    }
-    for contrast in design.contrasts or ():
-        if read_contrast(contrast)[1] != design.baseline:
-            pairs[contrast] = read_contrast(contrast)
+    """As `Design.pair_conditions`, without the baseline and the reference conditions."""
+    pairs = design.pair_conditions(arm.condition for arm in outcomes)
+    for name in (design.baseline, *design.reference_conditions):
+        pairs.pop(name, None)
     return pairs
 
 

@@ -6,13 +6,13 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pandas
 
-from harness.analysis.count_correct import Arms, Outcomes, Row, group_by_setting
+from harness.analysis.count_correct import Arms, Row, Setting
 from harness.analysis.paired_tests import Integers, holm
 from harness.analysis.pool_models import Difference, estimate_over_draws, to_points
 from harness.experiment.conditions import Condition
@@ -42,18 +42,18 @@ SWEEP_COLUMNS = {
 
 
 def sweep_table(
-    outcomes: Iterable[Outcomes], conditions: Mapping[str, Condition], *, baseline: str
+    settings: Mapping[Setting, Arms], conditions: Mapping[str, Condition], *, baseline: str
 ) -> pandas.DataFrame:
     """A row for each filler, placement and other text with three lengths or more.
 
     Args:
-        outcomes: From `count_correct.count_outcomes`, split by model and layout alone.
+        settings: From `count_correct.group_by_setting`, split by model and layout alone.
         conditions: The conditions of the config, by name.
         baseline: The condition that all lengths are compared with.
     """
     fillers = group_lengths(conditions)
     rows: list[Row] = []
-    for setting, arms in group_by_setting(outcomes).items():
+    for setting, arms in settings.items():
         for filler, condition_by_length in fillers.items():
             by_length = {
                 length: name

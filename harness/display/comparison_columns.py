@@ -30,10 +30,11 @@ def word(name: str) -> Column:
     """
     if name == "condition":
         return Column("condition primary", name, _mark_primary, numeric=False)
-    return Column(name, name, _show_word, numeric=False)
+    return Column(name, name, show_word, numeric=False)
 
 
-def _show_word(value: Any) -> str:
+def show_word(value: Any) -> str:
+    """A word, or the sign of a missing value."""
     return NONE if value is None else str(value)
 
 
@@ -55,7 +56,7 @@ DIFFERENCE = Column(
     "compared with {baseline}, in points, paired by problem; the interval is not adjusted for "
     "several tests",
 )
-P = Column("p_adjusted", "p adj.", p_value, "sign-flip test, adjusted by Holm over {family}")
+P = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")
 ANSWERS = Column(
     "answered_difference answered_low answered_high",
     f"answered [{LEVEL}]",

@@ -87,13 +87,6 @@ def explain_comparison(
 
 def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) -> dict[str, Any]:
     """The facts for the legends of the adjusted p and the verdict."""
-    tests = f"{len(judged)} {plural('test', len(judged))}"
-    names = ", ".join(dict.fromkeys(label(row["condition"]) for row in judged))
-    if board.contrasts is not None:
-        family = f"the {tests} named before the run ({names})"
-    else:
-        article = "the" if len(judged) == 1 else "all"
-        family = f"{article} {tests} of this table, not named before the run"
     # The instruction with the number 0 is the run's own.
     instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
     prompts = "this prompt"
@@ -102,11 +95,29 @@ def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) ->
     margin = judged[0]["margin"]
     unit = "clusters" if board.clusters else "problems"
     return {
-        "family": family,
+        "adjustment": _describe_adjustment(board, judged),
         "prompts": prompts + examples,
         "margin": margin,
         "fewest": f"{fewest_problems(margin / 100)} {unit}",
     }
+
+
+def _describe_adjustment(board: Leaderboard, judged: Sequence[Row]) -> str:
+    """How p is adjusted for several tests. The primary contrast is in no family of Holm."""
+    family = [row for row in judged if not row["primary"]]
+    if not family:
+        return " of the primary contrast alone"
+    tests = f"{len(family)} {plural('test', len(family))}"
+    if board.contrasts is None:
+        article = "the" if len(family) == 1 else "all"
+        return f", adjusted by Holm over {article} {tests} of this table, not named before the run"
+    names = ", ".join(dict.fromkeys(label(row["condition"]) for row in family))
+    registered = "named before the run"
+    if board.primary:
+        registered += " besides the primary contrast"
+        if has_several_settings(judged):
+            tests = "tests of each model and layout"
+    return f", adjusted by Holm over the {tests} {registered} ({names})"
 
 
 def _warn_of_looks(board: Leaderboard) -> Iterator[str]:

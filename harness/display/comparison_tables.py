@@ -105,23 +105,23 @@ def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
     """The title, which names what all rows share, and the columns of words in which they differ."""
     clusters = 0 if board.by else board.clusters
     names = ("model", "layout", *board.by, "condition", "problems", "repeats")
-    title, differing = describe_shared_values(records(board.comparison), names, clusters)
-    return title or "Differences from the baseline", [*map(word, differing)]
+    texts, columns = describe_words(records(board.comparison), names, clusters)
+    return ", ".join(texts) or "Differences from the baseline", columns
 
 
-def describe_shared_values(
+def describe_words(
     rows: Sequence[Row], names: Sequence[str], clusters: int = 0
-) -> tuple[str, list[str]]:
-    """The values that all rows share, as text, and the names of the columns in which rows differ.
+) -> tuple[list[str], list[Column]]:
+    """The values that all rows share, as texts, and the columns of words in which rows differ.
 
     Columns of conditions, fillers and splits count as differing, as they usually have several
     values.
     """
-    texts, differing = [], []
+    texts, columns = [], []
     for name in names:
         values = {row[name] for row in rows} - {None}
         if name not in _TITLE_NOUNS or len(values) > 1:
-            differing.append(name)
+            columns.append(word(name))
         elif values:
             (value,) = values
             noun = _TITLE_NOUNS[name]
@@ -131,7 +131,7 @@ def describe_shared_values(
             elif name == "repeats":
                 text += " each"
             texts.append(text)
-    return ", ".join(texts), differing
+    return texts, columns
 
 
 def _fill_legends(columns: Sequence[Column], facts: Mapping[str, Any]) -> Iterator[Column]:

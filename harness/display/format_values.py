@@ -107,9 +107,7 @@ def p_value(value: Any) -> str:
     return repr(value)
 
 
-def verdict(
-    word: Any, role: Any, within_margin: Any = False, margin: Any = None, by_format: Any = False
-) -> str:
+def verdict(word: Any, role: Any, within_margin: Any, margin: Any, by_format: Any) -> str:
     """The verdict.
 
     A significant difference has a remark if it may be due to the format of answers alone, or if it

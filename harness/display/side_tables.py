@@ -20,8 +20,8 @@ from harness.analysis import (
     sweeps,
 )
 from harness.analysis.result_tables import Leaderboard, records
-from harness.display.comparison_columns import UNGRADED_ENDINGS, word
-from harness.display.comparison_tables import describe_shared_values, rows_of_conditions
+from harness.display.comparison_columns import ACCURACY, UNGRADED_ENDINGS, show_word
+from harness.display.comparison_tables import describe_words, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
     LEVEL,
@@ -70,14 +70,6 @@ def _show_lengths(lengths: Any) -> str:
 def _show_grader(accuracy: Any, change: Any) -> str:
     text = number(accuracy)
     return text if change is None else f"{text} {signed(change)}"
-
-
-def _show_accuracy(value: Any, low: Any, high: Any) -> str:
-    return "not run" if value is None else f"{number(value)} {interval(low, high)}"
-
-
-def _show_layers(layers: Any) -> str:
-    return layers or NONE
 
 
 def _show_validity(is_valid: Any) -> str:
@@ -166,7 +158,7 @@ SIDE_TABLES = (
         meanings=intervention_effects.CAUSE_COLUMNS,
         words=("model", "layout", "filler", "condition", "problems"),
         columns=(
-            Column("layers", "layers", _show_layers),
+            Column("layers", "layers", show_word),
             Column("valid_attention", "weights add up to 1", _show_validity),
             Column("difference low high", f"minus the gap [{LEVEL}]", difference),
             Column("p_adjusted", "p adj.", p_value),
@@ -209,7 +201,7 @@ SIDE_TABLES = (
     ),
 )
 PUBLISHED_COLUMNS = (
-    Column("accuracy accuracy_low accuracy_high", f"run % [{LEVEL}]", _show_accuracy),
+    replace(ACCURACY, heading="run %"),
     Column("authors_rule", "authors'", number),
     Column("reference", "published", number),
     Column("difference low high", "difference", difference),
@@ -226,7 +218,9 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
         if rows:
             # A board that is split has only side tables whose first two words are model and layout.
             words = [*side.words[:2], *board.by, *side.words[2:]]
-            title, word_columns = _describe_words(side.heading, words, rows)
+            shared_values, word_columns = describe_words(rows, words)
+            shared = "".join(f", {value}" for value in shared_values)
+            title = side.heading.replace("{shared}", shared)
             columns = [*word_columns, *_filled_columns(side, rows)]
             tables[side.key] = Table(title, rows, columns, side.remarks)
     return tables
@@ -254,21 +248,11 @@ def show_reference(
         differences: The differences between their set-up and ours, as remarks.
     """
     rows = records(table)
-    heading = f"Reference: {published.source}{{shared}}"
-    title, word_columns = _describe_words(heading, ("model", "layout", "condition"), rows)
+    shared_values, word_columns = describe_words(rows, ("model", "layout", "condition"))
+    title = ", ".join([f"Reference: {published.source}", *shared_values])
     samples = published.setup.samples
     remark = f"published: means of {samples} {plural('sample', samples)} per problem"
     if not published.exact:
         remark += f", read from a figure with an error of up to {published.uncertainty:g} points"
     remarks = [f"{remark}.", *differences]
     return Table(title, rows, [*word_columns, *PUBLISHED_COLUMNS], remarks)
-
-
-def _describe_words(
-    heading: str, words: Sequence[str], rows: Sequence[Row]
-) -> tuple[str, list[Column]]:
-    """The title, which names what all rows share, and the columns of words in which they differ."""
-    shared, differing = describe_shared_values(rows, words)
-    if shared:
-        shared = f", {shared}"
-    return heading.replace("{shared}", shared), [*map(word, differing)]

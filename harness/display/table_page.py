@@ -1,7 +1,7 @@
 """The page of `mless table`: from the names of one run or several to text, CSV or JSON."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas
@@ -72,7 +72,7 @@ class _Page:
     board: Leaderboard
     tables: list[Table]
     frame: pandas.DataFrame
-    reference: dict[str, Any] = field(default_factory=dict)
+    reference: Mapping[str, Any] | None = None
 
 
 def make_table(runs: Sequence[str], options: TableOptions) -> str:

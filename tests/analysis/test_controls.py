@@ -8,7 +8,7 @@ from harness.analysis import compare
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
-from harness.display.report.report_page import make_card
+from harness.display.report.report_page import _make_further_tables, make_card
 from harness.runs.read_runs import Run
 from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run
 
@@ -111,6 +111,15 @@ def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
 def test_without_an_effect_of_the_positive_control_nothing_is_measured(control, verdict):
     verdicts = {"wo": HALF_RIGHT, "mless": HALF_RIGHT, "control": control}
     assert compare_verdicts(verdicts, reference_conditions=CONTROL)["verdict"] == verdict
+
+
+def test_the_report_splits_verdicts_as_the_table_does_also_by_the_positive_control():
+    verdicts = {"wo": HALF_RIGHT, "mless": HALF_RIGHT, "control": HALF_RIGHT}
+    runs = [evaluation(verdicts, reference_conditions=CONTROL)]
+    tables = _make_further_tables(make_leaderboard(runs), runs)
+    (by_level,) = [table for table in tables if table.title == "By level"]
+    assert by_level.cells == show_comparison(make_leaderboard(runs, by=["level"])).cells
+    assert str(by_level.cells).count("text='unmeasured'") == 5
 
 
 def test_a_gain_only_of_fewer_truncated_samples_is_called_format():

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
 from harness.analysis import estimate_difference
-from harness.analysis.count_correct import count_outcomes
+from harness.analysis.count_correct import count_outcomes, group_by_setting
 from harness.analysis.pool_models import (
     POOLED_COLUMNS,
     crossed_error,
@@ -194,7 +194,8 @@ def test_the_table_has_a_row_for_each_filler_and_placement(lengths):
         for name in lengths
     }
     frame = evaluation(verdicts).samples
-    table = sweep_table(count_outcomes(frame), lengths, baseline="wo")
+    settings = group_by_setting(count_outcomes(frame))
+    table = sweep_table(settings, lengths, baseline="wo")
     assert list(table.columns) == list(SWEEP_COLUMNS)
     (row,) = table.to_dict("records")  # two lengths are no sweep
     names = ("filler", "placement", "lengths", "problems", "best")
@@ -207,5 +208,5 @@ def test_the_table_has_a_row_for_each_filler_and_placement(lengths):
     assert extremes == pytest.approx(accuracy["s40"] - accuracy["s10"])
     assert row["longest_low"] < extremes < row["longest_high"]
     json.dumps(row)
-    assert sweep_table([], lengths, baseline="wo").empty
-    assert sweep_table(count_outcomes(frame), lengths, baseline="s40").empty, "a length itself"
+    assert sweep_table({}, lengths, baseline="wo").empty
+    assert sweep_table(settings, lengths, baseline="s40").empty, "a length itself"

@@ -105,6 +105,3 @@ def test_a_reference_that_cannot_be_read_is_refused(tmp_path):
     for name in ("table-9", str(tmp_path)):
         with pytest.raises(ConfigError, match=f"Reference '{name}': .* one of seed-bar-chart, st"):
             read_reference(name)
-    message = "--reference has numbers for all problems together: use it without --by"
-    with pytest.raises(ConfigError, match=message):
-        table_page(GREEDY_RUN, by=["level"], reference="study-table-1")

@@ -234,14 +234,6 @@ def test_the_problems_of_a_flip_are_those_of_the_frame(demo, flip, condition):
     assert sum(outcomes.values()) == 500
 
 
-def test_too_few_matches_name_the_count_of_each_outcome(demo):
-    message = r"expected 9 problems wrong to right, got 1: .*both right \d+.*\."
-    with pytest.raises(ConfigError, match=message):
-        select(demo, Criterion(flip="wrong_to_right", n=9))
-    with pytest.raises(ConfigError, match=r"expected 200 problems in the selection, got 25: "):
-        select(demo, Criterion(subject="Algebra", level=5, n=200))
-
-
 def test_problems_are_selected_by_subject_level_and_id(demo):
     selected = select(demo, Criterion(subject="Algebra", level=5))
     assert {(p.subject, p.level) for p in selected} == {("Algebra", 5)} and len(selected) == 25
@@ -339,6 +331,14 @@ def test_too_few_controls_are_refused():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        (
+            {"flip": "wrong_to_right", "n": 9},
+            r"expected 9 problems wrong to right, got 1: .*both right \d+.*\.",
+        ),
+        (
+            {"subject": "Algebra", "level": 5, "n": 200},
+            "expected 200 problems in the selection, got 25: ",
+        ),
         ({"flip": "both_right", "controls": True}, "got the flip both_right"),
         ({"controls": True}, "got the flip None"),
         ({"flip": "both_right", "condition": "wo"}, "got 'wo' twice"),
@@ -349,7 +349,7 @@ def test_too_few_controls_are_refused():
         ({"baseline": "dots"}, "no condition 'dots': expected one of wo, mless"),
     ],
 )
-def test_criteria_that_cannot_be_met_name_the_choices(demo, values, message):
+def test_criteria_that_cannot_be_met_name_the_choices_or_the_counts(demo, values, message):
     with pytest.raises(ConfigError, match=message):
         select(demo, Criterion(**values))
 

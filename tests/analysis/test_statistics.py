@@ -148,6 +148,12 @@ def test_equivalence_needs_enough_problems_to_see_a_rare_effect_of_the_size_of_t
         assert (-0.01 < low and high < 0.01) == (n == 299), "as the interval says"
 
 
+def outcome_chance(gained, lost, n, *, discordance, effect):
+    """The chance of these numbers of gains and losses among n problems."""
+    chances = [(discordance + effect) / 2, (discordance - effect) / 2, 1 - discordance]
+    return stats.multinomial.pmf([gained, lost, n - gained - lost], n, chances)
+
+
 @pytest.mark.parametrize(
     ("discordance", "effect", "level"),
     [(0.005, 0.005, 0.95), (0.02, 0.0178, 0.95), (0.01, 0.01, 0.9), (0.015, 0.01, 0.9)],
@@ -158,13 +164,11 @@ def test_intervals_of_few_changes_cover_and_rarely_call_the_margin_equivalent(
     """Over every number of gains and losses of 300 problems."""
     n, margin = 300, 0.01
     covered = equivalent = 0.0
-    chances = [(discordance + effect) / 2, (discordance - effect) / 2, 1 - discordance]
     for gained, lost in itertools.product(range(21), range(8)):
-        chance = stats.multinomial.pmf([gained, lost, n - gained - lost], n, chances)
+        chance = outcome_chance(gained, lost, n, discordance=discordance, effect=effect)
         if chance > 1e-4:
-            low, high = estimate_difference(paired(gained, lost, n - gained - lost), 1).interval(
-                level
-            )
+            changes = paired(gained, lost, n - gained - lost)
+            low, high = estimate_difference(changes, 1).interval(level)
             covered += chance * (low <= effect <= high)
             equivalent += chance * (-margin < low and high < margin)
     assert covered > level - 0.015
@@ -201,12 +205,11 @@ def test_holm_does_not_depend_on_the_order():
 
 def test_power_of_single_samples_is_near_the_sum_over_all_outcomes():
     n, discordance, effect = 100, 0.3, 0.15
-    chances = [(discordance + effect) / 2, (discordance - effect) / 2, 1 - discordance]
     exact = 0
     for gained in range(1, n + 1):
         for lost in range(min(gained, n - gained) + 1):
             if stats.binomtest(gained, gained + lost).pvalue < 0.05:
-                exact += stats.multinomial.pmf([gained, lost, n - gained - lost], n, chances)
+                exact += outcome_chance(gained, lost, n, discordance=discordance, effect=effect)
     power = detection_power(effect, n=n, discordance=discordance)
     assert power == pytest.approx(exact, abs=0.03)
     assert power == detection_power(-effect, n=n, discordance=discordance)

@@ -112,8 +112,14 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
         strong = [column for column, cell in row.items() if cell.strong]
         assert strong == (["verdict"] if name in ("w/ Mless *", "Random sentence") else [])
     notes = " ".join(show_comparison(board).notes)
-    contrasts = "(w/ Mless, w/ Mful, Random sentence)"
-    assert f"adjusted by Holm over the 3 tests named before the run {contrasts}" in notes
+    family = "the 2 tests named before the run besides the primary contrast"
+    assert f"sign-flip test, adjusted by Holm over {family} (w/ Mful, Random sentence)." in notes
+    models = [evaluation(drawn(3, 9, 1, REAL), model=name, **REGISTERED) for name in "mn"]
+    notes = " ".join(show_comparison(make_leaderboard(models)).notes)
+    family = family.replace("2 tests", "tests of each model and layout")
+    assert f"adjusted by Holm over {family} (w/ Mful, Random sentence)." in notes
+    alone = make_board(drawn(3, 60, 1, REAL), primary="mless - wo", contrasts=["mless - wo"])
+    assert "p adj.: sign-flip test of the primary contrast alone." in show_comparison(alone).notes
     exploratory = make_board(drawn(3, 60, 1, REAL), primary=None, contrasts=[])
     for grid in (show_comparison(exploratory), show_leaderboard(exploratory)):
         notes = " ".join(grid.notes)
@@ -220,6 +226,7 @@ def test_splits_by_subject_and_level_have_rows_in_order():
 
 
 TWO_TABLES = {"form": "csv", "side_tables": ["audit", "mediators"]}
+SPLIT_REFERENCE = {"by": ["level"], "reference": "study-table-1"}
 
 
 @pytest.mark.parametrize(
@@ -229,6 +236,7 @@ TWO_TABLES = {"form": "csv", "side_tables": ["audit", "mediators"]}
         ({"baseline": "plain"}, ComparisonError, "'plain'"),
         ({"margin": 0}, ComparisonError, "margin: "),
         (TWO_TABLES, ConfigError, "CSV has one table"),
+        (SPLIT_REFERENCE, ConfigError, "all problems together: use it without --by"),
     ],
 )
 def test_wrong_options_are_refused(options, error, message):

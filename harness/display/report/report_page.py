@@ -14,8 +14,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from harness.analysis.compare_with_baseline import compare
-from harness.analysis.other_texts_and_instructions import merge_instructions
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
 from harness.constants import Kind
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
@@ -37,7 +35,6 @@ from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
 from harness.errors import RunError, list_first
 from harness.runs.attention_file import AttentionFile
-from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 from harness.runs.stored_files import clear_messages, write_whole
 from harness.runs.versions_and_hashes import receipt_line
@@ -148,24 +145,10 @@ def _list_receipts(
 def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """All side tables, and the comparison by level and by subject."""
     tables = [*show_side_tables(board).values()]
-    # The verdicts too are over all instructions together.
-    frame = merge_instructions(join(runs), board.reference_conditions)
-    frame = frame[~frame["condition"].isin(board.reference_conditions)]
+    margin = float(board.comparison["margin"].iloc[0])
     for column in ("level", "subject"):
-        if frame[column].nunique() > 1:
-            # rows of a table have the order of the frame; the stable sort keeps that of the
-            # conditions
-            ordered = frame.sort_values(column, kind="stable", ignore_index=True)
-            margin = float(board.comparison["margin"].iloc[0])
-            split = replace(
-                board,
-                comparison=compare(ordered, baseline=board.baseline, margin=margin, by=[column]),
-                by=(column,),
-                # what was registered is about all problems
-                contrasts=None,
-                primary=None,
-                reference_conditions={},
-            )
+        split = make_leaderboard(runs, baseline=board.baseline, margin=margin, by=[column])
+        if split.comparison[column].nunique() > 1:
             tables.append(replace(show_comparison(split), title=f"By {column}"))
     return tables
 

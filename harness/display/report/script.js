@@ -12,8 +12,8 @@
     const end = text.indexOf("{", box) + String(answer).length + 2;
     const fork = forkOf(text, other);
     const cuts = [0, ...(box < 0 ? [] : [box, end]), ...(fork < 0 ? [] : [fork]), text.length].sort((a, b) => a - b);
-    const pieces = cuts.slice(1).map((to, place) => {
-      const from = cuts[place];
+    const pieces = cuts.slice(1).map((to, index) => {
+      const from = cuts[index];
       const piece = plain(text.slice(from, to));
       return [
         from === fork && to > from ? make("span", { class: "fork", title: "the completions differ from here on" }, "\u25b8") : null,
@@ -23,27 +23,27 @@
     return make("div", { class: "text", dir: "auto" }, pieces);
   }
 
-  /** The first place, at the start of a word, where two texts differ; -1 if they are equal. */
-  function forkOf(one, other) {
-    if (one === other || other === undefined) return -1;
+  /** The first position, at the start of a word, where two texts differ; -1 if they are equal. */
+  function forkOf(text, other) {
+    if (text === other || other === undefined) return -1;
     let at = 0;
-    while (at < one.length && at < other.length && one[at] === other[at]) at += 1;
-    while (at > 0 && /[\w.]/.test(one[at - 1])) at -= 1;
+    while (at < text.length && at < other.length && text[at] === other[at]) at += 1;
+    while (at > 0 && /[\w.]/.test(text[at - 1])) at -= 1;
     return at;
   }
 
   // ---- tables -------------------------------------------------------------------------------------------------------
 
   document.querySelectorAll("table.sortable").forEach((table) => {
-    const heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, place) => {
-      const numeric = head.classList.contains("number");
-      const key = (row) => row.cells[place].dataset.key;
-      $("button", head).addEventListener("click", () => {
+    const headings = [...table.tHead.rows[0].cells];
+    headings.forEach((heading, index) => {
+      const numeric = heading.classList.contains("number");
+      const key = (row) => row.cells[index].dataset.key;
+      $("button", heading).addEventListener("click", () => {
         const first = numeric ? "descending" : "ascending";
-        const order = head.getAttribute("aria-sort") !== first ? first : numeric ? "ascending" : "descending";
-        heads.forEach((other) => other.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", order);
+        const order = heading.getAttribute("aria-sort") !== first ? first : numeric ? "ascending" : "descending";
+        headings.forEach((sibling) => sibling.removeAttribute("aria-sort"));
+        heading.setAttribute("aria-sort", order);
         const sign = order === "descending" ? -1 : 1;
         const rows = [...table.tBodies[0].rows].sort((a, b) => {
           if (!numeric) return sign * key(a).localeCompare(key(b), undefined, { numeric: true });
@@ -58,7 +58,7 @@
   // ---- packed data --------------------------------------------------------------------------------------------------
 
   const blocks = new Map();
-  async function look(problem) {
+  async function readDetail(problem) {
     const [block, number] = problem.at;
     if (!blocks.has(block)) blocks.set(block, unpack(`block-${block}`));
     return (await blocks.get(block))[number];
@@ -73,18 +73,18 @@
   const further = $(".further");
   let data = null;
   let rows = []; // problems that pass the filters, each with its outcome
-  let shown = 0; // how many of them are in the list
-  let chosen = -1; // which of them is looked at
-  let asked = 0; // number of the last request, since answers may come late
+  let listedCount = 0; // the number of them in the list
+  let selected = -1; // the index of the one in the panel
+  let filterCount = 0; // number of the last filtering: an earlier one may end later
 
-  const wish = (name) => form.elements[name].value;
-  const place = (name) => `${wish("setting")} ${name}`;
-  const labelOf = (name) => data.conditions.find((one) => one.name === name).label;
-  const pair = () => [...new Set([data.baseline, wish("condition")])];
+  const fieldValue = (name) => form.elements[name].value;
+  const armOf = (name) => `${fieldValue("setting")} ${name}`;
+  const labelOf = (name) => data.conditions.find((condition) => condition.name === name).label;
+  const pair = () => [...new Set([data.baseline, fieldValue("condition")])];
 
-  /** How a problem fared: up, down, right, wrong, same, or null where one of the two is missing. */
+  /** How a problem changed: up, down, right, wrong, same, or null where one of the two is missing. */
   function outcome(problem) {
-    const [before, after] = [problem.right[place(data.baseline)], problem.right[place(wish("condition"))]];
+    const [before, after] = [problem.right[armOf(data.baseline)], problem.right[armOf(fieldValue("condition"))]];
     if (!before || !after) return null;
     if (after[0] !== before[0]) return after[0] > before[0] ? "up" : "down";
     return after[0] === after[1] ? "right" : after[0] === 0 ? "wrong" : "same";
@@ -93,7 +93,7 @@
   const WORDS = { up: "wrong to right", down: "right to wrong", right: "right in both", wrong: "wrong in both", same: "equally often right" };
   const SEVERAL = { ...WORDS, up: "more often right", down: "less often right" };
   const SIGNS = { up: "\u25b2", down: "\u25bc", right: "\u25cf", wrong: "\u25cb", same: "\u25d0" };
-  const words = () => (data.problems.some((one) => Object.values(one.right).some(([, samples]) => samples > 1)) ? SEVERAL : WORDS);
+  const words = () => (data.problems.some((problem) => Object.values(problem.right).some(([, samples]) => samples > 1)) ? SEVERAL : WORDS);
 
   function options(name, pairs, value) {
     form.elements[name].replaceChildren(...pairs.map(([key, text]) => make("option", { value: key }, plain(text))));
@@ -101,89 +101,89 @@
     form.elements[name].parentElement.hidden = pairs.length < 2;
   }
 
-  function setUp(wanted) {
-    options("setting", data.settings.map((one, number) => [number, `${one.model}, ${one.layout}`]), wanted.setting);
-    setConditions(wanted.condition);
+  function setUp(fields) {
+    options("setting", data.settings.map((setting, number) => [number, `${setting.model}, ${setting.layout}`]), fields.setting);
+    setConditions(fields.condition);
     const outcomes = [["changed", "changed"], ...Object.entries(words()), ["all", "all"]];
-    options("outcome", outcomes, wanted.outcome || (data.conditions.length > 1 ? "changed" : "all"));
+    options("outcome", outcomes, fields.outcome || (data.conditions.length > 1 ? "changed" : "all"));
     for (const name of ["subject", "level"]) {
-      const found = [...new Set(data.problems.map((problem) => problem[name]).filter((value) => value !== null))];
-      found.sort((a, b) => String(a).localeCompare(String(b), undefined, { numeric: true }));
-      options(name, [["", "all"], ...found.map((value) => [value, value])], wanted[name]);
+      const values = [...new Set(data.problems.map((problem) => problem[name]).filter((value) => value !== null))];
+      values.sort((a, b) => String(a).localeCompare(String(b), undefined, { numeric: true }));
+      options(name, [["", "all"], ...values.map((value) => [value, value])], fields[name]);
     }
-    form.elements.query.value = wanted.query || "";
+    form.elements.query.value = fields.query || "";
   }
 
   function setConditions(value) {
-    const there = data.conditions.filter((one) => data.problems.some((problem) => problem.right[place(one.name)]));
-    const others = there.filter((one) => one.name !== data.baseline);
-    options("condition", (others.length ? others : there).map((one) => [one.name, one.label]), value);
+    const answered = data.conditions.filter((condition) => data.problems.some((problem) => problem.right[armOf(condition.name)]));
+    const compared = answered.filter((condition) => condition.name !== data.baseline);
+    options("condition", (compared.length ? compared : answered).map((condition) => [condition.name, condition.label]), value);
   }
 
-  /** All that is searched of a problem: what the list shows of it, its text, and what is shown beside each other. */
-  async function searched(problem) {
-    const detail = await look(problem);
-    const sides = pair().map((name) => [detail.prompts[place(name)], detail.samples[place(name)] || []]);
-    const found = sides.flatMap(([prompt, samples]) => [
+  /** The text of a problem that is searched: its row in the list, its question, and the samples of both conditions. */
+  async function searchableText(problem) {
+    const detail = await readDetail(problem);
+    const sides = pair().map((name) => [detail.prompts[armOf(name)], detail.samples[armOf(name)] || []]);
+    const texts = sides.flatMap(([prompt, samples]) => [
       ...(prompt ? prompt.parts.filter(([role]) => role === "problem" || role === "prompt").map(([, text]) => text) : []),
       ...samples.flatMap((sample) => [sample.completion, sample.answer]),
     ]);
-    return [problem.id, problem.text, problem.target, ...found].join("\n").toLowerCase();
+    return [problem.id, problem.text, problem.target, ...texts].join("\n").toLowerCase();
   }
 
   async function filter() {
-    asked += 1;
-    const mine = asked;
-    const query = wish("query").trim().toLowerCase();
+    filterCount += 1;
+    const number = filterCount;
+    const query = fieldValue("query").trim().toLowerCase();
     form.elements.outcome.disabled = query !== "";
-    const there = data.problems.filter(outcome);
-    const found = [];
-    for (const problem of there) {
+    const answered = data.problems.filter(outcome);
+    const matches = [];
+    for (const problem of answered) {
       const kind = outcome(problem);
-      const wanted = query || ["all", kind, { up: "changed", down: "changed" }[kind]].includes(wish("outcome"));
-      const fits = ["subject", "level"].every((name) => !wish(name) || String(problem[name]) === wish(name));
-      if (wanted && fits && (!query || (await searched(problem)).includes(query))) found.push([problem, kind]);
+      const hasOutcome = query || ["all", kind, { up: "changed", down: "changed" }[kind]].includes(fieldValue("outcome"));
+      const hasFields = ["subject", "level"].every((name) => !fieldValue(name) || String(problem[name]) === fieldValue(name));
+      if (hasOutcome && hasFields && (!query || (await searchableText(problem)).includes(query))) matches.push([problem, kind]);
     }
-    if (mine !== asked) return; // something else was asked for meanwhile
-    rows = found;
-    const sum = data.flips[place(wish("condition"))];
+    if (number !== filterCount) return; // the filters have changed meanwhile
+    rows = matches;
+    const sum = data.flips[armOf(fieldValue("condition"))];
     const flips = data.conditions.length > 1 && sum ? ` Flips in the table above: ${data.define_flips}: ${sum.replaceAll(" ", "\u00a0")}.` : "";
     $(".count").textContent = rows.length
-      ? `${rows.length} of ${there.length} problems listed${query ? " with any outcome" : ""}.${flips}`
+      ? `${rows.length} of ${answered.length} problems listed${query ? " with any outcome" : ""}.${flips}`
       : query ? "Nothing matches: no problem, answer or completion of these two conditions has this text." : `No problem matches these filters.${flips}`;
     $(".before").textContent = labelOf(data.baseline);
-    $(".after").textContent = labelOf(wish("condition"));
+    $(".after").textContent = labelOf(fieldValue("condition"));
     $(".list").hidden = !rows.length;
-    shown = 0;
+    listedCount = 0;
     list.replaceChildren();
     more();
     choose(rows.length ? 0 : -1);
   }
 
   function more() {
-    const next = rows.slice(shown, shown + SHOWN).map(([problem, kind], number) => {
-      const of = (name) => problem.right[place(name)];
+    const next = rows.slice(listedCount, listedCount + SHOWN).map(([problem, kind], number) => {
+      const of = (name) => problem.right[armOf(name)];
       const right = ([hits, samples]) => (samples > 1 ? `${hits} of ${samples}` : hits ? "right" : "wrong");
       const change = `${SIGNS[kind]} ${words()[kind]}`;
       return make(
         "tr",
-        { id: `row-${shown + number}` },
+        { id: `row-${listedCount + number}` },
         make("td", {}, make("button", { type: "button", tabindex: "-1" }, make("bdi", {}, plain(problem.id)))),
         make("td", { class: "extra" }, plain(problem.subject || "")),
         make("td", { class: "extra" }, plain(problem.level || "")),
         make("td", { class: "extra" }, make("bdi", {}, plain(problem.text))),
-        [data.baseline, wish("condition")].map((name) => make("td", { class: "right" }, right(of(name)))),
+        [data.baseline, fieldValue("condition")].map((name) => make("td", { class: "right" }, right(of(name)))),
         make("td", { class: kind }, change),
       );
     });
     list.append(...next);
-    shown += next.length;
-    further.hidden = shown >= rows.length;
+    listedCount += next.length;
+    further.hidden = listedCount >= rows.length;
   }
 
   function choose(number, focus = false) {
-    for (const [row, on] of [[chosen, false], [number, true]]) {
-      while (on && row >= shown && shown < rows.length) more();
+    for (const [row, on] of [[selected, false], [number, true]]) {
+      while (on && row >= listedCount && listedCount < rows.length) more();
       const button = document.querySelector(`#row-${row} button`);
       if (!button) continue;
       button.tabIndex = on ? 0 : -1;
@@ -191,9 +191,9 @@
       else button.removeAttribute("aria-current");
       if (on && focus) button.focus();
     }
-    chosen = number;
+    selected = number;
     const state = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
-    if (chosen >= 0) state.set("problem", rows[chosen][0].id);
+    if (selected >= 0) state.set("problem", rows[selected][0].id);
     if (document.documentElement.dataset.ready) history.replaceState(null, "", `#?${state}`); // to be passed on
     return show();
   }
@@ -201,14 +201,14 @@
   // ---- one problem, two conditions side by side ---------------------------------------------------------------------
 
   async function show() {
-    const mine = chosen;
-    if (chosen < 0) {
+    const number = selected;
+    if (selected < 0) {
       panel.replaceChildren();
       return;
     }
-    const [problem] = rows[chosen];
-    const detail = await look(problem);
-    if (mine !== chosen) return;
+    const [problem] = rows[selected];
+    const detail = await readDetail(problem);
+    if (number !== selected) return;
     const about = [problem.subject, problem.level === null ? null : `level ${problem.level}`].filter(Boolean).join(", ");
     const names = pair();
     panel.replaceChildren(
@@ -220,18 +220,18 @@
   }
 
   function side(detail, name) {
-    const slot = data.conditions.find((one) => one.name === name).slot;
-    const [prompt, bare] = [detail.prompts[place(name)], detail.prompts[place(data.baseline)]];
-    const known = prompt && prompt.tokens !== null;
-    const longer = known && bare && bare.tokens !== null ? prompt.tokens - bare.tokens : 0;
-    const others = name === data.baseline ? [] : detail.samples[place(data.baseline)] || [];
-    const samples = detail.samples[place(name)] || [];
+    const slot = data.conditions.find((condition) => condition.name === name).slot;
+    const [prompt, baselinePrompt] = [detail.prompts[armOf(name)], detail.prompts[armOf(data.baseline)]];
+    const hasTokens = prompt && prompt.tokens !== null;
+    const longer = hasTokens && baselinePrompt && baselinePrompt.tokens !== null ? prompt.tokens - baselinePrompt.tokens : 0;
+    const baselineSamples = name === data.baseline ? [] : detail.samples[armOf(data.baseline)] || [];
+    const samples = detail.samples[armOf(name)] || [];
     return make(
       "section",
       { class: `s${slot}` },
-      make("h4", {}, plain(labelOf(name)), known ? ` \u00b7 prompt of ${prompt.tokens} tokens` : ""),
+      make("h4", {}, plain(labelOf(name)), hasTokens ? ` \u00b7 prompt of ${prompt.tokens} tokens` : ""),
       prompt && prompt.parts.length ? promptText(prompt.parts, longer) : make("p", { class: "small" }, "The prompt was not recorded."),
-      samples.map((sample, number) => sampleText(sample, others, samples.length > 1, number === 0)),
+      samples.map((sample, number) => sampleText(sample, baselineSamples, samples.length > 1, number === 0)),
     );
   }
 
@@ -255,8 +255,8 @@
 
   const GRADES = new Map([[true, "right"], [false, "wrong"]]);
 
-  function sampleText(sample, others, several, open) {
-    const other = others.find((one) => one.number === sample.number && one.replicate === sample.replicate);
+  function sampleText(sample, baselineSamples, several, open) {
+    const baselineSample = baselineSamples.find((candidate) => candidate.number === sample.number && candidate.replicate === sample.replicate);
     const [verdict, ...grades] = sample.grades;
     const chip = make("span", { class: `chip ${verdict}` }, plain(verdict));
     const facts = [
@@ -264,13 +264,13 @@
       sample.tokens !== null && `${sample.tokens} tokens`,
       sample.seed !== null && `seed ${sample.seed}`,
       sample.boxes && `${sample.boxes} boxes after the first`,
-      other && other.completion === sample.completion && "identical to the baseline's completion",
+      baselineSample && baselineSample.completion === sample.completion && "identical to the baseline's completion",
       ...sample.remarks,
       ...grades.map((grade, number) => GRADES.has(grade) && `${data.graders[number + 1]}: ${GRADES.get(grade)}`),
     ].filter(Boolean);
     const answer = sample.answer === null ? "none" : make("bdi", {}, make("code", {}, plain(sample.answer)));
     const body = [
-      written(sample.completion || "", sample.answer, other && other.completion),
+      written(sample.completion || "", sample.answer, baselineSample && baselineSample.completion),
       make("p", {}, several ? "answer: " : [chip, " answer: "], answer),
       make("p", { class: "small" }, plain(facts.join(" \u00b7 "))),
     ];
@@ -284,7 +284,7 @@
   list.addEventListener("keydown", (event) => {
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -Infinity, End: Infinity };
     if (!(event.key in steps)) return;
-    choose(Math.min(Math.max(chosen + steps[event.key], 0), rows.length - 1), true);
+    choose(Math.min(Math.max(selected + steps[event.key], 0), rows.length - 1), true);
     event.preventDefault();
   });
   list.addEventListener("click", (event) => {
@@ -293,24 +293,24 @@
     if (event.detail === 0) panel.focus(); // by Enter
   });
   panel.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") choose(chosen, true);
+    if (event.key === "Escape") choose(selected, true);
   });
   further.addEventListener("click", more);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", (event) => {
-    if (event.target.name === "setting") setConditions(wish("condition"));
+    if (event.target.name === "setting") setConditions(fieldValue("condition"));
     filter();
   });
 
   async function start() {
     data = await unpack("index");
-    const wanted = location.hash.startsWith("#?") ? Object.fromEntries(new URLSearchParams(location.hash.slice(2))) : {};
-    setUp(wanted);
+    const fields = location.hash.startsWith("#?") ? Object.fromEntries(new URLSearchParams(location.hash.slice(2))) : {};
+    setUp(fields);
     form.hidden = false;
     $(".browser").hidden = false;
     await filter();
-    const before = rows.findIndex(([problem]) => problem.id === wanted.problem);
-    if (before > 0) choose(before);
+    const index = rows.findIndex(([problem]) => problem.id === fields.problem);
+    if (index > 0) choose(index);
     document.documentElement.dataset.ready = "yes";
   }
   start();
