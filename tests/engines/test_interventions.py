@@ -301,10 +301,13 @@ ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "
 
 @pytest.fixture(scope="module")
 def engine_options(smollm2, tmp_path_factory):
-    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 14 arms."""
+    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 14 arms.
+
+    The run has four times as many prompts, because a quarter of an arm's prompts is checked.
+    """
     arguments = {"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}
     settings = config(ARMS, arguments=arguments, **PRODUCTS)
-    plan, requests = plan_requests(settings, 8)
+    plan, requests = plan_requests(settings, 32)
     folder = tmp_path_factory.mktemp("arms")
     reference = ask_reference(plan, requests, folder)
     written_at = (folder / check_arms.REFERENCE).stat().st_mtime_ns
