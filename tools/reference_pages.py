@@ -15,7 +15,8 @@ from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import figure_config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.analysis import compare_with_baseline, published_numbers
+from harness.analysis import compare_with_baseline
+from harness.display import published_numbers
 from harness.display.side_tables import SIDE_TABLES
 from harness.experiment import intervention_settings, model_settings, problems
 from harness.experiment import run_config as runs

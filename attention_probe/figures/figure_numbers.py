@@ -15,8 +15,8 @@ from attention_probe.analysis.average_curves import (
 from attention_probe.figures.figure_config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
 from harness.analysis.count_correct import accuracy_table
-from harness.analysis.published_numbers import read_reference
 from harness.display.format_values import label
+from harness.display.published_numbers import read_reference
 from harness.experiment.conditions import contrast_name
 from harness.runs.samples_frame import load_run
 

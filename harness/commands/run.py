@@ -16,12 +16,15 @@ def run(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="ORG/NAME", help="Run this model without a config, on MATH-500."),
+        typer.Option(metavar="ORG/NAME", help="Run this model without a config; see --dataset."),
     ] = None,
     overrides: Overrides = None,
     dataset: Annotated[
         str | None,
-        typer.Option(metavar="math500|FILE", help="Problems: MATH-500, or a JSONL file."),
+        typer.Option(
+            metavar="math500|FILE",
+            help="Problems: MATH-500, the default of --model, or a JSONL file.",
+        ),
     ] = None,
     conditions: Annotated[
         str | None, typer.Option(metavar="wo,mless", help="Only these of the study's conditions.")

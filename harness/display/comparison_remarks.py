@@ -205,11 +205,12 @@ def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:
 def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
     """How the ungraded samples ended, for the conditions with the fewest and the most of them."""
     shares: dict[str, dict[str, float]] = {}
+    has_settings = has_several_settings(records(board.comparison))
     for row in records(board.side_tables["mediators"]):
         if row["condition"] in board.reference_conditions:
             continue
         name = label(row["condition"])
-        if has_several_settings(records(board.comparison)):
+        if has_settings:
             name += f", {row['model']}, {row['layout']}"
         shares[name] = {
             ending: row[column.key]

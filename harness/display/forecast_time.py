@@ -71,7 +71,7 @@ def _describe_speed(
 ) -> str:
     speed = timing["tokens_per_second"]
     seconds = requests * timing["tokens"] / timing["samples"] / speed + timing["load_seconds"]
-    # that of interventions, by Hugging Face
+    # the time of Hugging Face's answers under interventions
     check_seconds = timing.get("reference_seconds", 0)
     seconds += check_seconds if is_checked else 0
     # GPU-minutes count each GPU

@@ -16,7 +16,6 @@ from harness.analysis import (
     mediators_and_audit,
     other_texts_and_instructions,
     pool_models,
-    published_numbers,
     sweeps,
 )
 from harness.analysis.result_tables import Leaderboard, records
@@ -34,6 +33,7 @@ from harness.display.format_values import (
     plural,
     signed,
 )
+from harness.display.published_numbers import Reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +238,7 @@ def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
 
 
 def show_reference(
-    table: pandas.DataFrame, published: published_numbers.Reference, differences: Sequence[str]
+    table: pandas.DataFrame, published: Reference, differences: Sequence[str]
 ) -> Table:
     """Published numbers next to ours.
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.published_numbers import read_reference, reference_table, setup_differences
 from harness.analysis.result_tables import (
     Leaderboard,
     as_csv,
@@ -18,6 +17,7 @@ from harness.analysis.result_tables import (
 from harness.constants import Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
+from harness.display.published_numbers import read_reference, reference_table, setup_differences
 from harness.display.side_tables import SIDE_TABLES, show_reference, show_side_tables
 from harness.errors import ConfigError, list_first
 from harness.runs.find_runs import locate

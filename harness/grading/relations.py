@@ -231,9 +231,9 @@ class _NumberLine:
             return comma([self.contains(member, comma) for member in members])
         pieces, operators = split_outside_brackets(text, SET_OPERATORS)
         if "\\setminus" in operators:
-            whole, *removed = split_outside_brackets(text, frozenset(["\\setminus"]))[0]
+            full_set, *removed = split_outside_brackets(text, frozenset(["\\setminus"]))[0]
             is_removed = [self.contains(piece, any) for piece in removed]
-            return self.contains(whole, any) and not any(is_removed)
+            return self.contains(full_set, any) and not any(is_removed)
         if operators:
             return any([self.contains(piece, any) for piece in pieces])
         terms, operators = as_relation(text)

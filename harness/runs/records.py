@@ -287,8 +287,8 @@ class Identity(Struct, kw_only=True):
         primary: The primary contrast.
         arms: By task.
         examples: The ids of the examples; None if there are none, or if they are a file's.
-        looks: How often a table of the run was printed before its problems or samples were
-            complete, and then once more: the number of tests of each contrast.
+        looks: The number of times that each contrast is tested: once, and again whenever a finished
+            run gets more problems or samples.
         model, engine: The model and the backend that generate.
     """
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -31,7 +31,7 @@ from harness.runs.run_files import (
     read_scored_by,
     scored_now,
 )
-from harness.runs.stored_files import clear_messages, compress, expand, is_stored, write_whole
+from harness.runs.stored_files import clear_messages, compress, expand, is_stored, open_atomic
 
 LOCK = ".lock"
 GROWING_SETTINGS = ("conditions", "repeats", "replicates", "across", "positive_control")
@@ -66,19 +66,22 @@ class RunFolder:
             header = as_json(self.identity)
             expand(path)
             if is_new:  # a run may have begun here, but nothing of it needs protection
-                for file in (SCORES, JOURNAL, PROMPTS, RECEIPT):
-                    (path / file).unlink(missing_ok=True)
+                for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
+                    (path / name).unlink(missing_ok=True)
             elif differences(read_header(journal), header):  # the run is extended
                 (path / RECEIPT).unlink(missing_ok=True)
-                replace_header(journal, header)
+                with open_atomic(path / PROMPTS) as file:
+                    _write_prompts(file, prompts)
+                    # before the old prompts go, so that on a full disk the old run stays whole
+                    replace_header(journal, header)
             self.journal = stack.enter_context(Journal(journal, header))
             try:
                 read_prompts(path)
-            except JournalError:
-                # A new run has none, and those of an extended run are written after the header, so
-                # that a kill in between is mended here.
-                lines = [msgspec.json.encode(prompt).decode() + "\n" for prompt in prompts]
-                write_whole(path / PROMPTS, "".join(lines))
+            except (
+                JournalError
+            ):  # a new run has none, and a kill while a run is extended leaves old
+                with open_atomic(path / PROMPTS) as file:
+                    _write_prompts(file, prompts)
             set_old_scores_aside(path)
             self.scores = stack.enter_context(Journal(path / SCORES, as_json(scored_now())))
             self._resources = stack.pop_all()
@@ -103,6 +106,10 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._resources.close()
+
+
+def _write_prompts(file: IO[bytes], prompts: Sequence[Prompt]) -> None:
+    file.writelines(msgspec.json.encode(prompt) + b"\n" for prompt in prompts)
 
 
 def compress_finished(path: Path) -> None:

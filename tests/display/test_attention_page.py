@@ -75,6 +75,13 @@ def write_pairs(path, problems=2, header=(), **changes):
     return write_traces(path, traces, options=options, **dict(header))
 
 
+def describe_trace(trace):
+    """The prompt of a trace, as the page has it."""
+    return describe_prompt(
+        trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
+    )
+
+
 def unpack(text):
     return json.loads(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS))
 
@@ -104,13 +111,7 @@ def errors_of(levels):
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_weights_are_those_of_the_traces_within_the_shown_error(condition):
     trace = make_traced(condition=condition)
-    prompt = describe_prompt(
-        trace.tokens,
-        trace.mean_common,
-        trace.rows,
-        trace.roles,
-        trace.original_pos,
-    )
+    prompt = describe_trace(trace)
     levels = decode(prompt, heads=3).astype(float)
     weights = (levels / LEVELS) ** 2
     tokens = len(trace.tokens)
@@ -134,13 +135,7 @@ def test_weights_are_those_of_the_traces_within_the_shown_error(condition):
 
 def test_elements_join_the_tokens_of_a_character_and_the_filler_stands_before_its_tokens():
     trace = make_traced(condition="mless")
-    prompt = describe_prompt(
-        trace.tokens,
-        trace.mean_common,
-        trace.rows,
-        trace.roles,
-        trace.original_pos,
-    )
+    prompt = describe_trace(trace)
     assert prompt["text"][3:9] == [" /" * 4, *[" /"] * 4, "What"]
     assert prompt["position"][3:9] == [3, 3, 4, 5, 6, 7] and prompt["size"][3:5] == [4, 1]
     split = prompt["text"].index(" \u2264")
@@ -304,13 +299,7 @@ def test_a_click_opens_a_head_with_its_strongest_tokens(opened):
     assert opened.run("document.querySelector('[aria-pressed=true]').dataset.cell") == "1,2"
     for number, condition in enumerate(CONDITIONS, start=1):
         trace = make_traced(condition=condition)
-        elements = describe_prompt(
-            trace.tokens,
-            trace.mean_common,
-            trace.rows,
-            trace.roles,
-            trace.original_pos,
-        )
+        elements = describe_trace(trace)
         row = trace.rows[1, 2, -1]
         sums = []
         for position, size in zip(elements["position"], elements["size"], strict=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from harness.analysis.published_numbers import read_reference
+from harness.display.published_numbers import read_reference
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool, grade
 from harness.grading.grade_answer import compare

@@ -157,7 +157,7 @@ def test_few_tokens_are_not_compiled_on_a_cpu_and_a_continued_run_keeps_its_choi
     config = tmp_path / "run.yaml"
 
     def find_choice(limit, folder, *overrides):
-        overrides = ["max_gen_toks=64", *overrides]
+        overrides = ["max_gen_toks=1024", *overrides]
         settings = fill_open_settings(load_config(config, overrides), folder)
         plan = choose_eager(make_plan(settings, limit=limit), folder)
         return plan.model_arguments.get("enforce_eager")

@@ -355,6 +355,8 @@ def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_grows(
     with monkeypatch.context() as patched, pytest.raises(JournalError):
         patched.setattr(stored_files, "write_atomic", fail_to_write)
         finish_run(larger, finished_run)
+    execute(plan, output=finished_run, quiet=True)
+    assert len(load_run(finished_run)) == 20, "it is still complete"
     finish_run(larger, finished_run)  # which generates no sample
     receipt = read_receipt(finished_run)
     assert (receipt["limit"], receipt["problems"]) == (7, 7)

@@ -4,13 +4,13 @@ import pandas
 import pytest
 
 from harness import resources
-from harness.analysis.published_numbers import (
+from harness.analysis.result_tables import make_leaderboard
+from harness.display.published_numbers import (
     REFERENCE_COLUMNS,
     read_reference,
     reference_table,
     setup_differences,
 )
-from harness.analysis.result_tables import make_leaderboard
 from harness.errors import ConfigError
 from tests.make import GREEDY_RUN, evaluation, table_page
 
