@@ -80,10 +80,10 @@ class FewshotConfig(Strict):
     num_fewshot: int = Field(default=8, ge=1)
     """The number of examples in a prompt. A file's are all used."""
     draws: int = Field(default=1, ge=1)
-    """The number of sets of examples. Each problem has all, or `repeats`."""
+    """The number of draws. Each problem has all, or `repeats`."""
     pool: int | None = Field(default=None, ge=1)
-    """The number of problems for examples, which are not asked. By default 5 times `num_fewshot`;
-    for one draw, `num_fewshot`."""
+    """The number of problems from which draws are taken. By default 5 times `num_fewshot`; for one
+    draw, `num_fewshot`."""
     seed: int = DEFAULT_SEED
     """The seed of pool and draws."""
     path: Path | None = None
