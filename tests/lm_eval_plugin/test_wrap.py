@@ -41,7 +41,7 @@ def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
         assert row["documents"] >= 2 and row["equal"] == row["documents"], row
         assert row["filler tokens"] == "55"
     page = (ROOT / "docs/lm_eval_tasks.md").read_text()
-    assert all(f"`{name}`" in page for name in names)
+    assert set(names) <= set(re.findall(r"\w+", page))
     if names == list(DOCUMENTS):
         assert f"all {sum(row['documents'] for row in rows)} documents" in page
 
