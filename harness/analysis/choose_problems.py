@@ -108,7 +108,7 @@ def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
     draw = random.Random(criterion.seed)
     if criterion.n is not None:
         sampled_ids = {problem.id for problem in draw.sample(problems, criterion.n)}
-        # in the source's order
+        # `sample` returns them in a random order, and tables keep the order of the source
         problems = [problem for problem in problems if problem.id in sampled_ids]
     if criterion.controls:
         # of all problems, whatever was requested: a control must only match

@@ -193,7 +193,7 @@ class _NumberLine:
         self.index, self.bounds = index, dict(_INFINITIES)
         self.order: list[Value] = []
         for text in texts:
-            self.contains(text, any)  # which collects the bounds
+            self.contains(text, any)  # for its side effect: it collects the bounds
         self.order = sorted(set(self.bounds.values()))
         memberships = []
         for text in texts:

@@ -65,10 +65,11 @@ class RunFolder:
                 self.identity = continue_identity(path, identity, prompts)
             header = as_json(self.identity)
             expand(path)
-            if is_new:  # a run may have begun here, but nothing of it needs protection
+            if is_new:  # a run may have begun here, but without a sample nothing needs protection
                 for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
                     (path / name).unlink(missing_ok=True)
-            elif differences(read_header(journal), header):  # the run is extended
+            elif differences(read_header(journal), header):
+                # an extended run is unfinished again
                 (path / RECEIPT).unlink(missing_ok=True)
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
@@ -77,9 +78,8 @@ class RunFolder:
             self.journal = stack.enter_context(Journal(journal, header))
             try:
                 read_prompts(path)
-            except (
-                JournalError
-            ):  # a new run has none, and a kill while a run is extended leaves old
+            except JournalError:
+                # a new run has none, and a kill while a run is extended leaves old ones
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
             set_old_scores_aside(path)
@@ -219,7 +219,7 @@ def _describe_changed_prompts(
 ) -> list[str]:
     """What differs between the stored prompts and the requested ones of the same problems."""
     requested = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
-    changes: dict[str, None] = {}  # an ordered set: conditions differ in the same way
+    changes: dict[str, None] = {}  # without repeats, as conditions differ in the same way
     for prompt in stored_prompts:
         problem_id = prompt.doc["id"]
         requested_prompt = requested.get((prompt.task, problem_id))
