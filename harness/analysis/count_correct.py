@@ -200,10 +200,10 @@ def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
             )
     against = f"the baseline {baseline.condition}"
     problems, baseline_problems = set(arm.problem_ids.tolist()), set(baseline.problem_ids.tolist())
-    if unshared := list_first(sorted(map(str, problems ^ baseline_problems))):
+    if unshared_ids := list_first(sorted(map(str, problems ^ baseline_problems))):
         raise ComparisonError(
             f"{arm.name}: its problems are not those of {against}: {len(problems)} against "
-            f"{len(baseline_problems)}; only one has {unshared}."
+            f"{len(baseline_problems)}; only one has {unshared_ids}."
         )
     if baseline.k != arm.k:
         raise ComparisonError(
