@@ -301,13 +301,13 @@ def _write_markdown(
 
 
 def _write_latex(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
-    guarded = []
+    escaped_grid = []
     for first, *rest in grid:
         # LaTeX would read a bracket or a star after `\\` as an argument of the line break.
         if first.startswith(("[", "*")):
             first = f"{{}}{first}"
-        guarded.append([first, *rest])
-    table = _align(guarded, is_numeric, "latex_raw")
+        escaped_grid.append([first, *rest])
+    table = _align(escaped_grid, is_numeric, "latex_raw")
     # tabulate has booktabs' rules only in a format that escapes the text once more.
     table[1], table[3], table[-2] = r"\toprule", r"\midrule", r"\bottomrule"
     footnotes = [rf"\par\footnotesize {note}" for note in notes]
