@@ -99,9 +99,9 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 
 def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     """The region of the inserted tokens, and the curves."""
-    inserted = points["x"][points["in_filler"]]
-    if len(inserted):
-        _shade_region(axes, np.unique(inserted), panel.row_config.region)
+    filler_positions = points["x"][points["in_filler"]]
+    if len(filler_positions):
+        _shade_region(axes, np.unique(filler_positions), panel.row_config.region)
     if panel.row_config.subtracted:
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
     for index, (condition, look) in enumerate(panel.looks.items()):
@@ -169,8 +169,10 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
         axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 26)}".rstrip())
     middle_line = (len(config.heads) - 1) // PANELS_ACROSS // 2
     if panel.column == middle_line * PANELS_ACROSS:
-        subtracted = panel.row_config.subtracted
-        quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
+        subtracted_condition = panel.row_config.subtracted
+        quantity = config.y_label
+        if subtracted_condition:
+            quantity = f"Difference from {label(subtracted_condition)}"
         axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
 
 
