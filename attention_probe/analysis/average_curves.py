@@ -284,9 +284,9 @@ def bootstrap_band(
     """
     has_value = np.isfinite(table)
     size = int(clusters.max()) + 1
-    random = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     # How often each cluster is drawn: the mean of a bootstrap sample needs nothing else.
-    cluster_weights = random.multinomial(size, np.full(size, 1 / size), size=draws)
+    cluster_weights = generator.multinomial(size, np.full(size, 1 / size), size=draws)
     weights = cluster_weights.astype(np.float64)[:, clusters]
     # [draw, x] the drawn prompts that have a value
     counts = weights @ has_value
