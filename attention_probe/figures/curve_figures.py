@@ -58,7 +58,7 @@ def draw_figure(
         note: Whether the sentences of `explain_figure` stand below.
     """
     panels, has_bars = config.panels, int(config.bars is not None)
-    across = min(len(config.heads), PANELS_ACROSS)
+    panels_across = min(len(config.heads), PANELS_ACROSS)
     lines = math.ceil(len(config.heads) / PANELS_ACROSS)
     # matched controls have panels of their own, because curves of either kind cover each other
     kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
@@ -69,7 +69,7 @@ def draw_figure(
     width = WIDE if config.seed_document else INCHES
     with figure_style.drawing(height, text, width=width, title=config.title) as figure:
         # bars are as wide as all heads side by side
-        widths = [across] * has_bars + [1] * across
+        widths = [panels_across] * has_bars + [1] * panels_across
         grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
         for panel, kind in product(panels, kinds):
             points = points_of(panel, curves)

@@ -125,8 +125,10 @@ class Design:
 
     def name_row(self, contrast: str) -> str:
         """A contrast in the column `condition`: its condition alone if the baseline is usual."""
-        condition, against = read_contrast(contrast)
-        return condition if against == self.baseline else contrast_name(condition, against)
+        condition, baseline_name = read_contrast(contrast)
+        return (
+            condition if baseline_name == self.baseline else contrast_name(condition, baseline_name)
+        )
 
     def pair_contrasts(self) -> dict[str, tuple[str, str]]:
         """The condition of each contrast, and what it is compared with, by the name of its row."""
@@ -207,16 +209,16 @@ def count_changed_completions(
             empty.
         by: As of `Design`.
     """
-    text = "completion_checksum" if "completion_checksum" in frame else "completion"
-    if text not in frame or "replicate" not in frame:
+    text_column = "completion_checksum" if "completion_checksum" in frame else "completion"
+    if text_column not in frame or "replicate" not in frame:
         return {}
     split = ["model", "layout", *by]
     keys = [*split, "condition", "problem_id", "sample_index"]
-    first = frame.loc[frame["replicate"] == 0, [*keys, text]]
-    again = frame.loc[frame["replicate"] == 1, [*keys, text]]
+    first_samples = frame.loc[frame["replicate"] == 0, [*keys, text_column]]
+    repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, text_column]]
     # a condition that was not run again has no pairs
-    pairs = first.merge(again, on=keys)
-    pairs["is_changed"] = pairs[f"{text}_x"] != pairs[f"{text}_y"]
+    pairs = first_samples.merge(repeat_samples, on=keys)
+    pairs["is_changed"] = pairs[f"{text_column}_x"] != pairs[f"{text_column}_y"]
     counts = {}
     for (*values, condition), arm in pairs.groupby([*split, "condition"], observed=True):
         setting = tuple(zip(split, values, strict=True))
@@ -246,15 +248,15 @@ def measure_effects_by_draw(
 def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedCompletions) -> list[Row]:
     """The rows of one setting: all conditions, then contrasts with another baseline."""
     rows = []
-    for name, (condition, against) in design.pair_conditions(arms).items():
-        if condition not in arms or against not in arms:
+    for name, (condition, baseline_name) in design.pair_conditions(arms).items():
+        if condition not in arms or baseline_name not in arms:
             continue
-        old, new = arms[against], arms[condition]
-        row = {**dict(new[0].setting), "condition": name, "baseline": against}
+        old, new = arms[baseline_name], arms[condition]
+        row = {**dict(new[0].setting), "condition": name, "baseline": baseline_name}
         looks = design.looks.get(str(row["model"]), 1)
         row |= {"margin": design.margin, "looks": looks, "role": "baseline"}
         row |= measure_accuracy(new[0])
-        if condition != against:
+        if condition != baseline_name:
             row |= design.describe_role(str(row["model"]), name)
             row |= _compare_pair(old[0], new[0], margin=design.margin, looks=looks)
             row |= _compare_replicates(old, new, changed_completions)

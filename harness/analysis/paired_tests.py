@@ -154,10 +154,10 @@ def _draw_subset_means(sums: Integers, sizes: Integers) -> Floats:
     """As `PairedDifference.subset_means`, in samples per problem."""
     # Clusters of equal change and size are exchangeable, so the number of each kind suffices.
     kinds, counts = np.unique(np.column_stack([sums, sizes]), axis=0, return_counts=True)
-    plus = _draw_plus_counts(counts) @ kinds
-    minus = counts @ kinds - plus
+    plus_sums = _draw_plus_counts(counts) @ kinds
+    minus_sums = counts @ kinds - plus_sums
     with np.errstate(divide="ignore", invalid="ignore"):
-        means = np.stack([plus[:, 0] / plus[:, 1], minus[:, 0] / minus[:, 1]])
+        means = np.stack([plus_sums[:, 0] / plus_sums[:, 1], minus_sums[:, 0] / minus_sums[:, 1]])
     # where all signs are alike, one subset is empty, and no mean is rejected
     is_alike = np.isnan(means).any(axis=0)
     smaller = np.where(is_alike, -np.inf, means.min(axis=0))

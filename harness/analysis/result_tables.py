@@ -307,11 +307,11 @@ def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tup
     """Models with contrasts that their run did not register. A log registers none."""
     unregistered = set()
     for name in contrasts:
-        condition, against = read_contrast(name)
+        condition, baseline_name = read_contrast(name)
         for run in runs:
             conditions = _list_conditions(run)
             # a run without `wo` may be compared with the `wo` of another run
-            has_both = condition in conditions and against in [*conditions, BASELINE]
+            has_both = condition in conditions and baseline_name in [*conditions, BASELINE]
             if has_both and name not in (run.about.get("contrasts") or ()):
                 unregistered.add((str(run.about["model"]), name))
     return unregistered

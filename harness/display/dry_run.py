@@ -152,8 +152,8 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:
-            more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
-            yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{more}"
+            further_notes = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
+            yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{further_notes}"
     before_raw = plan.raw_prefix or "no BOS token"
     layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
     yield f"layouts   {layouts}; before text outside a chat: {before_raw}"
@@ -185,8 +185,8 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
             names = f"Layers {list_first([*map(str, layers)], 9)}"
         yield f"records   attention in {names}, of the first sample of each prompt"
     if prompt_tokens:
-        most = plan.size * config.max_gen_toks
-        yield f"tokens    {prompt_tokens:,} in prompts, at most {most:,} generated"
+        most_tokens = plan.size * config.max_gen_toks
+        yield f"tokens    {prompt_tokens:,} in prompts, at most {most_tokens:,} generated"
     else:
         yield "tokens    unknown: name a tokenizer (--set model.model_args.tokenizer=NAME)"
 

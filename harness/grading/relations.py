@@ -162,10 +162,12 @@ def same_sets(answer: str, target: str) -> bool | None:
             return None
         if len(line.letters) > 1:
             return None
-        common = answers & targets
-        if not common:
+        common_members = answers & targets
+        if not common_members:
             return False
-        is_proper |= any(len(set(membership)) == min(2, len(membership)) for membership in common)
+        is_proper |= any(
+            len(set(membership)) == min(2, len(membership)) for membership in common_members
+        )
         if not line.point.letters:
             break
     return is_proper
