@@ -155,10 +155,10 @@ def _condition_curves(
     weights = settings.read_weights(header, records)
     if baseline is not None:
         baseline_records = [traces.get(problem_id, baseline) for problem_id in averaged_ids]
-        subtracted_weights = settings.read_weights(header, baseline_records)
-        width = min(weights.shape[-1], subtracted_weights.shape[-1])
+        subtracted = settings.read_weights(header, baseline_records)
+        width = min(weights.shape[-1], subtracted.shape[-1])
         # in the aligned view, both have the positions of the prompt without filler
-        weights = weights[..., :width] - subtracted_weights[..., :width]
+        weights = weights[..., :width] - subtracted[..., :width]
     clusters = traces.clusters(averaged_ids)
     notes = _notes(traces, condition, baseline, len(averaged_ids), len(problem_ids))
     facts = {
@@ -217,17 +217,17 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
         ConfigError: there is none.
     """
     names = list(conditions)
-    shared_ids = [
+    shared = [
         problem_id
         for problem_id in traces.problem_ids
         if all(traces.has(problem_id, condition) for condition in names)
     ]
-    if not shared_ids:
+    if not shared:
         available = ", ".join(traces.conditions) or "no trace yet"
         raise ConfigError(
             f"{traces.path} has no problem under all of {', '.join(names)}; it has {available}."
         )
-    return shared_ids
+    return shared
 
 
 def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
@@ -236,17 +236,17 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     Raises:
         ConfigError: there is none.
     """
-    controls = {trace.problem_id for trace in traces.entries() if trace.control}
-    chosen_ids = [name for name in shared_problems(traces, conditions) if name not in controls]
-    if not chosen_ids:
+    controls = {entry.problem_id for entry in traces.entries() if entry.control}
+    chosen = [name for name in shared_problems(traces, conditions) if name not in controls]
+    if not chosen:
         raise ConfigError(f"{traces.path} holds only controls.")
-    return chosen_ids
+    return chosen
 
 
 def has_one_filler(traces: AttentionTraces, condition: str, baseline: str) -> bool:
     """Whether only one of two conditions has a filler: softmax then guarantees differences."""
-    filler_conditions = {trace.condition for trace in traces.entries() if trace.filler_span}
-    return len({condition, baseline} & filler_conditions) == 1
+    filled = {entry.condition for entry in traces.entries() if entry.filler_span}
+    return len({condition, baseline} & filled) == 1
 
 
 def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:
@@ -284,9 +284,9 @@ def bootstrap_band(
     """
     has_value = np.isfinite(table)
     size = int(clusters.max()) + 1
-    generator = np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     # How often each cluster is drawn: the mean of a bootstrap sample needs nothing else.
-    cluster_weights = generator.multinomial(size, np.full(size, 1 / size), size=draws)
+    cluster_weights = random.multinomial(size, np.full(size, 1 / size), size=draws)
     weights = cluster_weights.astype(np.float64)[:, clusters]
     # [draw, x] the drawn prompts that have a value
     counts = weights @ has_value

@@ -58,7 +58,7 @@ def draw_figure(
         note: Whether the sentences of `explain_figure` stand below.
     """
     panels, has_bars = config.panels, int(config.bars is not None)
-    panels_across = min(len(config.heads), PANELS_ACROSS)
+    across = min(len(config.heads), PANELS_ACROSS)
     lines = math.ceil(len(config.heads) / PANELS_ACROSS)
     # matched controls have panels of their own, because curves of either kind cover each other
     kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
@@ -69,7 +69,7 @@ def draw_figure(
     width = WIDE if config.seed_document else INCHES
     with figure_style.drawing(height, text, width=width, title=config.title) as figure:
         # bars are as wide as all heads side by side
-        widths = [panels_across] * has_bars + [1] * panels_across
+        widths = [across] * has_bars + [1] * across
         grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
         for panel, kind in product(panels, kinds):
             points = points_of(panel, curves)
@@ -99,9 +99,9 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 
 def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     """The region of the inserted tokens, and the curves."""
-    filler_positions = points["x"][points["in_filler"]]
-    if len(filler_positions):
-        _shade_region(axes, np.unique(filler_positions), panel.row_config.region)
+    inserted = points["x"][points["in_filler"]]
+    if len(inserted):
+        _shade_region(axes, np.unique(inserted), panel.row_config.region)
     if panel.row_config.subtracted:
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
     for index, (condition, look) in enumerate(panel.looks.items()):
@@ -169,10 +169,8 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
         axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 26)}".rstrip())
     middle_line = (len(config.heads) - 1) // PANELS_ACROSS // 2
     if panel.column == middle_line * PANELS_ACROSS:
-        subtracted_condition = panel.row_config.subtracted
-        quantity = config.y_label
-        if subtracted_condition:
-            quantity = f"Difference from {label(subtracted_condition)}"
+        subtracted = panel.row_config.subtracted
+        quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
         axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
 
 

@@ -55,16 +55,12 @@ def _layer_curves(
 ) -> Iterator[pandas.DataFrame]:
     """The points of panels of one row and one layer, so that every trace is read once for all."""
     first = panels[0]
-    row_config, subtracted_condition = first.row_config, first.row_config.subtracted
+    row_config, subtracted = first.row_config, first.row_config.subtracted
     conditions = [*row_config.series]
-    if subtracted_condition:
-        conditions.append(subtracted_condition)
-    shared_ids = shared_problems(traces, conditions)
-    chosen_ids = chosen_problems(traces, conditions)
-    problems = {
-        "curve": chosen_ids,
-        "control": [name for name in shared_ids if name not in chosen_ids],
-    }
+    if subtracted:
+        conditions.append(subtracted)
+    shared, chosen = shared_problems(traces, conditions), chosen_problems(traces, conditions)
+    problems = {"curve": chosen, "control": [name for name in shared if name not in chosen]}
     legends = {curve_name(first, condition): first.name(condition) for condition in first.looks}
     settings = CurveSettings(
         layer=first.head.layer,
@@ -81,7 +77,7 @@ def _layer_curves(
             settings,
             conditions=row_config.series,
             problem_ids=problem_ids,
-            baseline=subtracted_condition,
+            baseline=subtracted,
         )
         curves = curves.assign(
             row=first.row,
@@ -97,8 +93,8 @@ def _layer_curves(
 
 def curve_name(panel: Panel, condition: str) -> str:
     """The name of a curve in the column `condition`: `mless - wo` for a difference."""
-    subtracted_condition = panel.row_config.subtracted
-    return contrast_name(condition, subtracted_condition) if subtracted_condition else condition
+    subtracted = panel.row_config.subtracted
+    return contrast_name(condition, subtracted) if subtracted else condition
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
@@ -113,19 +109,15 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
     if config.reference is None:
         table = accuracy_table(pandas.concat(map(load_run, config.runs))).assign(reference=None)
     else:
-        reference = read_reference(str(config.reference))
+        published = read_reference(str(config.reference))
         rows = []
-        for model_accuracies in reference.accuracies:
-            for condition, accuracy in model_accuracies.conditions.items():
-                row = {
-                    "model": model_accuracies.model,
-                    "condition": condition,
-                    "accuracy": accuracy,
-                }
+        for entry in published.accuracies:
+            for condition, accuracy in entry.conditions.items():
+                row = {"model": entry.model, "condition": condition, "accuracy": accuracy}
                 rows.append(row)
         # published numbers come without intervals
         unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "problems": 0}
-        table = pandas.DataFrame(rows).assign(**unknown, reference=reference.source)
+        table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
     return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)
 
 

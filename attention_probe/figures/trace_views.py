@@ -40,10 +40,10 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
     """
     with AttentionTraces.open(path) as traces:
         header, conditions = traces.header, traces.conditions
-        shared_ids = shared_problems(traces, conditions)
+        shared = shared_problems(traces, conditions)
         problems: list[JsonObject] = []
-        packed_prompts: list[str] = []
-        for problem_id in shared_ids:
+        packed: list[str] = []
+        for problem_id in shared:
             masses, prompts = {}, {}
             for condition in conditions:
                 trace = traces.get(problem_id, condition)
@@ -52,15 +52,15 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
                     trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
                 )
             problems.append({"id": problem_id, "masses": masses})
-            packed_prompts.append(pack(prompts))
-            if sum(map(len, packed_prompts)) >= most_bytes:
+            packed.append(pack(prompts))
+            if sum(map(len, packed)) >= most_bytes:
                 break
     notes = [*header.stamps, NO_FINDING]
     if not header.options.get("rows"):
         notes.append(NO_ROWS)
-    if len(problems) < len(shared_ids):
+    if len(problems) < len(shared):
         notes.append(
-            f"The first {len(problems)} of {len(shared_ids)} problems: `mless attention` shows all."
+            f"The first {len(problems)} of {len(shared)} problems: `mless attention` shows all."
         )
     facts = {
         # a run's `attention` folder is named together with the run
@@ -73,12 +73,12 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         "notes": notes,
         "problems": problems,
     }
-    return AttentionView(facts=facts, prompts=packed_prompts)
+    return AttentionView(facts=facts, prompts=packed)
 
 
 def _list_masses(trace: Trace) -> list[Any]:
     """The masses [region, layer, head]; None where a completion is empty."""
     masses = np.array([trace.measures[f"mass_{region}"] for region in TOKEN_REGIONS], np.float64)
-    rounded_masses = masses.round(DIGITS).astype(object)
-    rounded_masses[np.isnan(masses)] = None
-    return list(rounded_masses.tolist())
+    rounded = masses.round(DIGITS).astype(object)
+    rounded[np.isnan(masses)] = None
+    return list(rounded.tolist())

@@ -49,22 +49,22 @@ def show(
     from harness.runs.find_runs import locate_one
     from harness.runs.read_runs import Run
 
-    loaded_run = Run.load(locate_one([run]), metric=metric)
+    loaded = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
     limit = None if full else SHOWN_LETTERS
     if problem is not None:
-        print_problem(console, loaded_run, problem, condition=condition, layout=layout, limit=limit)
+        print_problem(console, loaded, problem, condition=condition, layout=layout, limit=limit)
     elif changed:
         criterion = Criterion(
             flip=direction,
-            baseline=baseline or loaded_run.baseline,
+            baseline=baseline or loaded.baseline,
             condition=condition or STUDIED,
             subject=subject,
             level=level,
         )
-        _show_changes(console, loaded_run, criterion, layout=layout, limit=limit)
+        _show_changes(console, loaded, criterion, layout=layout, limit=limit)
     else:
-        typer.echo(describe_run(loaded_run))
+        typer.echo(describe_run(loaded))
 
 
 def _show_changes(

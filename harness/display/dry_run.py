@@ -152,8 +152,8 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:
-            further_notes = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
-            yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{further_notes}"
+            more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
+            yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{more}"
     before_raw = plan.raw_prefix or "no BOS token"
     layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
     yield f"layouts   {layouts}; before text outside a chat: {before_raw}"
