@@ -90,22 +90,22 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     prompts: dict[str, AnsweredPrompt] = {}
     problems: dict[str, str] = {}
     filters: dict[str, None] = {}
-    for origin, record, line in read_lines(path):
+    for origin, values, line in read_lines(path):
         # a set would lose the order
         filters[line.filter] = None
         filter_name = filter_name or line.filter
         if line.filter != filter_name:
             continue
-        metric_name, grades = _read_grades(origin, record, line, metric_name)
+        metric_name, grades = _read_grades(origin, values, line, metric_name)
         prompt = _read_prompt(origin, line, results, grades)
         if prompt.problem_id in prompts:
             raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
         prompts[prompt.problem_id] = prompt
         problems[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
     # lm-eval's own count of documents: a log that is shorter was cut off
-    expected_count = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
-    if len(prompts) < expected_count:
-        problem = f"expected {expected_count}, got {len(prompts)}"
+    expected = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
+    if len(prompts) < expected:
+        problem = f"expected {expected}, got {len(prompts)}"
         if filters:
             problem += f" under the filter {filter_name!r}; the log has {', '.join(filters)}"
         raise RunError(f"{path}: samples are missing: {problem}.")
@@ -120,7 +120,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
 
 
 def _read_grades(
-    origin: str, record: JsonObject, line: LogLine, metric: str
+    origin: str, values: JsonObject, line: LogLine, metric: str
 ) -> tuple[str, list[JsonObject]]:
     """The metric that a line's verdicts are read from, and its grades as fields of a `Score`.
 
@@ -136,12 +136,12 @@ def _read_grades(
             raise RunError(f"{origin}: its grade: {error}.") from None
         if grades:
             return "verdict", grades
-    metric = metric or next((name for name in METRICS if name in record), "")
+    metric = metric or next((name for name in METRICS if name in values), "")
     if not metric:
         return "", []
-    value = record.get(metric)
+    value = values.get(metric)
     if value not in (0, 1):
-        metrics = ", ".join(record.get("metrics") or ()) or "none"
+        metrics = ", ".join(values.get("metrics") or ()) or "none"
         raise RunError(
             f"{origin}: the metric {metric!r} is {value}: expected 0 or 1. The log has {metrics}."
         )
@@ -226,17 +226,17 @@ def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]
     """
     # the last occurrence, because examples may contain the filler too
     head, _, question = text.rpartition(filler) if filler else ("", "", text)
-    fields = [field.strip() for field in doc.values() if isinstance(field, str)]
-    matches = [field for field in fields if field and field in question]
+    values = [value.strip() for value in doc.values() if isinstance(value, str)]
+    matches = [value for value in values if value and value in question]
     # of equally long fields the last one, as a question usually follows its context
     problem = max(reversed(matches), key=len, default=question)
     before, _, after = question.rpartition(problem)
-    filler_text = filler.strip() or filler
-    left_blank, _, right_blank = filler.partition(filler_text) if filler else ("", "", "")
+    inserted = filler.strip() or filler
+    left_blank, _, right_blank = filler.partition(inserted) if filler else ("", "", "")
     segments = [
         ("instruction", head),
         ("separator", left_blank),
-        ("filler", filler_text),
+        ("filler", inserted),
         ("separator", right_blank),
         ("instruction", before),
         ("problem", problem),
