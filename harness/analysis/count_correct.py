@@ -198,20 +198,22 @@ def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
                 f"{outcomes.name}: samples are missing: expected {outcomes.repeats} of each "
                 f"problem, not of {names}."
             )
-    against = f"the baseline {baseline.condition}"
+    baseline_text = f"the baseline {baseline.condition}"
     problems, baseline_problems = set(arm.problem_ids.tolist()), set(baseline.problem_ids.tolist())
-    if unshared := list_first(sorted(map(str, problems ^ baseline_problems))):
+    if unshared_ids := list_first(sorted(map(str, problems ^ baseline_problems))):
         raise ComparisonError(
-            f"{arm.name}: its problems are not those of {against}: {len(problems)} against "
-            f"{len(baseline_problems)}; only one has {unshared}."
+            f"{arm.name}: its problems are not those of {baseline_text}: {len(problems)} against "
+            f"{len(baseline_problems)}; only one has {unshared_ids}."
         )
     if baseline.k != arm.k:
         raise ComparisonError(
-            f"{arm.name}: expected {baseline.repeats} samples per problem as {against} has, "
+            f"{arm.name}: expected {baseline.repeats} samples per problem as {baseline_text} has, "
             f"got {arm.repeats}."
         )
     if not np.array_equal(baseline.samples_by_prompt, arm.samples_by_prompt):
-        raise ComparisonError(f"{arm.name}: its draws of examples are not those of {against}.")
+        raise ComparisonError(
+            f"{arm.name}: its draws of examples are not those of {baseline_text}."
+        )
 
 
 def clustered_error(scores: npt.ArrayLike) -> float:

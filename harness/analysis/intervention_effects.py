@@ -62,8 +62,8 @@ def causes_table(
                 continue
             names = [name for name in (cells.filler, *cells.switched) if name in arms]
             effects = [_compare_with_gap(arms[cells.gap][0], arms[name][0]) for name in names]
-            adjusted = holm([effect["p"] for effect in effects])
-            for name, effect, p in zip(names, effects, adjusted.tolist(), strict=True):
+            adjusted_p = holm([effect["p"] for effect in effects])
+            for name, effect, p in zip(names, effects, adjusted_p.tolist(), strict=True):
                 # the filler as it is has all three switches on
                 cell = conditions[name].cell or {"layers": None, "on": [True, True, True]}
                 _, has_scale, has_bias = cell["on"]
@@ -77,18 +77,18 @@ def _group_cells(conditions: Mapping[str, Condition]) -> list[_Cells]:
     """The cells of each filler that has a position gap: same content, length and placement."""
     fillers: dict[tuple[Any, ...], str] = {}
     gaps: dict[tuple[Any, ...], str] = {}
-    switched: dict[tuple[Any, ...], list[str]] = {}
+    switched_conditions: dict[tuple[Any, ...], list[str]] = {}
     for name, condition in conditions.items():
         key = (condition.filler_content, condition.filler_tokens, condition.placement)
         if condition.cell is None:
             if condition.filler and not condition.words:
                 fillers[key] = name
         elif any(condition.cell["on"]):
-            switched.setdefault(key, []).append(name)
+            switched_conditions.setdefault(key, []).append(name)
         else:
             gaps[key] = name
     return [
-        _Cells(fillers[key], gap, switched.get(key, []))
+        _Cells(fillers[key], gap, switched_conditions.get(key, []))
         for key, gap in gaps.items()
         if key in fillers
     ]

@@ -44,7 +44,7 @@ def _find_speeds(config: RunConfig, requests: int) -> Iterator[tuple[int, str]]:
             receipt = json.loads(path.read_text(encoding="utf-8"))
             model, timing = receipt["config"]["model"], receipt["timing"]
             engine: Mapping[str, Any] = {}
-            # the last session that loaded an engine
+            # a session that only graded has no engine
             for session in receipt["sessions"]:
                 engine = session.get("engine") or engine
             is_same = _read_speed_settings(**model) == _read_speed_settings(**dict(config.model))
@@ -71,7 +71,7 @@ def _describe_speed(
 ) -> str:
     speed = timing["tokens_per_second"]
     seconds = requests * timing["tokens"] / timing["samples"] / speed + timing["load_seconds"]
-    # the time of Hugging Face's answers under interventions
+    # Hugging Face answers under interventions before the engine starts
     check_seconds = timing.get("reference_seconds", 0)
     seconds += check_seconds if is_checked else 0
     # GPU-minutes count each GPU

@@ -237,7 +237,8 @@ def _align(
     """The lines of a grid of texts, as `tabulate` writes it."""
     alignments = [("left", "right")[numeric] for numeric in is_numeric]
     text = tabulate(grid, headers, tablefmt=tablefmt, disable_numparse=True, colalign=alignments)
-    return str(text).split("\n")  # also an empty last line
+    # not `splitlines`, which would drop an empty last line
+    return str(text).split("\n")
 
 
 def _write_text(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
@@ -268,7 +269,7 @@ def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequen
     Columns of words before the first column of numbers can become such headings. A table of words
     only keeps its last column.
     """
-    # the number of columns before the first column of numbers
+    # numbers are never headings, so these are the columns before the first column of numbers
     most_columns = [*is_numeric[:-1], True].index(True)
     for group_columns in range(most_columns + 1):
         headings, *body = [row[group_columns:] for row in grid]
@@ -300,13 +301,13 @@ def _write_markdown(
 
 
 def _write_latex(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
-    guarded = []
+    escaped_grid = []
     for first, *rest in grid:
         # LaTeX would read a bracket or a star after `\\` as an argument of the line break.
         if first.startswith(("[", "*")):
             first = f"{{}}{first}"
-        guarded.append([first, *rest])
-    table = _align(guarded, is_numeric, "latex_raw")
+        escaped_grid.append([first, *rest])
+    table = _align(escaped_grid, is_numeric, "latex_raw")
     # tabulate has booktabs' rules only in a format that escapes the text once more.
     table[1], table[3], table[-2] = r"\toprule", r"\midrule", r"\bottomrule"
     footnotes = [rf"\par\footnotesize {note}" for note in notes]

@@ -78,12 +78,12 @@ def read_reference(name: str) -> Reference:
     Raises:
         ConfigError: there is no such file, or it does not fit the schema.
     """
-    shipped = resources.folder("results") / "reference"
+    shipped_folder = resources.folder("results") / "reference"
     path = Path(name)
     if not path.is_file():
-        path = shipped / f"{path.name.removesuffix('.yaml')}.yaml"
+        path = shipped_folder / f"{path.name.removesuffix('.yaml')}.yaml"
     if not path.is_file():
-        names = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
+        names = ", ".join(sorted(file.stem for file in shipped_folder.glob("*.yaml")))
         raise ConfigError(f"Reference {name!r}: expected a YAML file, or one of {names}.")
     return validate(Reference, read_values(path, "reference"), path)
 
@@ -110,27 +110,29 @@ def reference_table(
         A frame with the columns of `REFERENCE_COLUMNS`.
     """
     keys = ["model", "layout", "condition"]
-    audited = audit[[*keys, "authors_rule"]].astype(dict.fromkeys(keys, object))
-    measured = comparison.merge(audited, on=keys)
-    measured["name"] = measured.pop("model").map(_normalise)
+    audit_columns = audit[[*keys, "authors_rule"]].astype(dict.fromkeys(keys, object))
+    run_rows = comparison.merge(audit_columns, on=keys)
+    run_rows["name"] = run_rows.pop("model").map(_normalise)
     rows = []
-    for entry in reference.accuracies:
-        baseline_accuracy = entry.conditions.get(baseline, math.nan)
-        for condition, accuracy in entry.conditions.items():
+    for model_accuracies in reference.accuracies:
+        baseline_accuracy = model_accuracies.conditions.get(baseline, math.nan)
+        for condition, accuracy in model_accuracies.conditions.items():
             row: dict[str, Any] = {
-                "model": entry.model,
-                "name": _normalise(entry.model),
+                "model": model_accuracies.model,
+                "name": _normalise(model_accuracies.model),
                 "condition": condition,
             }
             row |= {"reference": accuracy, "reference_difference": accuracy - baseline_accuracy}
             rows.append(row)
-    published = pandas.DataFrame(rows)
+    reference_rows = pandas.DataFrame(rows)
     # the baseline has no difference from itself
-    published.loc[published["condition"] == baseline, "reference_difference"] = math.nan
-    was_run = published["name"].isin(measured["name"])
+    reference_rows.loc[reference_rows["condition"] == baseline, "reference_difference"] = math.nan
+    was_run = reference_rows["name"].isin(run_rows["name"])
     if was_run.any():
-        published = published[was_run]
-    return published.merge(measured, on=["name", "condition"], how="left")[list(REFERENCE_COLUMNS)]
+        reference_rows = reference_rows[was_run]
+    return reference_rows.merge(run_rows, on=["name", "condition"], how="left")[
+        list(REFERENCE_COLUMNS)
+    ]
 
 
 def setup_differences(
@@ -143,7 +145,9 @@ def setup_differences(
         receipts: `about` of each run.
         layouts: The layouts of the runs' prompts.
     """
-    reference_models = {_normalise(entry.model) for entry in reference.accuracies}
+    reference_models = {
+        _normalise(model_accuracies.model) for model_accuracies in reference.accuracies
+    }
     models = dict.fromkeys(receipt["model"] for receipt in receipts)
     unknown_models = [model for model in models if _normalise(model) not in reference_models]
     sentences = []
@@ -153,15 +157,17 @@ def setup_differences(
     datasets = [receipt.get("dataset_name") for receipt in receipts]
     samplings = [describe_sampling(receipt) for receipt in receipts]
     graders = [receipt.get("metric") for receipt in receipts]
-    for topic, published, of_runs, default in (
+    for topic, published, run_descriptions, default in (
         ("Dataset", reference.dataset, datasets, "not named in the logs"),
         ("Sampling", setup.sampling, samplings, "not known"),
         ("Prompt", setup.layout, layouts, "not known"),
         ("Grader", setup.grader, graders, "compares the last box as mathematics"),
     ):
-        values = list(dict.fromkeys(value or default for value in of_runs))
-        if values != [published]:
-            sentences.append(f"{topic}: {published} (published), {', '.join(values)} (run).")
+        descriptions = list(
+            dict.fromkeys(description or default for description in run_descriptions)
+        )
+        if descriptions != [published]:
+            sentences.append(f"{topic}: {published} (published), {', '.join(descriptions)} (run).")
     return sentences
 
 

@@ -94,7 +94,7 @@ class BuiltPrompt:
         A token that covers any of a filler is a filler token. Any other token has the role of most
         of its visible characters, or of most of its blanks if it has only blanks.
         """
-        assert self.offsets is not None  # the tokenizer is known
+        assert self.offsets is not None  # callers know the tokenizer
         characters = count_characters(self.text, self.spans, self.offsets)
         visible = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
         has_visible = visible.any(axis=1, keepdims=True)
@@ -121,7 +121,8 @@ def count_characters(
         offsets: The characters of each token.
         with_blanks: Whether blanks count.
     """
-    roles = np.zeros(len(text), np.int8)  # template
+    # role 0: text outside all segments is the chat template's
+    roles = np.zeros(len(text), np.int8)
     for role, (start, end) in spans:
         roles[start:end] = TOKEN_ROLES.index(role)
     has_role = np.eye(len(TOKEN_ROLES), dtype=np.int32)[roles]

@@ -87,7 +87,7 @@ class MadeConfig(Strict):
         product, and chains of the same operands and signs.
         """
         generator = random.Random(self.seed)
-        indices: dict[int, None] = {}  # an ordered set
+        indices: dict[int, None] = {}  # a set would lose the order
         while len(indices) < (self.count or min(self._possible, 200)):
             indices[generator.randrange(self._possible)] = None
         # The index is a number in mixed radix: its digits choose the operands, then the signs.
@@ -110,7 +110,8 @@ def _pose_problem(numbers: list[int], signs: list[Sign]) -> dict[str, str]:
     """The id of a problem, its text and its answer."""
     first, second, *_ = numbers
     _, first_word = signs[0]
-    if first_word == "minus":  # a sum, asked backwards
+    # a sum or product asked backwards, so that no answer is negative or a fraction
+    if first_word == "minus":
         first += second
     elif first_word == "divided by":
         first *= second

@@ -162,7 +162,7 @@ def redistribute(
     units = activations.shape[-1]
     count = max(1, round(share * units))
     sizes, fractions = activations.abs(), draw(positions, units, seed)
-    # the `count` activations nearest to zero, token by token
+    # [token, unit] each token has its own threshold, because prompts come in chunks
     is_small = sizes <= sizes.kthvalue(count, -1, keepdim=True).values
     ends = torch.where(
         activations >= 0,

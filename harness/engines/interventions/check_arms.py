@@ -108,7 +108,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
         "layers": opened_layers(config)["activations"],
         "arms": arms,
     }
-    # as they are read from the file, with lists in place of tuples
+    # stored questions have lists in place of tuples, and both are compared
     plain: JsonObject = json.loads(json.dumps(questions, default=dict))
     return plain
 
@@ -149,7 +149,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
             parameters = SamplingParams(
                 temperature=0,
                 max_tokens=ARM_TOKENS,
-                # that of the chosen token alone
+                # 0 other tokens: the chosen token's suffices
                 logprobs=0,
                 # all answers then have as many tokens as the reference's
                 ignore_eos=True,
