@@ -74,11 +74,16 @@ class FillerIntervention(_Layered):
         switches = [self.other_layers, self.scale, self.bias]
         return {"layers": name_layers(self.layers), "on": switches}
 
+    @property
+    def has_phantoms(self) -> bool:
+        """Whether keys are added for a filler that is not in the prompt."""
+        return not self.other_layers and (self.scale or self.bias)
+
     @model_validator(mode="after")
     def _check_switches(self) -> Self:
         if self.other_layers and self.scale and self.bias:
             raise ValueError("other_layers, scale and bias are all on, which changes nothing")
-        if not self.other_layers and (self.scale or self.bias) and self.layers != (1,):
+        if self.has_phantoms and self.layers != (1,):
             raise ValueError(
                 "other_layers is off, so scale and bias need Layer 1: "
                 "later layers depend on earlier layers"
@@ -128,7 +133,7 @@ class FillerIntervention(_Layered):
         }
         if self.other_layers:
             return resolved
-        if self.scale or self.bias:
+        if self.has_phantoms:
             return resolved | {"phantom": list(prompt_ids[start : start + size])}
         # without both only the position gap remains, which is the same for all layers
         return resolved | {"layers": [], "phantom": []}

@@ -67,8 +67,15 @@ def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
 
 
 @slow_engine
-@pytest.mark.parametrize("kind", ["qwen3", "mixtral", "phi3", "olmo2"])
-def test_attention_recorded_in_other_architectures_is_eager_attention(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [
+        *((kind, None) for kind in ("qwen3", "mixtral", "phi3", "olmo2")),
+        # shorter and longer than the prompt of 70 tokens
+        *((kind, window) for kind in ("mistral", "gemma3_text") for window in (16, 256)),
+    ],
+)
+def test_attention_recorded_in_other_architectures_is_eager_attention(kind, window, tmp_path):
     config = AutoConfig.for_model(
         kind,
         hidden_size=128,
@@ -79,6 +86,8 @@ def test_attention_recorded_in_other_architectures_is_eager_attention(kind, tmp_
         num_key_value_heads=2,
         head_dim=32,
         num_local_experts=4,
+        sliding_window=window,
+        sliding_window_pattern=2,
         max_position_embeddings=512,
         pad_token_id=0,
     )

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig
 
 from harness.engines.backends import check_backend
 from harness.engines.engine_processes import INTERVENTIONS
@@ -220,6 +221,52 @@ def test_a_layer_that_the_model_does_not_have_is_refused():
     assert layers == {"attention": [], "activations": [], "recorded": [0, 98]}
     with pytest.raises(ConfigError, match=r"Layer 99 is requested, but the model has \d+ layers"):
         refuse_to_open({"pretrained": TOY_MODEL}, layers)
+
+
+CHANGED = {"attention": [1], "activations": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "obstacle"),
+    [
+        ("gemma3_text", CHANGED, "sliding windows of 16 tokens, and model.*max_model_len is 512"),
+        ("mistral", {"attention": [], "activations": [0]}, "sliding windows of 16 tokens"),
+        ("qwen3", CHANGED | {"phantoms": [0]}, "key norms, which phantom keys lack"),
+        ("mixtral", {"attention": [], "activations": [0]}, "experts have none"),
+        ("gemma2", CHANGED, "soft-capped attention"),
+        ("deepseek_v3", {**CHANGED, "attention": [], "recorded": [0]}, "latent attention"),
+    ],
+)
+def test_a_model_that_excludes_open_layers_is_refused_before_it_is_loaded(
+    kind, layers, obstacle, tmp_path
+):
+    save_config(kind, tmp_path)
+    with pytest.raises(ConfigError, match=f"cannot be opened: {kind} has .*{obstacle}"):
+        refuse_to_open({"pretrained": str(tmp_path)}, layers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("gemma3_text", {"attention": [], "activations": [], "recorded": [0, 1]}),
+        ("gemma3_text", CHANGED),
+        ("qwen3", CHANGED),
+    ],
+)
+def test_a_window_that_no_prompt_reaches_and_recording_within_windows_are_allowed(
+    kind, layers, tmp_path
+):
+    save_config(kind, tmp_path)
+    context = 512 if layers.get("recorded") else 16
+    refuse_to_open({"pretrained": str(tmp_path), "max_model_len": context}, layers)
+
+
+def save_config(kind, folder):
+    """The config of a small model with sliding windows, if its architecture has any."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 99}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    context = {"sliding_window": 16, "max_position_embeddings": 512}
+    AutoConfig.for_model(kind, **sizes, **heads, **context).save_pretrained(folder)
 
 
 def test_a_function_whose_file_is_missing_is_refused():
