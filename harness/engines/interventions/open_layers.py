@@ -7,6 +7,7 @@ from typing import Any
 from harness.constants import JsonObject
 from harness.engines.engine_processes import PLUGIN
 from harness.errors import ConfigError, ModelError, explain_hub_error
+from harness.experiment.intervention_settings import CHANGES_ATTENTION
 from harness.experiment.run_config import RunConfig
 
 OPERATION = "mless::change_rows"
@@ -37,9 +38,9 @@ def opened_layers(config: RunConfig) -> JsonObject:
     numbers: dict[str, set[int]] = {"attention": set(), "activations": set()}
     for condition in config.conditions:
         if intervention := condition.intervention:
-            kind = "attention" if intervention.kind == "filler" else "activations"
+            kind = "attention" if intervention.kind in CHANGES_ATTENTION else "activations"
             numbers[kind].update(intervention.layer_indices)
-            if kind == "attention" and intervention.has_phantoms:
+            if intervention.kind == "filler" and intervention.has_phantoms:
                 numbers.setdefault("phantoms", set()).update(intervention.layer_indices)
     layers: JsonObject = {kind: sorted(numbers[kind]) for kind in numbers}
     if config.record_attention:

@@ -37,7 +37,7 @@ from harness.engines.interventions.step_rows import Block, Chunk, Group, Recorde
 QUERY_SETS = 3
 """Sets of queries over which recorded attention is summed: all queries, those common to all
 conditions, and those of the problem."""
-NO_FILLER = {"start": 0, "size": 0, "scale": True, "bias": True}
+NO_FILLER = {"kind": "sink", "count": 1}
 """The arm of prompts whose attention is unchanged, where other prompts have a filler."""
 WEIGHTS_AT_ONCE = 2**22
 """Attention weights in memory at the same time while attention is recorded. There are six copies in
@@ -271,7 +271,7 @@ class Arms:
         implementation.forward = forward
 
     def _attention(self, layer: int) -> Any:
-        """vLLM's attention of a layer, after the projections, norms and positions."""
+        """The attention of a layer in vLLM, after the projections, norms and positions."""
         return self._decoder.layers[layer].self_attn.attn
 
     def _attend(self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor) -> None:
@@ -362,7 +362,7 @@ class Arms:
 
     def _phantoms_of(self, layer: int, arms: Sequence[Arm], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [arm, token, head, unit], padded to the longest filler."""
-        fillers = [(arm["start"], tuple(arm.get("phantom", ()))) for arm in arms]
+        fillers = [(arm.get("start", 0), tuple(arm.get("phantom", ()))) for arm in arms]
         distinct = [*dict.fromkeys(fillers)]  # few; padding copies each
         indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
         pairs = [self._phantom(layer, *filler, like) for filler in distinct]
