@@ -70,7 +70,7 @@ class FillerIntervention(_Layered):
     bias: bool = True
     """The filler's values are added."""
     keep: Literal["first", "middle", "last"] | None = None
-    """Later tokens see only these tokens of the filler in the layers."""
+    """Later tokens see only these tokens of the filler: `first`, `middle` or `last`."""
     count: int = Field(default=1, ge=1)
     """The number of tokens to keep."""
     hide: Literal["filler", "examples"] = "filler"
