@@ -93,9 +93,12 @@ def test_attention_recorded_in_other_architectures_is_eager_attention(kind, wind
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    for weights in model.parameters():
+    # else all weights of attention are about the same
+    for name, weights in model.named_parameters():
         if weights.ndim == 2:
-            weights.data *= 4  # else all weights of attention are about the same
+            weights.data *= 4
+        elif "q_norm" in name or "k_norm" in name:
+            weights.data += 2
     model.save_pretrained(tmp_path / kind)
     AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path / kind)
     token_ids = np.random.default_rng(0).integers(3, 500, 70)
