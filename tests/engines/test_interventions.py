@@ -431,7 +431,7 @@ ARMS += [
     }
     for keep, count in KEPT
 ]
-HIDE = {"kind": "filler", "layers": "4-10", "keep": "first", "hide": "examples"}
+HIDE = {**ARMS[-1]["intervention"], "keep": "first", "count": 25, "hide": "examples"}
 ARMS.append({**FIRST, "name": "hide-examples", "intervention": HIDE})
 ARMS += [
     {"name": f"sink-{name}", "intervention": {"kind": "sink", "layers": "4-10", "count": count}}
