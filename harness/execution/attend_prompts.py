@@ -97,8 +97,8 @@ def attention(
         A list with an array for each prompt; it also has their tokens, rows, and a page.
 
     Raises:
-        ConfigError: no such layer, or the model's attention cannot be opened (sliding windows,
-            sinks, soft caps).
+        ConfigError: no such layer, or the model's attention cannot be opened (sinks, soft caps,
+            latent attention).
         ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
     """
     name = smollm2_model.resolve_model(model)

@@ -88,6 +88,14 @@ class BuiltPrompt:
         return [span for role, span in self.spans if role == "filler"]
 
     @property
+    def example_span(self) -> tuple[int, int] | None:
+        """The half-open range of positions from the first to the last token of the examples."""
+        if self.offsets is None or "demonstration" not in dict(self.spans):
+            return None
+        positions = np.flatnonzero(self.token_roles == DEMONSTRATION)
+        return int(positions[0]), int(positions[-1]) + 1
+
+    @property
     def token_roles(self) -> NDArray[np.int8]:
         """The role of each token, as an index into TOKEN_ROLES.
 
