@@ -7,14 +7,13 @@ that it starts. It does not do so in forked processes, because their parent has 
 already; the hook for forks covers these.
 """
 
-import json
 import logging
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,12 +29,9 @@ that it is alive."""
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 """The run's process, as `process_identity` writes it; unset where vLLM is used without mless."""
 
-INTERVENTIONS = "MLESS_INTERVENTIONS"
-"""The layers that vLLM's workers open for interventions, as JSON:
-`{"attention": [0], "activations": [0]}`."""
-
-PLUGIN, OPENER = "mless", "mless-interventions"
-"""The names of `die_with_parent` and `interventions.install` in the entry-point group."""
+PLUGIN = "mless"
+"""The name of `die_with_parent` in the entry-point group, and of open layers in vLLM's
+`additional_config`."""
 RECORD = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
 intervention is PLUGIN."""
@@ -155,7 +151,6 @@ class WorkerFacts:
 
     local_rank: int
     vllm_config: Any
-    mless_arms: Any
 
     def mless_facts(self) -> dict[str, Any]:
         """Device and kernels of this worker as plain values; None where they cannot be read."""
@@ -187,19 +182,7 @@ class WorkerFacts:
             "triton_f32_default": lambda: os.environ.get("TRITON_F32_DEFAULT"),
             "batch_invariant": lambda: bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
         }
-        if arms := getattr(self, "mless_arms", None):
-            getters["recording_bytes"] = lambda: arms.recording_bytes
         return {name: read_fact(getter) for name, getter in getters.items()}
-
-    def mless_check_rows(self) -> int:
-        """Raise RuntimeError if rows were skipped; return the bytes stored for interventions."""
-        self.mless_arms.check()
-        return int(self.mless_arms.stored_bytes)
-
-    def mless_take_attention(self) -> RawSums:
-        """The attention of complete prompts: see `interventions.vllm_worker.Arms`."""
-        attention: RawSums = self.mless_arms.take_attention()
-        return attention
 
 
 def read_fact(getter: Callable[[], Any]) -> Any:
@@ -236,23 +219,16 @@ def ignored_signals() -> Iterator[None]:
 
 
 @contextmanager
-def end_processes_with_run(layers: Mapping[str, Any] | None) -> Iterator[None]:
-    """Have the processes that vLLM starts within the context end with this process.
-
-    They also open the layers of interventions.
-    """
+def end_processes_with_run() -> Iterator[None]:
+    """Have the processes that vLLM starts within the context end with this process."""
     plugins = os.environ.get("VLLM_PLUGINS")
-    variables = {OWNER_VARIABLE: process_identity(os.getpid())}
-    if layers:
-        variables[INTERVENTIONS] = json.dumps(layers)
-    os.environ.update(variables)
+    os.environ[OWNER_VARIABLE] = process_identity(os.getpid())
     if plugins is not None:
         # where the user names plugins, vLLM calls no others
-        os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN},{OPENER}".lstrip(",")
+        os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}".lstrip(",")
     try:
         yield
     finally:
-        for name in variables:
-            del os.environ[name]
+        del os.environ[OWNER_VARIABLE]
         if plugins is not None:
             os.environ["VLLM_PLUGINS"] = plugins

@@ -183,7 +183,7 @@ class VLLMEngine:
         self._errors = ChildErrors()
         try:
             with (
-                engine_processes.end_processes_with_run(self._layers),
+                engine_processes.end_processes_with_run(),
                 engine_processes.started_processes() as processes,
                 self._errors.inherited(),
             ):

@@ -133,7 +133,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     """Have the engine answer the questions of Hugging Face, all arms in one batch.
 
     Returns:
-        As `compare_with_reference`, and `kept_bytes`, the memory of the open layers' states.
+        As `compare_with_reference`.
 
     Raises:
         EngineError: an arm does not answer as in Hugging Face.
@@ -164,8 +164,8 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
             if output.finished:
                 name, _, index = output.request_id.rpartition(" ")
                 answers[name][int(index)] = _read_answer(output.outputs[0])
-    stored_bytes = sum(engine.collective_rpc("mless_check_rows"))
-    agreement = {**compare_with_reference(answers, reference), "kept_bytes": stored_bytes}
+    engine.collective_rpc("mless_check_rows")
+    agreement = compare_with_reference(answers, reference)
     counts = []
     for name, prompt_count in agreement["prompts"].items():
         agreeing = agreement["agreements"][name]
