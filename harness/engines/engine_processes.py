@@ -8,7 +8,6 @@ already; the hook for forks covers these.
 """
 
 import logging
-import multiprocessing
 import os
 import signal
 import threading
@@ -120,27 +119,23 @@ def _end_at_sigterm_while_starting() -> None:
 
 
 @contextmanager
-def started_processes() -> Iterator[set[BaseProcess]]:
+def started_processes() -> Iterator[list[BaseProcess]]:
     """Collect the processes that are started within the context.
 
     Python's own list of them loses a process when it ends, and with it the exit code.
     """
-    earlier_processes = set(multiprocessing.active_children())
-    processes: set[BaseProcess] = set()
-    has_ended = threading.Event()
+    processes: list[BaseProcess] = []
+    start = BaseProcess.start
 
-    def collect() -> None:
-        # often, because a process that fails may end within a second of its start
-        while not has_ended.wait(0.1):
-            processes.update(set(multiprocessing.active_children()) - earlier_processes)
+    def start_and_note(process: BaseProcess) -> None:
+        start(process)
+        processes.append(process)
 
-    collector = threading.Thread(target=collect, name="mless-started-processes", daemon=True)
-    collector.start()
+    BaseProcess.start = start_and_note  # type: ignore[assignment, method-assign]
     try:
         yield processes
     finally:
-        has_ended.set()
-        collector.join()
+        BaseProcess.start = start  # type: ignore[method-assign]
 
 
 class WorkerFacts:

@@ -85,22 +85,17 @@ def count_checked(prompts: int) -> int:
 
 
 def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
-    """The first prompts of every arm, those of the baseline before the others."""
+    """The first prompts of every condition of the config."""
     config, arguments = plan.config, plan.model_arguments
-    first_draw = min(arm.draw for arm in plan.arms.values() if arm.prompts)
-    names = {}
-    for task, arm in plan.arms.items():
-        is_first = arm.draw == first_draw and arm.layout == config.layouts[0]
-        if is_first and arm.condition in config.conditions:
-            names[task] = arm.condition.name
-    arms: dict[str, list[JsonObject]] = {
-        name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)
-    }
+    arms: dict[str, list[JsonObject]] = {condition.name: [] for condition in config.conditions}
     for request in requests:
-        name = names.get(request.task)
-        if name and len(arms[name]) < count_checked(len(plan.arms[request.task].prompts)):
-            question = {"token_ids": request.prompt_token_ids, "arm": request.intervention}
-            arms[name].append(question)
+        arm = plan.arms[request.task]
+        # a reference condition, such as a positive control, is none of the config's
+        questions_of_arm = arms.get(arm.condition.name)
+        if questions_of_arm is None or len(questions_of_arm) >= count_checked(len(arm.prompts)):
+            continue
+        question = {"token_ids": request.prompt_token_ids, "arm": request.intervention}
+        questions_of_arm.append(question)
     questions = {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
-from transformers.masking_utils import eager_mask
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.engines.interventions.arithmetic import (
     add_gap,
@@ -47,9 +46,8 @@ class Reference:
         self._arm: Mapping[str, Any] = {}
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
-        self._capture: list[tuple[Tensor, Tensor]] | None = None
+        # without a function for masks of this name, no mask is made: all attention here is causal
         AttentionInterface.register(NAME, self._attention)
-        AttentionMaskInterface.register(NAME, eager_mask)  # unused: all attention here is causal
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation=NAME, revision=revision
         ).eval()
@@ -64,8 +62,10 @@ class Reference:
         self, token_ids: Sequence[int], arm: Mapping[str, Any] | None
     ) -> dict[str, list[Any]]:
         """The greedy answer, its log-probabilities, and their leads over the next best token."""
+        self._arm, self._phantom = {}, None
+        if arm and arm.get("phantom"):
+            self._phantom = self._compute_phantom(arm)
         self._arm = arm or {}
-        self._phantom = self._capture_phantom() if self._arm.get("phantom") else None
         answer: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(ARM_TOKENS):
@@ -89,14 +89,13 @@ class Reference:
             ids = best.indices[:1][None]
         return answer
 
-    def _capture_phantom(self) -> tuple[Tensor, Tensor]:
+    def _compute_phantom(self, arm: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
-        self._capture = []
-        ids = torch.tensor([self._arm["phantom"]], device=self.model.device)
-        positions = self._arm["start"] + torch.arange(ids.shape[1], device=ids.device)
-        self.model(ids, position_ids=positions[None], use_cache=False, logits_to_keep=1)
-        phantom, self._capture = self._capture[0], None
-        return phantom
+        ids = torch.tensor([arm["phantom"]], device=self.model.device)
+        positions = arm["start"] + torch.arange(ids.shape[1], device=ids.device)
+        output = self.model(ids, position_ids=positions[None], use_cache=True, logits_to_keep=1)
+        first_layer = output.past_key_values.layers[0]
+        return first_layer.keys.transpose(1, 2), first_layer.values.transpose(1, 2)
 
     def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
         """Activations [1, token, unit] of a layer, changed by the arm if it changes them."""
@@ -114,10 +113,7 @@ class Reference:
         scaling: float,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        layer = int(str(module.layer_idx))
-        if self._capture is not None:
-            self._capture.append((key.transpose(1, 2), value.transpose(1, 2)))
-        elif self._arm.get("kind") == "filler" and layer in self._arm["layers"]:
+        if self._arm.get("kind") == "filler" and module.layer_idx in self._arm["layers"]:
             tokens = torch.arange(query.shape[2], device=query.device)
             indices = key.shape[2] - query.shape[2] + tokens[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
@@ -126,12 +122,10 @@ class Reference:
                 value = torch.cat([value, self._phantom[1]], 1)
             fillers = tabulate_fillers([self._arm], query.device)
             return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
-        # a single query is the last one and sees all keys
-        is_causal = query.shape[2] > 1
-        output = scaled_dot_product_attention(
-            query, key, value, scale=scaling, is_causal=is_causal, enable_gqa=True
+        output: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, None, scaling=scaling
         )
-        return output.transpose(1, 2), None
+        return output
 
 
 def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
