@@ -106,9 +106,9 @@ class _Session:
 
         self._announce_loading()
         log = self._folder.path / LOG
-        arguments = self._model_arguments()  # prints messages, so before their redirection
-        started = time.monotonic()
         with library_log(log), ExitStack() as stack:
+            arguments = self._model_arguments()
+            started = time.monotonic()
             with loading(log):
                 backend = stack.enter_context(
                     open_backend(

@@ -6,15 +6,19 @@ same arithmetic: the same tokens until the first near-tie, with the same log-pro
 
 import json
 import math
-import re
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from harness.constants import JsonObject
-from harness.engines.engine_processes import PLUGIN
+from harness.engines.engine_processes import (
+    PLUGIN,
+    die_with_parent,
+    end_processes_with_run,
+    quote,
+)
 from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import EngineError, ModelError
 from harness.experiment.plan import Plan, Request, hash_json
@@ -58,25 +62,36 @@ def ask_reference(
     reference: JsonObject = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if reference.get("questions") == questions:
         return reference
-    draft = folder / f"asked-{REFERENCE}"
-    draft.write_text(json.dumps(questions), encoding="utf-8")
-    module = "harness.engines.interventions.hugging_face_answers"
-    command = [sys.executable, "-m", module, str(draft)]
-    last_line = ""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for line in process.stdout or ():
-            if progress := re.fullmatch(r"(\d+) of (\d+) arms\n", line):
-                advance(int(progress[1]), int(progress[2]))
-            elif line.strip():
-                last_line = line.strip()
-    if process.returncode:
-        raise ModelError(f"Hugging Face cannot answer under the interventions: {last_line}")
+    answers: dict[str, list[JsonObject]] = {}
+    # a process of its own, which ends before an engine takes the memory
+    spawn = multiprocessing.get_context("spawn")
+    with end_processes_with_run(), ProcessPoolExecutor(1, spawn, die_with_parent) as executor:
+        try:
+            for name in questions["arms"]:
+                answers[name] = executor.submit(_answer, questions, name).result()
+                advance(len(answers), len(questions["arms"]))
+        except Exception as error:  # whatever transformers raises
+            message = quote(f"{type(error).__name__}: {error}")
+            raise ModelError(
+                f"Hugging Face cannot answer under the interventions: {message}"
+            ) from error
+    reference = {"questions": questions, "answers": answers}
+    draft = folder / f"draft-{REFERENCE}"
+    draft.write_text(json.dumps(reference), encoding="utf-8")
     # renamed when it is complete, so a killed process leaves no half of an answer
     draft.replace(path)
-    reference = json.loads(path.read_text("utf-8"))
     return reference
+
+
+def _answer(questions: JsonObject, name: str) -> list[JsonObject]:
+    """Answer the questions of an arm with Hugging Face, whose model is loaded once."""
+    from harness.engines.interventions.hugging_face_answers import load_reference
+
+    layers = tuple(questions["layers"])
+    reference = load_reference(
+        questions["model"], questions["dtype"], layers, questions["revision"]
+    )
+    return [reference.answer(**question) for question in questions["arms"][name]]
 
 
 def count_checked(prompts: int) -> int:

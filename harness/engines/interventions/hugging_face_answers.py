@@ -1,17 +1,10 @@
 """The same interventions in Hugging Face, prompt by prompt: the reference for the engine's answers.
 
-It runs in a separate process, which ends before an engine takes the memory:
-
-    python -m harness.engines.interventions.hugging_face_answers FILE
-
-FILE has the questions, and then the questions with the answers.
+`check_arms.ask_reference` runs it in a separate process.
 """
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -128,19 +121,4 @@ class Reference:
         return output
 
 
-def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
-    """The questions of `check_arms.ask_reference`, with the answers of all arms."""
-    reference = Reference(
-        questions["model"], questions["dtype"], questions["layers"], questions["revision"]
-    )
-    answers: dict[str, list[Any]] = {}
-    for name, prompts in questions["arms"].items():
-        answers[name] = [reference.answer(prompt["token_ids"], prompt["arm"]) for prompt in prompts]
-        print(f"{len(answers)} of {len(questions['arms'])} arms", flush=True)
-    return {"questions": questions, "answers": answers}
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    reference = answer_all(json.loads(path.read_text("utf-8")))
-    path.write_text(json.dumps(reference), encoding="utf-8")
+load_reference = cache(Reference)
