@@ -91,7 +91,8 @@ def _answer(questions: JsonObject, name: str) -> list[JsonObject]:
     reference = load_reference(
         questions["model"], questions["dtype"], layers, questions["revision"]
     )
-    return [reference.answer(**question) for question in questions["arms"][name]]
+    arm_questions = questions["arms"][name]
+    return [reference.answer(**question, token_count=ARM_TOKENS) for question in arm_questions]
 
 
 def count_checked(prompts: int) -> int:

@@ -18,7 +18,6 @@ from harness.engines.interventions.arithmetic import (
     change_activations,
     tabulate_fillers,
 )
-from harness.engines.interventions.check_arms import ARM_TOKENS
 
 NAME = "mless_interventions"
 
@@ -52,7 +51,7 @@ class Reference:
 
     @torch.no_grad()
     def answer(
-        self, token_ids: Sequence[int], arm: Mapping[str, Any] | None
+        self, token_ids: Sequence[int], arm: Mapping[str, Any] | None, token_count: int
     ) -> dict[str, list[Any]]:
         """The greedy answer, its log-probabilities, and their leads over the next best token."""
         self._arm, self._phantom = {}, None
@@ -61,7 +60,7 @@ class Reference:
         self._arm = arm or {}
         answer: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
-        for _ in range(ARM_TOKENS):
+        for _ in range(token_count):
             self._positions = start + torch.arange(ids.shape[1], device=ids.device)
             if "phantom" in self._arm:
                 self._positions = add_gap(self._positions, self._arm["start"], self._arm["size"])

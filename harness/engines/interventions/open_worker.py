@@ -26,11 +26,7 @@ class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no type
 
     def determine_available_memory(self) -> int:
         """The memory for vLLM's cache; the rest is for recording and for states stored twice."""
-        return self._arms.reserve_memory(super().determine_available_memory())
-
-    def mless_facts(self) -> dict[str, Any]:
-        """The facts, with the memory that recording may take."""
-        return {**super().mless_facts(), "recording_bytes": self._arms.recording_bytes}
+        return self._arms.reserve_memory(super().determine_available_memory(), self.vllm_config)
 
     def mless_check_rows(self) -> None:
         """Raise RuntimeError if rows were skipped."""

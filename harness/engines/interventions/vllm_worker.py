@@ -75,9 +75,6 @@ class Arms:
             worker.vllm_config.parallel_config
         )
         self._set_count = layers.get("set_count", QUERY_SETS)
-        self.recording_bytes = 0
-        if self._recorded_layers:
-            self.recording_bytes = self._largest_bytes(worker.vllm_config)
         for layer in sorted(self._changed_layers | self._recorded_layers):
             self._open(layer)
         for layer in layers["activations"]:
@@ -87,13 +84,13 @@ class Arms:
         self._activation = ACT2FN[name]
         _installed[:] = [self]
 
-    def reserve_memory(self, available: int) -> int:
+    def reserve_memory(self, available: int, config: Any) -> int:
         """The bytes that remain for vLLM's cache.
 
         Raises:
             RuntimeError: recording may need all of them.
         """
-        recording = self.recording_bytes
+        recording = self._largest_bytes(config) if self._recorded_layers else 0
         if recording and available <= recording:
             sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
             raise RuntimeError(
