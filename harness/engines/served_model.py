@@ -97,9 +97,8 @@ class ServedModel:
 
     def __init__(self, backend: str, arguments: Mapping[str, Any]) -> None:
         self._arguments = validate(ServerArguments, arguments, "model.model_args")
-        self._base = self._arguments.base_url.rstrip("/")
-        for path in sorted(PATHS.values(), key=len, reverse=True):  # `/completions` ends both
-            self._base = self._base.removesuffix(path)
+        base = self._arguments.base_url.rstrip("/")
+        self._base = base.removesuffix("/completions").removesuffix("/chat")
         self._url = self._base + PATHS[backend]
         self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()
@@ -169,21 +168,18 @@ class ServedModel:
             raise ModelError(
                 f"No server answers at model.model_args.base_url {self._base}: {_message(body)}."
             )
-        models = body.get("data") if isinstance(body, dict) and status == 200 else None
-        if not isinstance(models, list):
+        try:
+            models = {str(model["id"]): model for model in body["data"]}
+        except (KeyError, TypeError):  # a server without such a list answers otherwise
             return None
-        names = []
-        for model in models:
-            if isinstance(model, dict) and "id" in model:
-                names.append(model["id"])
-                if model["id"] == self._arguments.model:
-                    fields = ("id", "root", "owned_by", "max_model_len")
-                    return {field: model.get(field) for field in fields}
-        served = ", ".join(names) if names else "none"
-        raise ModelError(
-            f"The server at {self._base} has no model {self._arguments.model!r} "
-            f"(model.model_args.model): it serves {served}."
-        )
+        name = self._arguments.model
+        if name not in models:
+            raise ModelError(
+                f"The server at {self._base} has no model {name!r} (model.model_args.model): it "
+                f"serves {', '.join(models) or 'none'}."
+            )
+        fields = ("id", "root", "owned_by", "max_model_len")
+        return {field: models[name].get(field) for field in fields}
 
     async def _generate(self, request: Request) -> Completion:
         for attempt in range(self._arguments.max_retries + 1):
