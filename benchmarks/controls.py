@@ -190,7 +190,7 @@ def describe_run(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], t
     sources = tuple(name for name in points if abs(points[name]) >= 2)
     rises = mediators.loc[CONDITION, list(STATES)] - mediators.loc["wo", list(STATES)]
     states = tuple(name for name in STATES if rises[name] >= 1)
-    difference = audit["ours_difference"]
+    difference = audit["by_mless_difference"]
     graders = tuple(
         name for name in GRADERS if abs(audit[f"{name}_difference"] - difference) >= GRADER_POINTS
     )

@@ -313,10 +313,11 @@ def smollm2() -> Path:
     return fetch_smollm2()
 
 
-NVIDIA_SMI = """#!/bin/sh
-case "$1" in
-*compute-apps*) printf '%s' "$PROCESSES" ;;
-*index,uuid*) printf '0, GPU-aa11\n1, GPU-bb22\n' ;;
+NVIDIA_SMI = r"""#!/bin/sh
+case "$1 $2" in
+*compute-apps*\ --id=1 | *compute-apps*\ --id=GPU-bb22)
+    printf '%s' "$PROCESSES" | sed -n 's/^GPU-bb22, //p' ;;
+*compute-apps*) printf '%s' "$PROCESSES" | sed 's/^GPU-[^,]*, //' ;;
 *) printf '%s' "$GPUS" ;;
 esac
 """

@@ -67,9 +67,9 @@ def audit_table(
         by: Further columns to split by, such as subject or level.
     """
     samples = frame[frame["replicate"] == 0]
-    keys, graders = ["model", "layout", *by, "condition"], ["ours", *GRADERS]
+    keys, graders = ["model", "layout", *by, "condition"], ["by_mless", *GRADERS]
     scores = samples[[*keys, "problem_id"]].assign(
-        ours=samples["correct"],
+        by_mless=samples["correct"],
         **samples[list(GRADERS)],
         boxes_after_first=samples["boxes_after_first"] > 0,
     )

@@ -45,12 +45,12 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.display.format_table import Column, Table, render
     from harness.execution.grade_again import REGRADED_SHOWN
 
-    summary = f"{len(grades)} samples: right by mless {grades['ours'].mean():.1%}"
+    summary = f"{len(grades)} samples: right by mless {grades['by_mless'].mean():.1%}"
     counts = [f"{verdict} {count}" for verdict, count in grades["verdict"].value_counts().items()]
     title = "The first"
-    if grades["theirs"].notna().all():
-        summary += f", by the log's metric {grades['theirs'].mean():.1%}"
-        grades = grades[grades["ours"] != grades["theirs"]]
+    if grades["by_log"].notna().all():
+        summary += f", by the log's metric {grades['by_log'].mean():.1%}"
+        grades = grades[grades["by_mless"] != grades["by_log"]]
         summary += f"; they differ on {len(grades)}"
         title += " on which they differ"
     lines = [f"{summary}.", f"Verdicts: {', '.join(counts)}."]

@@ -125,7 +125,7 @@ def run(
         typer.echo(f"{show_prompts(plan)}\n{describe_plan(plan, further_lines)}")
         return
     typer.echo(describe_plan(plan, further_lines), err=True)
-    show_run(execute(plan, output=folder, quiet=quiet, engines=engines))
+    show_run(execute(plan, output=folder, quiet=quiet, engines=engine_count))
 
 
 def show_run(folder: Path) -> None:

@@ -184,7 +184,7 @@ SIDE_TABLES = (
         key="audit",
         heading="Other graders of the same completions, percent correct and difference",
         meanings={
-            "ours": "percent correct by mless; GRADER_difference has the change from the baseline",
+            "by_mless": "percent correct; GRADER_difference has the change from the baseline",
             "math_verify": "lm-eval's call of math_verify on the full text",
             "exact_match_boxed": "lm-eval's minerva comparison of the last box",
             "authors_rule": "the study's rule, which accepts substrings of the gold answer",

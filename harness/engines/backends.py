@@ -75,7 +75,7 @@ def open_backend(
     arguments: Mapping[str, Any],
     *,
     sampled: bool,
-    engines: str | None,
+    engines: int | str,
     most: int,
     log: Path,
 ) -> AbstractContextManager[VLLMEngine | EnginePool | served_model.ServedModel | LmEvalBackend]:
@@ -86,7 +86,7 @@ def open_backend(
             of a model of lm-eval's.
         arguments: lm-eval's model arguments.
         sampled: Whether any request will be sampled.
-        engines: A number, `auto`, or None for the number in the arguments; only for `vllm`.
+        engines: The number of engines, or `auto`; only for `vllm`.
         most: The number of requests, and so the largest number of engines.
         log: A file that takes what the libraries of several engines print.
 
@@ -95,8 +95,7 @@ def open_backend(
         ModelError: no such model, or the backend does not start.
     """
     if backend == "vllm":
-        engine_count = check_engines(engines, arguments)
-        return closing(open_engines(arguments, engine_count, sampled=sampled, most=most, log=log))
+        return closing(open_engines(arguments, engines, sampled=sampled, most=most, log=log))
     if backend in served_model.PATHS:
         return closing(served_model.ServedModel(backend, arguments))
     try:

@@ -60,9 +60,8 @@ def refuse_too_long(request: Request, max_model_len: int) -> None:
 
 def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
     """The completions in vLLM's outputs, and whether any request ended without a completion."""
-    finished = [output for output in outputs if output.finished]
     completions = []
-    for output in finished:
+    for output in outputs:
         completion = output.outputs[0]
         # an engine that shuts down reports its unfinished requests with `abort`
         if completion.finish_reason in FINISH_REASONS:
@@ -75,7 +74,7 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
                     finish_reason=completion.finish_reason,
                 )
             )
-    return completions, len(completions) < len(finished)
+    return completions, len(completions) < len(outputs)
 
 
 def sampling_parameters(request: Request, recording: str = "") -> Any:
@@ -99,6 +98,6 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
         extra_args=extra or None,
-        # vLLM sends a cumulative output after every token
-        output_kind=RequestOutputKind.DELTA,
+        # otherwise vLLM makes an output after every token
+        output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -24,7 +24,7 @@ RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 
 def gpu_driver() -> str | None:
     """The version of the NVIDIA driver; None where `nvidia-smi` is missing or knows no GPU."""
-    rows = _query("--query-gpu=driver_version", 1)
+    rows = _query("--query-gpu=driver_version", columns=1)
     return rows[0][0] if rows else None
 
 
@@ -33,34 +33,21 @@ def describe_gpu_processes() -> str:
 
     In a container the driver may hide processes, or give their ids on the host.
     """
-    visible_uuids = _visible_uuids()
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    options = ["--query-compute-apps=pid,process_name,used_memory"]
+    # nvidia-smi knows numbers and UUIDs of GPUs, but no slices of a GPU (MIG)
+    if devices and "MIG-" not in devices:
+        options.append(f"--id={devices}")
     processes = []
-    for uuid, process_id, name, memory in _query(
-        "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", 4
-    ):
-        is_visible = visible_uuids is None or uuid in visible_uuids
-        if is_visible and process_id != str(os.getpid()):
+    for process_id, name, memory in _query(*options, columns=3):
+        if process_id != str(os.getpid()):
             processes.append(f"{name} (process {process_id}, {memory} MiB)")
     return f"It is held by {', '.join(processes)}." if processes else ""
 
 
-def _visible_uuids() -> set[str] | None:
-    """The GPUs of CUDA_VISIBLE_DEVICES, which has numbers or beginnings of UUIDs; None for all."""
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(",", " ").split()
-    # nvidia-smi's list of GPUs does not contain slices of a GPU (MIG)
-    if not devices or any(device.startswith("MIG-") for device in devices):
-        return None
-    uuids = set()
-    for index, uuid in _query("--query-gpu=index,uuid", 2):
-        for device in devices:
-            if device == index or (len(device) > 4 and uuid.startswith(device)):
-                uuids.add(uuid)
-    return uuids
-
-
-def _query(option: str, columns: int) -> list[list[str]]:
+def _query(*options: str, columns: int) -> list[list[str]]:
     """The rows of `nvidia-smi` that have this number of columns; none where it is missing."""
-    command = ["nvidia-smi", option, "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
     try:
         query = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

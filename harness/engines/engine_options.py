@@ -35,7 +35,6 @@ NON_ENGINE_ARGUMENTS = (
 )
 """Model arguments that lm-eval, the pool of engines or the prompts use."""
 ENGINE_DEFAULTS = {
-    "stream_interval": 64,  # the engine reports unfinished requests after so many tokens each
     "disable_log_stats": True,  # as vLLM's own `LLM`: nobody reads them, and they take time
     "worker_extension_cls": WORKER_EXTENSION,
 }

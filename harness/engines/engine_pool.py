@@ -183,7 +183,7 @@ class EnginePool:
                 self._lose(engine, error)
                 continue
             if engine.facts:
-                finished += self._read_results(engine, dict(answer))
+                finished += self._read_results(engine, *answer)
             else:
                 self._refuse_shared_device(answer)
                 engine.facts = answer
@@ -191,21 +191,16 @@ class EnginePool:
         return finished
 
     def _read_results(
-        self, engine: _Engine, results: Mapping[int, Completion | int]
+        self, engine: _Engine, completions: Sequence[Completion], token_counts: dict[int, int]
     ) -> FinishedRequests:
-        """The completions among the results of an engine, which also has numbers of tokens."""
-        finished = [
-            (engine.requests.pop(number), result)
-            for number, result in results.items()
-            if isinstance(result, Completion)
-        ]
-        engine.token_counts = {
-            number: result for number, result in results.items() if isinstance(result, int)
-        }
-        if finished and not engine.has_finished_samples:
+        engine.token_counts = token_counts
+        if completions and not engine.has_finished_samples:
             self._fruitless_starts = 0
             engine.has_finished_samples = True
-        return finished
+        return [
+            (engine.requests.pop(int(completion.request_id)), completion)
+            for completion in completions
+        ]
 
     def _refuse_shared_device(self, facts: Mapping[str, Any]) -> None:
         """Raise EngineError if another engine runs on the same GPU.

@@ -7,14 +7,12 @@ that it starts. It does not do so in forked processes, because their parent has 
 already; the hook for forks covers these.
 """
 
-import json
 import logging
-import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,12 +28,9 @@ that it is alive."""
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 """The run's process, as `process_identity` writes it; unset where vLLM is used without mless."""
 
-INTERVENTIONS = "MLESS_INTERVENTIONS"
-"""The layers that vLLM's workers open for interventions, as JSON:
-`{"attention": [0], "activations": [0]}`."""
-
-PLUGIN, OPENER = "mless", "mless-interventions"
-"""The names of `die_with_parent` and `interventions.install` in the entry-point group."""
+PLUGIN = "mless"
+"""The name of `die_with_parent` in the entry-point group, and of open layers in vLLM's
+`additional_config`."""
 RECORD = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
 intervention is PLUGIN."""
@@ -124,27 +119,23 @@ def _end_at_sigterm_while_starting() -> None:
 
 
 @contextmanager
-def started_processes() -> Iterator[set[BaseProcess]]:
+def started_processes() -> Iterator[list[BaseProcess]]:
     """Collect the processes that are started within the context.
 
     Python's own list of them loses a process when it ends, and with it the exit code.
     """
-    earlier_processes = set(multiprocessing.active_children())
-    processes: set[BaseProcess] = set()
-    has_ended = threading.Event()
+    processes: list[BaseProcess] = []
+    start = BaseProcess.start
 
-    def collect() -> None:
-        # often, because a process that fails may end within a second of its start
-        while not has_ended.wait(0.1):
-            processes.update(set(multiprocessing.active_children()) - earlier_processes)
+    def start_and_note(process: BaseProcess) -> None:
+        start(process)
+        processes.append(process)
 
-    collector = threading.Thread(target=collect, name="mless-started-processes", daemon=True)
-    collector.start()
+    BaseProcess.start = start_and_note  # type: ignore[assignment, method-assign]
     try:
         yield processes
     finally:
-        has_ended.set()
-        collector.join()
+        BaseProcess.start = start  # type: ignore[method-assign]
 
 
 class WorkerFacts:
@@ -155,7 +146,6 @@ class WorkerFacts:
 
     local_rank: int
     vllm_config: Any
-    mless_arms: Any
 
     def mless_facts(self) -> dict[str, Any]:
         """Device and kernels of this worker as plain values; None where they cannot be read."""
@@ -187,19 +177,7 @@ class WorkerFacts:
             "triton_f32_default": lambda: os.environ.get("TRITON_F32_DEFAULT"),
             "batch_invariant": lambda: bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0"))),
         }
-        if arms := getattr(self, "mless_arms", None):
-            getters["recording_bytes"] = lambda: arms.recording_bytes
         return {name: read_fact(getter) for name, getter in getters.items()}
-
-    def mless_check_rows(self) -> int:
-        """Raise RuntimeError if rows were skipped; return the bytes stored for interventions."""
-        self.mless_arms.check()
-        return int(self.mless_arms.stored_bytes)
-
-    def mless_take_attention(self) -> RawSums:
-        """The attention of complete prompts: see `interventions.vllm_worker.Arms`."""
-        attention: RawSums = self.mless_arms.take_attention()
-        return attention
 
 
 def read_fact(getter: Callable[[], Any]) -> Any:
@@ -236,23 +214,16 @@ def ignored_signals() -> Iterator[None]:
 
 
 @contextmanager
-def end_processes_with_run(layers: Mapping[str, Any] | None) -> Iterator[None]:
-    """Have the processes that vLLM starts within the context end with this process.
-
-    They also open the layers of interventions.
-    """
+def end_processes_with_run() -> Iterator[None]:
+    """Have the processes that vLLM starts within the context end with this process."""
     plugins = os.environ.get("VLLM_PLUGINS")
-    variables = {OWNER_VARIABLE: process_identity(os.getpid())}
-    if layers:
-        variables[INTERVENTIONS] = json.dumps(layers)
-    os.environ.update(variables)
+    os.environ[OWNER_VARIABLE] = process_identity(os.getpid())
     if plugins is not None:
         # where the user names plugins, vLLM calls no others
-        os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN},{OPENER}".lstrip(",")
+        os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}".lstrip(",")
     try:
         yield
     finally:
-        for name in variables:
-            del os.environ[name]
+        del os.environ[OWNER_VARIABLE]
         if plugins is not None:
             os.environ["VLLM_PLUGINS"] = plugins

@@ -5,10 +5,8 @@ gives it its GPUs and repeats no call: `EnginePool` decides what is generated ag
 because only it knows which samples are there.
 """
 
-import atexit
 import os
 import secrets
-import shutil
 import signal
 import tempfile
 import threading
@@ -32,11 +30,22 @@ that messages are few; the second if none is, so that new requests arrive."""
 
 @contextmanager
 def _explained_errors() -> Iterator[None]:
-    """Ray's own errors become one line, for example when its processes are gone."""
+    """Errors of actors and of Ray become errors of one line.
+
+    Raises:
+        HarnessError: the engine's own, with its message.
+        EngineError: the actor's process is gone, or Ray has lost the answer.
+    """
+    import ray
+
     try:
         yield
-    except HarnessError:
-        raise
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, HarnessError):
+            raise error.cause from error
+        raise make_stop_error("An engine", error.cause) from error
+    except ray.exceptions.ActorDiedError as error:
+        raise EngineError(f"The process of an engine is gone. {CONTINUE}") from error
     except Exception as error:
         raise make_stop_error("Ray", error) from error
 
@@ -69,24 +78,23 @@ class EngineActor:
 
     def exchange(
         self, requests: Sequence[tuple[int, Request]]
-    ) -> list[tuple[int, Completion | int]]:
+    ) -> tuple[list[Completion], dict[int, int]]:
         """Take requests and work for a moment.
 
         Returns:
-            By number of the request, the completions that have finished, and the number of tokens
-            of unfinished requests.
+            The completions that have finished, and `VLLMEngine.token_counts`.
         """
         for number, request in requests:
             self._engine.submit(str(number), request)
         self._unfinished += len(requests)
-        results: list[tuple[int, Completion | int]] = []
+        completions: list[Completion] = []
         started, seconds = time.monotonic(), LONGEST_EXCHANGE_SECONDS
-        while self._unfinished and time.monotonic() - started < seconds:
-            for completion in self._engine.step():
-                results.append((int(completion.request_id), completion))
-                self._unfinished -= 1
+        while len(completions) < self._unfinished and time.monotonic() - started < seconds:
+            completions += self._engine.step()
+            if completions:
                 seconds = EXCHANGE_SECONDS
-        return [*results, *self._engine.token_counts.items()]
+        self._unfinished -= len(completions)
+        return completions, self._engine.token_counts
 
 
 def take_gpus() -> None:
@@ -131,10 +139,8 @@ class RayCarrier:
                 arguments[name] = str(Path(path).absolute())
         threads = os.environ.get("OMP_NUM_THREADS")
         self._load = arguments, sampled, log and str(log.absolute()), threads
-        self._folder: str | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._is_owner = not ray.is_initialized()
-        # lm-eval closes no model, and an interruption may come before anybody can close this
-        atexit.register(self.close)
         if self._is_owner:
             self._connect()
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
@@ -172,27 +178,30 @@ class RayCarrier:
             if address == "local":
                 # a short path, because that of a socket is limited
                 parent = os.environ.get("RAY_TMPDIR") or "/tmp"
-                self._folder = tempfile.mkdtemp(prefix="mless-ray-", dir=parent)
+                self._folder = tempfile.TemporaryDirectory(
+                    prefix="mless-ray-", dir=parent, ignore_cleanup_errors=True
+                )
                 # else Ray stores a token in the home folder
                 variables["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
                 # Ray's 15 would give our graders the engine's cores
                 variables["RAY_worker_niceness"] = "0"
                 # no web server, no idle workers for all cores, and memory for our small messages
                 options |= {"include_dashboard": False, "num_cpus": 1, "object_store_memory": 2**28}
-                options["_temp_dir"] = self._folder
+                options["_temp_dir"] = self._folder.name
             else:  # one try of 40 seconds, where Ray makes twenty
                 variables["RAY_gcs_server_port_wait_time_s"] = "1"
             for name, value in variables.items():
                 os.environ.setdefault(name, value)
             with _own_sigterm_handler():
                 self._ray.init(**options)
-        except SystemExit:  # Ray's answer to SIGTERM while it starts
-            raise KeyboardInterrupt from None
         except Exception as error:
             self.close()
             raise EngineError(
                 f"Ray cannot be used (RAY_ADDRESS: {address}): {quote(error)}"
             ) from error
+        except BaseException:  # Ctrl-C, or Ray's SystemExit after SIGTERM
+            self.close()
+            raise KeyboardInterrupt from None
 
     @_explained_errors()
     def start(self) -> tuple[Any, Hashable]:
@@ -207,29 +216,13 @@ class RayCarrier:
 
     @_explained_errors()
     def wait(self, calls: Sequence[Hashable], seconds: float) -> Sequence[Hashable]:
-        """The calls that are answered; wait for the first answer, or until the time is over."""
-        if not calls:
-            return []
-        # waits for the first answer; the second call collects all that are there by now
-        self._ray.wait(calls, timeout=seconds)
-        return list(self._ray.wait(calls, num_returns=len(calls), timeout=0)[0])
+        """A call that is answered, if there is one before the time is over."""
+        return list(self._ray.wait(calls, timeout=seconds)[0]) if calls else []
 
     @_explained_errors()
     def answer(self, call: Hashable) -> Any:
-        """The answer to a call.
-
-        Raises:
-            HarnessError: the engine's own, with its message.
-            EngineError: the actor's process is gone, or Ray has lost the answer.
-        """
-        try:
-            return self._ray.get(call)
-        except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, HarnessError):
-                raise error.cause from error
-            raise make_stop_error("An engine", error.cause) from error
-        except self._ray.exceptions.ActorDiedError as error:
-            raise EngineError(f"The process of an engine is gone. {CONTINUE}") from error
+        """The answer to a call."""
+        return self._ray.get(call)
 
     @_explained_errors()
     def kill(self, engine: Any) -> None:
@@ -241,8 +234,7 @@ class RayCarrier:
         if self._is_owner:
             self._ray.shutdown()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        atexit.unregister(self.close)
+            self._folder.cleanup()
 
 
 @contextmanager

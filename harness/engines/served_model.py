@@ -13,26 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
 from harness.constants import JsonObject
 from harness.engines.completions import FINISH_REASONS, Completion, FinishedRequests
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, quote
-from harness.errors import ConfigError, EngineError, ModelError, list_near
+from harness.errors import ConfigError, EngineError, ModelError
 from harness.experiment.chat_template import template_switches
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
+from harness.yaml_settings import Strict, validate
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-SERVED_WINDOW = 256
-"""The default of `num_concurrent`: requests in flight at a server. It queues those that it cannot
-run at once."""
-SERVED_RETRIES = 3
-"""The default of `max_retries`: how often a request is sent again to a busy or broken server."""
-SERVED_TIMEOUT = 3600.0
-"""The default of `timeout`: seconds that an answer may take, with the time in the server's
-queue."""
 SERVED_BUSY = (429, 500, 502, 503, 504)
 """Status codes of a server that may answer the same request later."""
 SERVED_CONNECT_SECONDS = 30.0
@@ -41,21 +36,26 @@ SERVED_CONNECT_SECONDS = 30.0
 PATHS = {"local-completions": "/completions", "local-chat-completions": "/chat/completions"}
 """lm-eval's names of the two APIs, and their paths below the server's address."""
 
-_LIMITS = ("num_concurrent", "max_retries", "timeout")
-_ARGUMENTS = (
-    "base_url",
-    "model",
-    "tokenizer",
-    "tokenizer_revision",
-    "revision",
-    "trust_remote_code",
-    "max_length",
-    "chat_template_args",
-    "enable_thinking",
-    *_LIMITS,
-    "header",
-)
-"""Model arguments of a served model, with lm-eval's names and meanings."""
+
+class ServerArguments(Strict):
+    """Model arguments of a served model, with lm-eval's names and meanings."""
+
+    base_url: str
+    model: str
+    tokenizer: str | None = None
+    tokenizer_revision: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+    max_length: int | None = None
+    chat_template_args: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    num_concurrent: PositiveInt = 256
+    """Requests in flight. The server queues those that it cannot run at once."""
+    max_retries: NonNegativeInt = 3
+    """How often a request is sent again to a busy or broken server."""
+    timeout: PositiveFloat = 3600.0
+    """Seconds that an answer may take, with the time in the server's queue."""
+    header: dict[str, str] | None = None
 
 
 def check_served(config: RunConfig) -> None:
@@ -65,35 +65,22 @@ def check_served(config: RunConfig) -> None:
         ConfigError: the address or the model's name is missing, an argument is unknown, or a chat
             API would get text.
     """
-    problem = next(_find_problems(config), None)
+    arguments = validate(ServerArguments, config.model.model_args, "model.model_args")
+    layouts, takes_turns = config.layouts, config.model.templates_itself
+    problem = ""
+    if config.gen_kwargs == "model_default":
+        problem = (
+            "`gen_kwargs: model_default` is in the model's own files, which a server does not show"
+        )
+    elif takes_turns and set(layouts) - {Layout.CHAT}:
+        problem = f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]"
+    elif Layout.CHAT in layouts and not takes_turns and not arguments.tokenizer:
+        problem = (
+            "the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing"
+        )
     if problem:
         raise ConfigError(
             f"model.backend {config.model.backend}: {problem}. See configs/runs/served.yaml."
-        )
-
-
-def _find_problems(config: RunConfig) -> Iterator[str]:
-    arguments, layouts = config.model.model_args, config.layouts
-    takes_turns = config.model.templates_itself
-    for name in ("base_url", "model"):
-        if not arguments.get(name):
-            yield f"model.model_args.{name} is missing"
-    for name in arguments:
-        if name not in _ARGUMENTS:
-            yield f"no argument {name!r}, near it: {list_near(name, _ARGUMENTS)}"
-    for name in _LIMITS:
-        value = arguments.get(name, 0)
-        if not isinstance(value, int | float) or value < 0:
-            yield f"model.model_args.{name} is {value!r}, no number from 0 on"
-    if config.gen_kwargs == "model_default":
-        yield (
-            "`gen_kwargs: model_default` is in the model's own files, which a server does not show"
-        )
-    if takes_turns and set(layouts) - {Layout.CHAT}:
-        yield f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]"
-    if Layout.CHAT in layouts and not takes_turns and not arguments.get("tokenizer"):
-        yield (
-            "the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing"
         )
 
 
@@ -109,17 +96,10 @@ class ServedModel:
     """
 
     def __init__(self, backend: str, arguments: Mapping[str, Any]) -> None:
-        self._base = str(arguments["base_url"]).rstrip("/")
-        for path in sorted(PATHS.values(), key=len, reverse=True):  # `/completions` ends both
-            self._base = self._base.removesuffix(path)
+        self._arguments = validate(ServerArguments, arguments, "model.model_args")
+        base = self._arguments.base_url.rstrip("/")
+        self._base = base.removesuffix("/completions").removesuffix("/chat")
         self._url = self._base + PATHS[backend]
-        self._model = str(arguments["model"])
-        self._window = int(arguments.get("num_concurrent") or SERVED_WINDOW)
-        self._retries = int(arguments.get("max_retries", SERVED_RETRIES))
-        self._timeout = float(arguments.get("timeout") or SERVED_TIMEOUT)
-        self._headers = arguments.get("header")
-        if not self._headers and (key := os.environ.get("OPENAI_API_KEY")):
-            self._headers = {"Authorization": f"Bearer {key}"}
         self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()
         try:
@@ -136,10 +116,11 @@ class ServedModel:
             EngineError: the server refuses a request, or is gone. Earlier completions were yielded.
         """
         waiting, loop = iter(requests), self._runner.get_loop()
+        window = self._arguments.num_concurrent
         running: dict[asyncio.Task[Completion], Request] = {}
         try:
             while True:
-                for request in islice(waiting, self._window - len(running)):
+                for request in islice(waiting, window - len(running)):
                     running[loop.create_task(self._generate(request))] = request
                 if not running:
                     return
@@ -173,10 +154,12 @@ class ServedModel:
     async def _connect(self) -> ClientSession:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-        timeout = ClientTimeout(total=self._timeout, sock_connect=SERVED_CONNECT_SECONDS)
-        return ClientSession(
-            connector=TCPConnector(limit=self._window), timeout=timeout, headers=self._headers
-        )
+        headers = self._arguments.header
+        if not headers and (key := os.environ.get("OPENAI_API_KEY")):
+            headers = {"Authorization": f"Bearer {key}"}
+        timeout = ClientTimeout(self._arguments.timeout, sock_connect=SERVED_CONNECT_SECONDS)
+        connector = TCPConnector(limit=self._arguments.num_concurrent)
+        return ClientSession(connector=connector, timeout=timeout, headers=headers)
 
     async def _describe(self) -> JsonObject | None:
         """This model in the server's list of models; None if the server has no such list."""
@@ -185,24 +168,21 @@ class ServedModel:
             raise ModelError(
                 f"No server answers at model.model_args.base_url {self._base}: {_message(body)}."
             )
-        models = body.get("data") if isinstance(body, dict) and status == 200 else None
-        if not isinstance(models, list):
+        try:
+            models = {str(model["id"]): model for model in body["data"]}
+        except (KeyError, TypeError):  # a server without such a list answers otherwise
             return None
-        names = []
-        for model in models:
-            if isinstance(model, dict) and "id" in model:
-                names.append(model["id"])
-                if model["id"] == self._model:
-                    fields = ("id", "root", "owned_by", "max_model_len")
-                    return {field: model.get(field) for field in fields}
-        served = ", ".join(names) if names else "none"
-        raise ModelError(
-            f"The server at {self._base} has no model {self._model!r} (model.model_args.model): it "
-            f"serves {served}."
-        )
+        name = self._arguments.model
+        if name not in models:
+            raise ModelError(
+                f"The server at {self._base} has no model {name!r} (model.model_args.model): it "
+                f"serves {', '.join(models) or 'none'}."
+            )
+        fields = ("id", "root", "owned_by", "max_model_len")
+        return {field: models[name].get(field) for field in fields}
 
     async def _generate(self, request: Request) -> Completion:
-        for attempt in range(self._retries + 1):
+        for attempt in range(self._arguments.max_retries + 1):
             if attempt:
                 # 1, 2 and 4 seconds
                 await asyncio.sleep(2 ** (attempt - 1))
@@ -238,7 +218,7 @@ class ServedModel:
         generation_config.json. Other servers may not know parameters that OpenAI has not, so those
         without an effect are left out.
         """
-        values = {"model": self._model, **request.sampling.openai()}
+        values = {"model": self._arguments.model, **request.sampling.openai()}
         if self._served and self._served["owned_by"] == "vllm":
             values |= request.sampling.vllm()
             # as from our own engine

@@ -205,13 +205,11 @@ def known_cause(text: str, name: str = "") -> str:
                 field: words.rstrip()[:QUOTED_CHARACTERS]
                 for field, words in match.groupdict(default="").items()
             }
-            message: str = cause["message"]
-            if "{holders}" in message:
-                fields["holders"] = describe_gpu_processes()
-            if "{hub}" in message:
-                error = OSError(line[match.start() :][:QUOTED_CHARACTERS])
-                fields["hub"] = explain_hub_error(name, error)
-            return message.format(**fields)
+            error = OSError(line[match.start() :][:QUOTED_CHARACTERS])
+            fields["hub"] = explain_hub_error(name, error)
+            fields["holders"] = describe_gpu_processes()
+            message: str = cause["message"].format(**fields)
+            return message
     return ""
 
 

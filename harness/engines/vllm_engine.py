@@ -30,7 +30,6 @@ from harness.engines.completions import (
     refuse_too_long,
     sampling_parameters,
 )
-from harness.engines.decode_tokens import decode_completion
 from harness.engines.devices import RESERVED, gpu_driver
 from harness.engines.engine_options import (
     ENGINE_DEFAULTS,
@@ -113,9 +112,6 @@ class VLLMEngine:
             name: value for name, value in os.environ.items() if name.startswith(_VLLM_PREFIXES)
         }
         self._is_aborted = False
-        self._unfinished: dict[str, tuple[list[int], list[str]]] = {}
-        """Tokens and texts that unfinished requests have so far."""
-        self._prompts_to_decode: dict[str, Sequence[int]] = {}
         self._recording_numbers = count()
         self._recording_names: dict[str, str] = {}
         """By request. A request's number may come again, a recording's name never."""
@@ -157,8 +153,6 @@ class VLLMEngine:
             return LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
 
         self._load(str(options["model"]), load, envs)
-        tokenizer = self._engine.get_tokenizer()
-        self._tokenizer = tokenizer if getattr(tokenizer, "is_fast", False) else None
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
@@ -189,7 +183,7 @@ class VLLMEngine:
         self._errors = ChildErrors()
         try:
             with (
-                engine_processes.end_processes_with_run(self._layers),
+                engine_processes.end_processes_with_run(),
                 engine_processes.started_processes() as processes,
                 self._errors.inherited(),
             ):
@@ -204,15 +198,11 @@ class VLLMEngine:
 
     @property
     def token_counts(self) -> dict[int, int]:
-        """The number of tokens of each unfinished request, by its number.
-
-        vLLM reports tokens in blocks of `stream_interval`, so the numbers are up to a block too
-        small.
-        """
+        """The number of tokens of each unfinished request, by its number."""
         # a copy, as another thread adds to it
+        states = list(self._engine.output_processor.request_states.values())
         return {
-            int(request_id): len(token_ids)
-            for request_id, (token_ids, _) in self._unfinished.copy().items()
+            int(state.external_req_id): state.detokenizer.num_output_tokens() for state in states
         }
 
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
@@ -251,9 +241,6 @@ class VLLMEngine:
             self._recording_names[request_id] = recording
         prompt = check_arms.salted_prompt(request.prompt_token_ids, request.intervention, recording)
         parameters = sampling_parameters(request, recording)
-        if self._tokenizer and not request.sampling.stop:
-            parameters.detokenize = False
-            self._prompts_to_decode[request_id] = request.prompt_token_ids
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
     def step(self) -> list[Completion]:
@@ -270,7 +257,7 @@ class VLLMEngine:
             # rows are checked at the step that follows, and none follows the last one
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
         completions, self._is_aborted = read_outputs(outputs)
-        return [self._add_attention(self._decode(completion)) for completion in completions]
+        return [self._add_attention(completion) for completion in completions]
 
     def _take_steps(self) -> list[Any]:
         """Take steps in the thread of the calls; return vLLM's outputs of finished requests.
@@ -281,22 +268,8 @@ class VLLMEngine:
         deadline = time.monotonic() + STEPS_SECONDS
         finished: list[Any] = []
         while not finished and time.monotonic() < deadline:
-            finished = [output for output in self._engine.step() if self._add_output(output)]
+            finished = self._engine.step()
         return finished
-
-    def _add_output(self, output: Any) -> bool:
-        """Add an output to the earlier ones of its request; return whether it is the last one.
-
-        The last output then has all tokens and the full text.
-        """
-        completion = output.outputs[0]
-        token_ids, texts = self._unfinished.setdefault(output.request_id, ([], []))
-        token_ids += completion.token_ids
-        texts.append(completion.text)
-        if output.finished:
-            completion.token_ids, completion.text = token_ids, "".join(texts)
-            del self._unfinished[output.request_id]
-        return bool(output.finished)
 
     def _add_attention(self, completion: Completion) -> Completion:
         """Add the attention that was recorded of the prompt, if it is recorded.
@@ -317,18 +290,6 @@ class VLLMEngine:
                 # [layer, set, head, key]: tensor parallelism splits the heads
                 self._attention[name] = np.concatenate(arrays, axis=2)
         return replace(completion, attention=self._attention.pop(recording))
-
-    def _decode(self, completion: Completion) -> Completion:
-        """Decode all tokens at once. It is cheaper than vLLM's decoding of each token."""
-        prompt_ids = self._prompts_to_decode.pop(completion.request_id, None)
-        if prompt_ids is None:
-            return completion
-        token_ids = completion.token_ids
-        assert self._tokenizer and token_ids is not None
-        # the last token is the end token, which is no text
-        if completion.finish_reason == "stop":
-            token_ids = token_ids[:-1]
-        return replace(completion, text=decode_completion(self._tokenizer, prompt_ids, token_ids))
 
     def _died(self) -> EngineError:
         cause = known_cause(self._errors.last()) or "It was killed, or what it printed says why."

@@ -21,10 +21,6 @@ from harness.runs.attention_file import AttentionView
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MEANING = (
-    "The mean weight of the first token over all later queries, and the rest of the attention."
-)
-
 
 class Page(str):
     """An HTML page that a notebook displays."""

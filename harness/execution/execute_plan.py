@@ -66,16 +66,15 @@ FIGURE = "accuracy"
 """Name of the figure in a run folder, without its suffix."""
 
 
-def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: str | None = None) -> Path:
+def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str = 1) -> Path:
     """Run the plan, or continue it, and return the run folder.
 
     Args:
         plan: The plan.
         output: The run folder.
         quiet: Whether to print lines for a log instead of a live table.
-        engines: The number of engines that generate: a number, `auto` for as many as the GPUs
-            allow, or None for the config's number, which is 1 without `data_parallel_size`. It may
-            change when the run is continued.
+        engines: The number of engines that generate, as `check_backend` returns it. It may change
+            when the run is continued.
 
     Raises:
         HarnessError: the folder cannot be used, the model cannot be loaded, or the engine dies;

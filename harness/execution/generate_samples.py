@@ -32,7 +32,7 @@ LOG = "libraries.log"
 
 
 def generate_and_grade(
-    plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool, engines: str | None
+    plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool, engines: int | str
 ) -> bool:
     """Make every missing sample and every missing score; return whether any was missing.
 
@@ -100,15 +100,15 @@ class _Session:
             if number % 64 == 0:
                 self.show(scorer.poll())  # grading runs while samples are read
 
-    def generate(self, scorer: Scorer, engines: str | None) -> None:
+    def generate(self, scorer: Scorer, engines: int | str) -> None:
         """Load the model and generate the missing samples."""
         from harness.engines.backends import open_backend
 
         self._announce_loading()
         log = self._folder.path / LOG
-        arguments = self._model_arguments()  # prints messages, so before their redirection
-        started = time.monotonic()
         with library_log(log), ExitStack() as stack:
+            arguments = self._model_arguments()
+            started = time.monotonic()
             with loading(log):
                 backend = stack.enter_context(
                     open_backend(

@@ -122,8 +122,8 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
         gold: The column of gold answers in such a file.
 
     Returns:
-        A row for each completion: `name`, `gold`, `answer`, `verdict`; `ours`: whether it is right,
-        and `theirs`: whether it is right by the log's metric, missing without such a metric.
+        A row for each completion: `name`, `gold`, `answer`, `verdict`; `by_mless`, whether it is
+        right; `by_log`, whether it is right by the log's metric, missing without such a metric.
 
     Raises:
         RunError: a log is missing or damaged.
@@ -145,7 +145,7 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
     for number, (row, _) in enumerate(jobs):
         grade = grades[number]
         rows.append(
-            {**row, "answer": grade.answer, "verdict": grade.verdict, "ours": grade.correct}
+            {**row, "answer": grade.answer, "verdict": grade.verdict, "by_mless": grade.correct}
         )
     return pandas.DataFrame(rows)
 
@@ -164,7 +164,7 @@ def _read_log_jobs(path: Path, metric: str | None) -> Iterator[tuple[Row, GradeJ
         gold = prompt.doc["answer"]
         for sample, score in prompt.graded_samples:
             is_right = score.verdict == "correct" if score.verdict else None
-            row = {"name": prompt.problem_id, "gold": gold, "theirs": is_right}
+            row = {"name": prompt.problem_id, "gold": gold, "by_log": is_right}
             yield row, _make_job(sample.completion or "", gold, score.answer)
 
 
@@ -184,5 +184,5 @@ def _read_table_jobs(path: Path, completion: str, gold: str) -> Iterator[tuple[R
             )
     for number, row in enumerate(table.to_dict("records"), start=1):
         solution = str(row[gold])
-        facts = {"name": str(row.get("id", number)), "gold": solution, "theirs": None}
+        facts = {"name": str(row.get("id", number)), "gold": solution, "by_log": None}
         yield facts, _make_job(str(row[completion]), solution)

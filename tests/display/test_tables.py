@@ -365,7 +365,8 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
         for name in ("accuracy", "verdict", "p_adjusted"):
             assert csv_row[name] == row[name]
     audit = table_page(GREEDY_RUN, form="csv", side_tables=["audit"])
-    assert audit.startswith('"model","layout","condition","ours","ours_difference","math_verify",')
+    columns = '"model","layout","condition","by_mless","by_mless_difference","math_verify",'
+    assert audit.startswith(columns)
     for form in ("text", "markdown", "latex", "csv"):
         receipt_text = table_page(GREEDY_RUN, form=form).split("inconclusive")[-1]
         assert "09e2316a" in receipt_text, "the dataset's hash"
@@ -405,12 +406,12 @@ def test_the_audit_has_each_graders_difference():
     frame = evaluation(verdicts).samples
     frame.loc[1, ["math_verify", "authors_rule"]] = [True, None]
     audit = audit_table(frame).set_index("condition")
-    graders = ["ours", "math_verify", "authors_rule"]
+    graders = ["by_mless", "math_verify", "authors_rule"]
     assert audit.loc["wo", graders].tolist() == pytest.approx([100 / 3, 200 / 3, 50])
     # the problem that authors_rule did not judge is left out of its difference
     differences = audit.loc["mless", [f"{grader}_difference" for grader in graders]]
     assert differences.tolist() == pytest.approx([200 / 3, 100 / 3, 50])
-    assert audit["ours_difference"].isna().tolist() == [True, False]
+    assert audit["by_mless_difference"].isna().tolist() == [True, False]
 
 
 def test_tables_repeat_run_and_contrasts_use_the_baseline_of_the_run(tmp_path):

@@ -18,7 +18,6 @@ import harness
 from attention_probe.run_recorder import RunRecorder
 from attention_probe.traces import AttentionTraces
 from harness.engines.attention_sums import means, open_recorder, recorded_prompt
-from harness.engines.engine_processes import INTERVENTIONS
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
@@ -191,10 +190,7 @@ def record_sums(folder, requests, **changes):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        layers = {"attention": [], "activations": [], "recorded": [0, 29]}
-        patch.setenv(INTERVENTIONS, json.dumps(layers))
         patch.setattr(vllm_worker.Arms, "_find_recording", note_preemption)
-        vllm_worker.install_at_load()
         with closing(open_recorder(arguments, [1, 30])) as engine:
             finished = chain.from_iterable(engine.stream(requests))
             attention = {request.problem_id: answer.attention for request, answer in finished}

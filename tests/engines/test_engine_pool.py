@@ -90,9 +90,8 @@ class FakeCarrier:
         if ordinal in self.fail:
             return engine.call(self.fail[ordinal])
         finished, engine.holds = engine.holds[: self.at_once], engine.holds[self.at_once :]
-        completions = [(number, Completion(text=str(number))) for number in finished]
-        token_counts = [(number, 7) for number in engine.holds]
-        return engine.call(completions + token_counts)
+        completions = [Completion(text=str(n), request_id=str(n)) for n in finished]
+        return engine.call((completions, dict.fromkeys(engine.holds, 7)))
 
     def begun(self, exchanges=slice(None)):
         """The requests that engines got in some of the exchanges, in order."""

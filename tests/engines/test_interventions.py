@@ -1,6 +1,5 @@
 """Interventions: their arithmetic, their effect in Hugging Face, and the same effect in vLLM."""
 
-import json
 import math
 import os
 from contextlib import closing
@@ -12,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
 from harness.engines.backends import check_backend
-from harness.engines.engine_processes import INTERVENTIONS
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.engines.interventions.arithmetic import (
     add_gap,
@@ -405,9 +403,9 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     by_condition = first_requests(requests)
     phantom, hidden = by_condition["mless-layer-1"], by_condition["mless-masked"]
     later_layers = [*range(1, reference.model.config.num_hidden_layers)]
-    ours = reference.answer(phantom.prompt_token_ids, phantom.intervention)
+    ours = reference.answer(phantom.prompt_token_ids, phantom.intervention, 8)
     arm = {**hidden.intervention, "layers": later_layers}
-    theirs = reference.answer(hidden.prompt_token_ids, arm)
+    theirs = reference.answer(hidden.prompt_token_ids, arm, 8)
     assert ours["tokens"] == theirs["tokens"]
     assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
 
@@ -489,8 +487,6 @@ def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
 def test_a_hook_that_is_skipped_ends_the_run(engine_options, monkeypatch):
     # so that the worker is in this process, where its hook can be replaced
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    vllm_worker.install_at_load()
-    monkeypatch.setenv(INTERVENTIONS, json.dumps(engine_options["interventions"]["layers"]))
     monkeypatch.setattr(vllm_worker.Arms, "change_rows", lambda *_: None)
     message = r"interventions and recording reached \d+ of \d+ rows"
     with pytest.raises((EngineError, RuntimeError), match=message):

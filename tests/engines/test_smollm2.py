@@ -50,7 +50,7 @@ def run(mless, smollm2, tmp_path_factory):
         f"--limit 1 -o {folder}"
     )
     stderr = succeed(mless, "run", CONFIG, *arms, *options.split())
-    assert "11 arms answer as in Hugging Face, 1 prompt each" in stderr
+    assert "11 arms answer as in Hugging Face, 2 prompts each" in stderr
     return folder
 
 

@@ -188,7 +188,7 @@ def test_who_holds_the_gpu_is_named_and_nobody_without_nvidia_smi(nvidia_smi, mo
     nvidia_smi("GPU-aa11, 12, /usr/bin/python3, 40000", ours, "GPU-bb22, 1, [N/A], [N/A]")
     first, second = "/usr/bin/python3 (process 12, 40000 MiB)", "[N/A] (process 1, [N/A] MiB)"
     assert explain(FULL).endswith(f"It is held by {first}, {second}.")
-    for visible in ("1", "GPU-bb"):
+    for visible in ("1", "GPU-bb22"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert explain(FULL).endswith(f"It is held by {second}."), "of the visible GPU alone"
     monkeypatch.setenv("PATH", "/nowhere")

@@ -219,11 +219,10 @@ def test_an_aborted_request_is_no_sample():
 
     def output(reason):
         completion = CompletionOutput(0, "half", [5, 6], None, None, finish_reason=reason)
-        is_finished = reason is not None
-        return RequestOutput(reason or "running", "prompt", [1], None, [completion], is_finished)
+        return RequestOutput(reason, "prompt", [1], None, [completion], finished=True)
 
-    reasons = ("stop", "abort", None, "length", "error")
+    reasons = ("stop", "abort", "length", "error")
     finished, is_aborted = read_outputs([output(reason) for reason in reasons])
     assert [output.request_id for output in finished] == ["stop", "length"]
     assert is_aborted
-    assert read_outputs([output("stop"), output(None)])[1] is False
+    assert read_outputs([output("stop")])[1] is False

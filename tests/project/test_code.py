@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.runs.versions_and_hashes import package_version
 from tools.size import count_tokens
 
@@ -38,6 +39,7 @@ NEED_HEAVY = {
     "attention_probe.check_probe",
     "harness.engines.interventions.arithmetic",
     "harness.engines.interventions.hugging_face_answers",
+    "harness.engines.interventions.open_worker",
     "harness.engines.interventions.step_rows",
     "harness.engines.interventions.vllm_worker",
     "harness.lm_eval_plugin.write_lm_eval_logs",
@@ -131,6 +133,7 @@ def test_everything_that_is_imported_by_name_exists():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["scripts"], *project["entry-points"].values()]
     names = [target.split(":") for group in groups for target in group.values()]
+    names.append(WORKER_EXTENSION.rsplit(".", 1))  # which vLLM imports
     for path in (ROOT / "harness").rglob("*.py"):  # which imports the probe so
         names += re.findall(r'import_module\("([\w.]+)"\)\.(\w+)', path.read_text())
     assert len(names) >= 5

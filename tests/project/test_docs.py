@@ -36,11 +36,12 @@ EXAMPLES = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (.+) \|$", GRADING, re.MULTILI
 def test_every_example_of_the_page_on_grading_is_graded_as_it_says(text, gold, verdicts, graders):
     first, *further = verdicts.split(" | ")
     if first in ("right", "wrong"):
-        graders.submit("ours", GradeJob(completion=text, target=gold))
+        graders.submit("by_mless", GradeJob(completion=text, target=gold))
         audit = AuditJob(prompt="Please answer.", completion=text, target=gold, solution="")
         graders.submit("audit", audit)
         grades = dict(graders.drain())
-        are_right = [grades["ours"].correct, *(getattr(grades["audit"], name) for name in GRADERS)]
+        audited = (getattr(grades["audit"], name) for name in GRADERS)
+        are_right = [grades["by_mless"].correct, *audited]
         assert [("wrong", "right")[is_right] for is_right in are_right] == [first, *further]
     elif first in ("stop", "length"):
         assert grade(text, gold, finish_reason=first).verdict == further[0]
@@ -50,7 +51,7 @@ def test_every_example_of_the_page_on_grading_is_graded_as_it_says(text, gold, v
 
 def test_the_page_on_grading_has_examples_of_every_kind():
     assert len(EXAMPLES) > 45
-    assert f"| completion | gold | ours | {' | '.join(GRADERS)} |" in GRADING
+    assert f"| completion | gold | by_mless | {' | '.join(GRADERS)} |" in GRADING
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,19 @@ same arithmetic: the same tokens until the first near-tie, with the same log-pro
 
 import json
 import math
-import re
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from harness.constants import JsonObject
-from harness.engines.engine_processes import PLUGIN
+from harness.engines.engine_processes import (
+    PLUGIN,
+    die_with_parent,
+    end_processes_with_run,
+    quote,
+)
 from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import EngineError, ModelError
 from harness.experiment.plan import Plan, Request, hash_json
@@ -58,25 +62,37 @@ def ask_reference(
     reference: JsonObject = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if reference.get("questions") == questions:
         return reference
-    draft = folder / f"asked-{REFERENCE}"
-    draft.write_text(json.dumps(questions), encoding="utf-8")
-    module = "harness.engines.interventions.hugging_face_answers"
-    command = [sys.executable, "-m", module, str(draft)]
-    last_line = ""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        for line in process.stdout or ():
-            if progress := re.fullmatch(r"(\d+) of (\d+) arms\n", line):
-                advance(int(progress[1]), int(progress[2]))
-            elif line.strip():
-                last_line = line.strip()
-    if process.returncode:
-        raise ModelError(f"Hugging Face cannot answer under the interventions: {last_line}")
+    answers: dict[str, list[JsonObject]] = {}
+    # a process of its own, which ends before an engine takes the memory
+    spawn = multiprocessing.get_context("spawn")
+    with end_processes_with_run(), ProcessPoolExecutor(1, spawn, die_with_parent) as executor:
+        try:
+            for name in questions["arms"]:
+                answers[name] = executor.submit(_answer, questions, name).result()
+                advance(len(answers), len(questions["arms"]))
+        except Exception as error:  # whatever transformers raises
+            message = quote(f"{type(error).__name__}: {error}")
+            raise ModelError(
+                f"Hugging Face cannot answer under the interventions: {message}"
+            ) from error
+    reference = {"questions": questions, "answers": answers}
+    draft = folder / f"draft-{REFERENCE}"
+    draft.write_text(json.dumps(reference), encoding="utf-8")
     # renamed when it is complete, so a killed process leaves no half of an answer
     draft.replace(path)
-    reference = json.loads(path.read_text("utf-8"))
     return reference
+
+
+def _answer(questions: JsonObject, name: str) -> list[JsonObject]:
+    """Answer the questions of an arm with Hugging Face, whose model is loaded once."""
+    from harness.engines.interventions.hugging_face_answers import load_reference
+
+    layers = tuple(questions["layers"])
+    reference = load_reference(
+        questions["model"], questions["dtype"], layers, questions["revision"]
+    )
+    arm_questions = questions["arms"][name]
+    return [reference.answer(**question, token_count=ARM_TOKENS) for question in arm_questions]
 
 
 def count_checked(prompts: int) -> int:
@@ -85,22 +101,17 @@ def count_checked(prompts: int) -> int:
 
 
 def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
-    """The first prompts of every arm, those of the baseline before the others."""
+    """The first prompts of every condition of the config."""
     config, arguments = plan.config, plan.model_arguments
-    first_draw = min(arm.draw for arm in plan.arms.values() if arm.prompts)
-    names = {}
-    for task, arm in plan.arms.items():
-        is_first = arm.draw == first_draw and arm.layout == config.layouts[0]
-        if is_first and arm.condition in config.conditions:
-            names[task] = arm.condition.name
-    arms: dict[str, list[JsonObject]] = {
-        name: [] for name in sorted(names.values(), key=config.baseline_name.__ne__)
-    }
+    arms: dict[str, list[JsonObject]] = {condition.name: [] for condition in config.conditions}
     for request in requests:
-        name = names.get(request.task)
-        if name and len(arms[name]) < count_checked(len(plan.arms[request.task].prompts)):
-            question = {"token_ids": request.prompt_token_ids, "arm": request.intervention}
-            arms[name].append(question)
+        arm = plan.arms[request.task]
+        # a reference condition, such as a positive control, is none of the config's
+        questions_of_arm = arms.get(arm.condition.name)
+        if questions_of_arm is None or len(questions_of_arm) >= count_checked(len(arm.prompts)):
+            continue
+        question = {"token_ids": request.prompt_token_ids, "arm": request.intervention}
+        questions_of_arm.append(question)
     questions = {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
@@ -133,7 +144,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     """Have the engine answer the questions of Hugging Face, all arms in one batch.
 
     Returns:
-        As `compare_with_reference`, and `kept_bytes`, the memory of the open layers' states.
+        As `compare_with_reference`.
 
     Raises:
         EngineError: an arm does not answer as in Hugging Face.
@@ -164,8 +175,8 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
             if output.finished:
                 name, _, index = output.request_id.rpartition(" ")
                 answers[name][int(index)] = _read_answer(output.outputs[0])
-    stored_bytes = sum(engine.collective_rpc("mless_check_rows"))
-    agreement = {**compare_with_reference(answers, reference), "kept_bytes": stored_bytes}
+    engine.collective_rpc("mless_check_rows")
+    agreement = compare_with_reference(answers, reference)
     counts = []
     for name, prompt_count in agreement["prompts"].items():
         agreeing = agreement["agreements"][name]

@@ -1,24 +1,16 @@
 """The same interventions in Hugging Face, prompt by prompt: the reference for the engine's answers.
 
-It runs in a separate process, which ends before an engine takes the memory:
-
-    python -m harness.engines.interventions.hugging_face_answers FILE
-
-FILE has the questions, and then the questions with the answers.
+`check_arms.ask_reference` runs it in a separate process.
 """
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
-from transformers.masking_utils import eager_mask
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.engines.interventions.arithmetic import (
     add_gap,
@@ -27,7 +19,6 @@ from harness.engines.interventions.arithmetic import (
     plain_weights,
     tabulate_fillers,
 )
-from harness.engines.interventions.check_arms import ARM_TOKENS
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
 
 NAME = "mless_interventions"
@@ -49,10 +40,9 @@ class Reference:
         self._arm: Mapping[str, Any] = {}
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
-        self._capture: list[tuple[Tensor, Tensor]] | None = None
         self._first_token_mass: float | None = None
+        # without a function for masks of this name, no mask is made: all attention here is causal
         AttentionInterface.register(NAME, self._attention)
-        AttentionMaskInterface.register(NAME, eager_mask)  # unused: all attention here is causal
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation=NAME, revision=revision
         ).eval()
@@ -63,17 +53,21 @@ class Reference:
             activation.register_forward_hook(partial(self._change, layer))
 
     @torch.no_grad()
-    def answer(self, token_ids: Sequence[int], arm: Mapping[str, Any] | None) -> dict[str, Any]:
+    def answer(
+        self, token_ids: Sequence[int], arm: Mapping[str, Any] | None, token_count: int
+    ) -> dict[str, Any]:
         """The greedy answer, its log-probabilities, and their leads over the next best token.
 
         Of a sink also `first_token_mass`: the mean weight on the first token in the first changed
         layer, as it is without the change.
         """
-        self._arm, self._first_token_mass = arm or {}, None
-        self._phantom = self._capture_phantom() if self._arm.get("phantom") else None
+        self._arm, self._phantom, self._first_token_mass = {}, None, None
+        if arm and arm.get("phantom"):
+            self._phantom = self._compute_phantom(arm)
+        self._arm = arm or {}
         answer: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
-        for _ in range(ARM_TOKENS):
+        for _ in range(token_count):
             self._positions = start + torch.arange(ids.shape[1], device=ids.device)
             if "phantom" in self._arm:
                 self._positions = add_gap(self._positions, self._arm["start"], self._arm["size"])
@@ -94,14 +88,13 @@ class Reference:
             ids = best.indices[:1][None]
         return {**answer, "first_token_mass": self._first_token_mass}
 
-    def _capture_phantom(self) -> tuple[Tensor, Tensor]:
+    def _compute_phantom(self, arm: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
-        self._capture = []
-        ids = torch.tensor([self._arm["phantom"]], device=self.model.device)
-        positions = self._arm["start"] + torch.arange(ids.shape[1], device=ids.device)
-        self.model(ids, position_ids=positions[None], use_cache=False, logits_to_keep=1)
-        phantom, self._capture = self._capture[0], None
-        return phantom
+        ids = torch.tensor([arm["phantom"]], device=self.model.device)
+        positions = arm["start"] + torch.arange(ids.shape[1], device=ids.device)
+        output = self.model(ids, position_ids=positions[None], use_cache=True, logits_to_keep=1)
+        first_layer = output.past_key_values.layers[0]
+        return first_layer.keys.transpose(1, 2), first_layer.values.transpose(1, 2)
 
     def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
         """Activations [1, token, unit] of a layer, changed by the arm if it changes them."""
@@ -119,10 +112,8 @@ class Reference:
         scaling: float,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        layer = int(str(module.layer_idx))
-        if self._capture is not None:
-            self._capture.append((key.transpose(1, 2), value.transpose(1, 2)))
-        elif self._arm.get("kind") in CHANGES_ATTENTION and layer in self._arm["layers"]:
+        layer = module.layer_idx
+        if self._arm.get("kind") in CHANGES_ATTENTION and layer in self._arm["layers"]:
             tokens = torch.arange(query.shape[2], device=query.device)
             indices = key.shape[2] - query.shape[2] + tokens[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
@@ -135,27 +126,10 @@ class Reference:
                 weights = plain_weights(query, key, scaling, is_visible[:, None, None])
                 self._first_token_mass = weights[..., 1:, 0].mean().item()
             return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
-        # a single query is the last one and sees all keys
-        is_causal = query.shape[2] > 1
-        output = scaled_dot_product_attention(
-            query, key, value, scale=scaling, is_causal=is_causal, enable_gqa=True
+        output: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, None, scaling=scaling
         )
-        return output.transpose(1, 2), None
+        return output
 
 
-def answer_all(questions: Mapping[str, Any]) -> dict[str, Any]:
-    """The questions of `check_arms.ask_reference`, with the answers of all arms."""
-    reference = Reference(
-        questions["model"], questions["dtype"], questions["layers"], questions["revision"]
-    )
-    answers: dict[str, list[Any]] = {}
-    for name, prompts in questions["arms"].items():
-        answers[name] = [reference.answer(prompt["token_ids"], prompt["arm"]) for prompt in prompts]
-        print(f"{len(answers)} of {len(questions['arms'])} arms", flush=True)
-    return {"questions": questions, "answers": answers}
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    reference = answer_all(json.loads(path.read_text("utf-8")))
-    path.write_text(json.dumps(reference), encoding="utf-8")
+load_reference = cache(Reference)

@@ -10,6 +10,7 @@ from harness.errors import ConfigError, ModelError, explain_hub_error
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
 from harness.experiment.run_config import RunConfig
 
+OPEN_WORKER = "harness.engines.interventions.open_worker.OpenWorker"
 OPERATION = "mless::change_rows"
 """The operation that changes activations."""
 CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
@@ -23,6 +24,7 @@ _UNSUPPORTED = {
     "kv_cache_dtype": "a cache of another type",
     "batch_invariant": "batch invariance",
     "pipeline_parallel_size": "pipeline parallel",
+    "worker_cls": "another worker class",
 }
 """Model arguments that exclude open layers, unless they have a value of _DEFAULTS."""
 _DEFAULTS = (None, False, 1, "1", "auto")
@@ -160,6 +162,7 @@ def open_layers(options: JsonObject, layers: JsonObject) -> None:
     uses full graphs only for steps in which all requests decode.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the hooks are the V1 runner's
+    options["worker_cls"] = OPEN_WORKER
     options["additional_config"] = {**(options.get("additional_config") or {}), PLUGIN: layers}
     if not options.get("enforce_eager"):
         from vllm.config import CompilationConfig

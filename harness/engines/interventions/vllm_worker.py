@@ -5,12 +5,9 @@ and the queries whose attention is recorded. For each step the worker knows whic
 have an intervention. It changes these rows in three places: the positions before the model, the
 output of a layer's attention, and the activations of a layer's MLP. Keys and values that a changed
 layer reads again are stored by slot beside vLLM's own cache, whose form differs by backend.
-Everything is installed before vLLM compiles or captures anything. Rows are counted: an operation
-that was skipped, as by a CUDA graph, ends the run.
+Rows are counted: an operation that was skipped, as by a CUDA graph, ends the run.
 """
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
-from harness.engines.engine_processes import INTERVENTIONS, PLUGIN, RECORD, RawSums
+from harness.engines.engine_processes import PLUGIN, RECORD, RawSums
 from harness.engines.interventions.arithmetic import (
     Arm,
     add_gap,
@@ -71,37 +68,37 @@ class Arms:
         self._runner._prepare_inputs = self.prepare
         self._is_uniform_decode = self._runner._is_uniform_decode
         self._runner._is_uniform_decode = self.may_use_full_graph
-        layer_count = config.num_hidden_layers
-        changed_layers, recorded = {*layers["attention"]}, layers.get("recorded", ())
-        self._recorded_layers = {*(range(layer_count) if recorded == "all" else recorded)}
+        self._layer_count = config.num_hidden_layers
+        self._changed_layers, recorded = {*layers["attention"]}, layers.get("recorded", ())
+        self._recorded_layers = {*(range(self._layer_count) if recorded == "all" else recorded)}
         self._head_count = worker.vllm_config.model_config.get_num_attention_heads(
             worker.vllm_config.parallel_config
         )
         self._set_count = layers.get("set_count", QUERY_SETS)
-        self.recording_bytes = 0
-        if self._recorded_layers:
-            self.recording_bytes = self._largest_bytes(worker.vllm_config)
-        for layer in sorted(changed_layers | self._recorded_layers):
+        for layer in sorted(self._changed_layers | self._recorded_layers):
             self._open(layer)
         for layer in layers["activations"]:
             mlp = self._decoder.layers[layer].mlp
             mlp.act_fn = _Activation(mlp.act_fn, layer)
         name = getattr(config, "hidden_activation", None) or config.hidden_act
         self._activation = ACT2FN[name]
-        determine_memory = worker.determine_available_memory
+        _installed[:] = [self]
 
-        def memory_for_cache() -> int:
-            available, recording = determine_memory(), self.recording_bytes
-            if recording and available <= recording:
-                sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
-                raise RuntimeError(
-                    f"attention recorded in {len(self._recorded_layers)} layers takes up to {sizes}"
-                )
-            # A changed layer's keys and values are stored twice: in vLLM's cache and here.
-            stored_layers = layer_count + len(changed_layers)
-            return int((available - recording) * layer_count / stored_layers)
+    def reserve_memory(self, available: int, config: Any) -> int:
+        """The bytes that remain for vLLM's cache.
 
-        worker.determine_available_memory = memory_for_cache
+        Raises:
+            RuntimeError: recording may need all of them.
+        """
+        recording = self._largest_bytes(config) if self._recorded_layers else 0
+        if recording and available <= recording:
+            sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
+            raise RuntimeError(
+                f"attention recorded in {len(self._recorded_layers)} layers takes up to {sizes}"
+            )
+        # A changed layer's keys and values are stored twice: in vLLM's cache and here.
+        stored_layers = self._layer_count + len(self._changed_layers)
+        return int((available - recording) * self._layer_count / stored_layers)
 
     def prepare(self, scheduled: Any, counts: np.ndarray) -> Any:
         """List the changes and recordings of the next step, and move positions after gaps."""
@@ -239,11 +236,6 @@ class Arms:
         states = layers * 2 * longest * keys * model.get_head_size() * model.dtype.itemsize
         weights = 6 * max(WEIGHTS_AT_ONCE, heads * longest) * torch.float32.itemsize
         return int(sums + states + weights)
-
-    @property
-    def stored_bytes(self) -> int:
-        """The memory of the open layers' keys and values beside vLLM's cache."""
-        return sum(states.nbytes for pair in self._stored_states.values() for states in pair)
 
     def check(self) -> None:
         """Raise RuntimeError if rows were not changed or recorded that should have been."""
@@ -440,19 +432,3 @@ class _Activation(nn.Module):
         out: Tensor = self.activation(gate_up)
         torch.ops.mless.change_rows(gate_up, out, self.layer)
         return out
-
-
-def install_at_load() -> None:
-    """Have vLLM's worker install the layers of INTERVENTIONS as soon as its model is loaded."""
-    from vllm.v1.worker.gpu_worker import Worker
-
-    load_model = Worker.load_model
-    if load_model.__name__ == "load_and_install":
-        return
-
-    def load_and_install(worker: Any, *arguments: Any, **options: Any) -> None:
-        load_model(worker, *arguments, **options)
-        worker.mless_arms = Arms(worker, json.loads(os.environ[INTERVENTIONS]))
-        _installed[:] = [worker.mless_arms]
-
-    Worker.load_model = load_and_install

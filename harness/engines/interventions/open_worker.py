@@ -1,0 +1,37 @@
+"""vLLM's worker with open layers. vLLM imports it in its own processes, by its name."""
+
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from harness.engines.engine_processes import PLUGIN, RawSums, WorkerFacts
+from harness.engines.interventions.vllm_worker import Arms
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
+
+
+class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no types
+    """A worker that opens the layers of `open_layers` as soon as its model is loaded.
+
+    This is before vLLM compiles or captures anything.
+    """
+
+    def load_model(self, *arguments: Any, **options: Any) -> None:
+        """Load the model and open its layers."""
+        super().load_model(*arguments, **options)
+        self._arms = Arms(self, self.vllm_config.additional_config[PLUGIN])
+
+    def determine_available_memory(self) -> int:
+        """The memory for vLLM's cache; the rest is for recording and for states stored twice."""
+        return self._arms.reserve_memory(super().determine_available_memory(), self.vllm_config)
+
+    def mless_check_rows(self) -> None:
+        """Raise RuntimeError if rows were skipped."""
+        self._arms.check()
+
+    def mless_take_attention(self) -> RawSums:
+        """The attention of complete prompts: see `vllm_worker.Arms`."""
+        return self._arms.take_attention()
