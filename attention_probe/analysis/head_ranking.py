@@ -49,19 +49,19 @@ TIE = 1e-9
 def rank_heads(
     traces: AttentionTraces,
     measure: str,
-    baseline: str | Sequence[str],
-    condition: str | Sequence[str],
+    subtracted: Sequence[str],
+    compared: Sequence[str],
 ) -> pandas.DataFrame:
-    """All heads by the difference of a measure, `condition` minus `baseline`.
+    """All heads by the difference of a measure, `compared` minus `subtracted`.
 
     The prompts are those that were traced under all conditions, without controls.
 
     Args:
         traces: The traces.
         measure: A name of `measure_definitions.MEASURES` that was recorded.
-        baseline: The condition that is subtracted, usually another filler; or several, whose mean
+        subtracted: The condition that is subtracted, usually another filler; or several, whose mean
             is subtracted.
-        condition: The condition that it is subtracted from, or several. With several on either side
+        compared: The condition that it is subtracted from, or several. With several on either side
             the string is the unit, else the prompt.
 
     Returns:
@@ -70,14 +70,13 @@ def rank_heads(
         side has no filler and the measure is one of GUARANTEED, in Layer 1 or, for measures that
         need a filler, in every layer. The contrast is no finding then: t and p_adjusted are
         missing, and such heads come last, by the size of the mean difference. p_adjusted is also
-        missing if both sides are one condition. `attrs` has the number of `significant` heads and
-        a `note`.
+        missing if both sides are one condition. `attrs` has a `note`, which gives the number of
+        significant heads.
 
     Raises:
         ConfigError: the measure was not recorded, a side is empty or shares a condition with the
             other, or fewer than two problems have all conditions.
     """
-    subtracted, compared = _as_names(baseline), _as_names(condition)
     problem_ids = _choose_problems(traces, subtracted, compared)
     without = _read_measure(traces, measure, subtracted, problem_ids)
     with_it = _read_measure(traces, measure, compared, problem_ids)
@@ -94,14 +93,16 @@ def rank_heads(
         frame.loc[frame["guaranteed"], ["t", "p_adjusted"]] = np.nan
         sides = f"{','.join(compared)} against {','.join(subtracted)}"
         note = f"{measure} of {sides} {GUARANTEE}; {note}"
-    frame = _sort_heads(frame)
-    significant = int((frame["p_adjusted"] < HEADS_ALPHA).sum())
-    frame.attrs = {"significant": significant, "note": "; ".join([note, *header.stamps])}
+    if frame["p_adjusted"].notna().any():
+        significant = (frame["p_adjusted"] < HEADS_ALPHA).sum()
+        note += f"; heads with adjusted p < {HEADS_ALPHA:g}: {significant} of {len(frame)}"
+    # guaranteed heads come last, because they have no t
+    magnitudes = frame[["t", "mean_difference"]].abs()
+    order = magnitudes.sort_values(["t", "mean_difference"], ascending=False).index
+    frame = frame.loc[order].reset_index(drop=True)
+    frame.insert(0, "rank", frame.index + 1)
+    frame.attrs["note"] = "; ".join([note, *header.stamps])
     return frame
-
-
-def _as_names(side: str | Sequence[str]) -> tuple[str, ...]:
-    return (side,) if isinstance(side, str) else tuple(side)
 
 
 def _choose_problems(
@@ -146,17 +147,6 @@ def _read_measure(
     """The measure as [condition, prompt, head], the heads of all layers in a row."""
     values = [traces.measures([measure], name, problem_ids)[0] for name in conditions]
     return np.stack(values).reshape(len(values), len(problem_ids), -1)
-
-
-def _sort_heads(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The heads with their rank: by |t|, then by the difference; guaranteed ones last."""
-    magnitudes = frame[["t", "mean_difference"]].abs().assign(guaranteed=~frame["guaranteed"])
-    order = magnitudes.sort_values(
-        ["guaranteed", "t", "mean_difference"], ascending=False, kind="stable"
-    )
-    frame = frame.loc[order.index].reset_index(drop=True)
-    frame.insert(0, "rank", range(1, len(frame) + 1))
-    return frame
 
 
 def _by_prompt(differences: Floats, clusters: Integers) -> tuple[pandas.DataFrame, str]:

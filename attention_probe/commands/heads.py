@@ -34,7 +34,7 @@ def heads(
     """
     from functools import partial
 
-    from attention_probe.analysis.head_ranking import HEADS_ALPHA, rank_heads
+    from attention_probe.analysis.head_ranking import rank_heads
     from attention_probe.traces import AttentionTraces
     from harness.analysis.result_tables import records
     from harness.display.format_table import Column, Table, render
@@ -43,17 +43,13 @@ def heads(
 
     with AttentionTraces.open(traces) as opened:
         frame = rank_heads(opened, measure, split_words(baseline), split_words(condition))
-    notes = [frame.attrs["note"]]
-    if frame["p_adjusted"].notna().any():
-        significant = f"{frame.attrs['significant']} of {len(frame)}"
-        notes.append(f"heads with adjusted p < {HEADS_ALPHA:g}: {significant}")
     ranking = frame.head(top) if top else frame
     if form == "csv":
         typer.echo(ranking.to_csv(index=False).rstrip())
     elif form == "json":
         typer.echo(ranking.to_json(orient="records", indent=1))
     if form != "text":
-        typer.echo("\n".join(notes), err=True)
+        typer.echo(frame.attrs["note"], err=True)
         return
     headings = {"mean_difference": "difference", "standard_error": "SE"}
     columns = []
@@ -62,4 +58,4 @@ def heads(
         form_cell = partial(number, digits=5) if is_float else str
         columns.append(Column(name, headings.get(name, name), form_cell))
     title = f"{measure}, {condition} - {baseline}"
-    typer.echo(render([Table(title, records(ranking), columns, notes)]))
+    typer.echo(render([Table(title, records(ranking), columns, [frame.attrs["note"]])]))

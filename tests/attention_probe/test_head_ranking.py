@@ -11,7 +11,7 @@ from harness.errors import ConfigError
 from tests.attention_probe.conftest import store
 from tests.make import LAYERS, SHAPE, make_trace
 
-FILLERS = ("random", "mless")
+FILLERS = (("random",), ("mless",))
 
 
 def make_traces(count, *, shift=0.0):
@@ -53,7 +53,7 @@ def test_every_head_has_a_row_and_the_shifted_head_is_first(traces):
 
 def test_the_numbers_are_those_of_a_paired_t_test(traces):
     random, mless = (
-        traces.measures(["bias_cosine"], name, traces.problem_ids)[0] for name in FILLERS
+        traces.measures(["bias_cosine"], name, traces.problem_ids)[0] for (name,) in FILLERS
     )
     for row in rank_heads(traces, "bias_cosine", *FILLERS).itertuples():
         differences = (mless - random)[:, LAYERS.index(row.layer - 1), row.head - 1]
@@ -66,8 +66,8 @@ def test_the_numbers_are_those_of_a_paired_t_test(traces):
     ("measure", "guaranteed"), [("mass_filler", {1, 3}), ("mass_problem", {1})]
 )
 def test_differences_that_softmax_guarantees_have_no_p_and_a_note(traces, measure, guaranteed):
-    for conditions in (("wo", "mless"), ("mless", "wo")):
-        ranking = rank_heads(traces, measure, *conditions)
+    for sides in ((["wo"], ["mless"]), (["mless"], ["wo"])):
+        ranking = rank_heads(traces, measure, *sides)
         is_guaranteed = ranking["guaranteed"]
         assert (is_guaranteed == ranking["layer"].isin(guaranteed)).all()
         assert (ranking["t"].isna() == is_guaranteed).all()
@@ -105,16 +105,16 @@ def test_equal_differences_have_an_infinite_t_and_zeros_have_0(tmp_path):
 
 
 def test_contrasts_that_cannot_be_ranked_are_refused(traces, tmp_path):
-    for arguments, message in (
-        (("size", "wo", "mless"), "has no size under wo: it has .*mass_f"),
-        (("bias_cosine", "mless", "mless"), "different conditions, got mless against mless"),
-        (("bias_cosine", "mless", ()), "different conditions, got none against mless"),
-        (("bias_cosine", "wo", "mless"), "has no bias_cosine under wo: "),
-        (("bias", "random", "mless"), "has no bias under random: .*--decompose"),
-        (("bias_cosine", "mful", "mless"), "has no problem under all of mful, mless"),
+    for measure, subtracted, compared, message in (
+        ("size", ["wo"], ["mless"], "has no size under wo: it has .*mass_f"),
+        ("bias_cosine", ["mless"], ["mless"], "different conditions, got mless against mless"),
+        ("bias_cosine", ["mless"], [], "different conditions, got none against mless"),
+        ("bias_cosine", ["wo"], ["mless"], "has no bias_cosine under wo: "),
+        ("bias", ["random"], ["mless"], "has no bias under random: .*--decompose"),
+        ("bias_cosine", ["mful"], ["mless"], "has no problem under all of mful, mless"),
     ):
         with pytest.raises(ConfigError, match=message):
-            rank_heads(traces, *arguments)
+            rank_heads(traces, measure, subtracted, compared)
     message = "1 problem cannot rank heads: the problem is the unit"
     with store(tmp_path / "x", make_traces(1)) as lone, pytest.raises(ConfigError, match=message):
         rank_heads(lone, "bias_cosine", *FILLERS)
@@ -146,8 +146,8 @@ def test_with_several_strings_the_string_is_the_unit(tmp_path):
     traces, old, new = store_strings(tmp_path / "s.traces", 4, shift=20.0)
     with traces:
         ranking = rank_heads(traces, "mass_first", old, new)
-        one_against_one = rank_heads(traces, "mass_first", old[0], new[0])
-        four_against_one = rank_heads(traces, "mass_first", old, new[0])
+        one_against_one = rank_heads(traces, "mass_first", old[:1], new[:1])
+        four_against_one = rank_heads(traces, "mass_first", old, new[:1])
         before, after = (
             np.mean(
                 [traces.measures(["mass_first"], name, traces.problem_ids) for name in side],
@@ -158,7 +158,7 @@ def test_with_several_strings_the_string_is_the_unit(tmp_path):
     first = ranking.iloc[0]
     assert (first["layer"], first["head"], first["units"]) == (3, 2, 8)
     assert first["p_adjusted"] == 2 / 70
-    assert ranking.attrs["significant"] == 1
+    assert ranking.attrs["note"].endswith("heads with adjusted p < 0.05: 1 of 6")
     note = "4 strings against 4, each the mean of 6 prompts, all 70 permutations"
     assert ranking.attrs["note"].startswith(note)
     assert first["mean_difference"] == pytest.approx((after - before)[1, 1], rel=1e-5)
