@@ -4,11 +4,11 @@
 # ruff: noqa: F722
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -104,75 +104,47 @@ def measure_group(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PassInput:
-    """One prompt as input of a pass.
+class _PassResult:
+    """One prompt after a pass.
 
     Attributes:
         prompt: The prompt.
-        query_sets: Queries to average over: all, and the common ones.
-        regions: The tokens of each of REGIONS.
-        queries: Queries whose masses and outputs are averaged: the problem's common tokens, or the
-            completion's.
-        problem: The problem's common tokens.
+        captured: The capture of the whole pass.
+        row: The prompt's row in it.
+        problem: Positions of the problem's common tokens.
+        queries: Positions of the queries whose masses and outputs are averaged: the problem's
+            common tokens, or the completion's.
     """
 
     prompt: TokenizedPrompt
-    query_sets: Bool[Tensor, "2 seq"]
-    regions: Bool[Tensor, "region seq"]
-    queries: Int[Tensor, " query"]
-    problem: Int[Tensor, " problem_token"]
-
-    @classmethod
-    def of(cls, prompt: TokenizedPrompt, is_common: NDArray[np.bool_], record: Record) -> Self:
-        """The input; `is_common` marks the tokens that every condition has."""
-        common = torch.from_numpy(is_common)
-        problem = torch.from_numpy(is_common & prompt.has_role("problem")).nonzero()[:, 0]
-        query_sets, queries = torch.stack([torch.ones_like(common), common]), problem
-        if record.completion:
-            completion = torch.from_numpy(prompt.has_role("completion"))
-            # both definitions then have the same queries
-            query_sets = torch.stack([completion, completion])
-            queries = completion.nonzero()[:, 0]
-        return cls(
-            prompt=prompt,
-            query_sets=query_sets,
-            regions=key_regions(prompt),
-            queries=queries,
-            problem=problem,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _PassResult:
-    """One prompt after a pass: its input, the capture of the pass, and its row in this capture."""
-
-    input: _PassInput
     captured: Capture
     row: int
+    problem: Int64[np.ndarray, " problem_token"]
+    queries: Int64[np.ndarray, " query"]
 
     @property
     def activations(self) -> Float[Tensor, "problem_token width"]:
         """The first MLP's activations over the problem's common tokens."""
         assert self.captured.activations is not None
-        return self.captured.activations[self.row, self.input.problem]
+        return self.captured.activations[self.row, self.problem]
 
     def of_queries(
         self, values: Float[Tensor, "batch head seq width"] | None
     ) -> Float[Tensor, "head query width"]:
         """The values of this prompt's queries."""
         assert values is not None  # the decomposition requests outputs
-        return values[self.row][:, self.input.queries]
+        return values[self.row][:, self.queries]
 
     def curves(self, layers: Sequence[int]) -> dict[str, Any]:
         """Average attention weights [layer, head, key] over all and over common queries; rows."""
         means = torch.stack([self.captured[layer].column_mean[self.row] for layer in layers])
-        means = means[..., : len(self.input.prompt)].cpu().float()
+        means = means[..., : len(self.prompt)].cpu().float()
         # [layer, head, row, key]
         rows = torch.stack([self.captured[layer].rows[self.row] for layer in layers])
         return {
             "mean_all": means[:, 0].numpy(),
             "mean_common": means[:, 1].numpy(),
-            "rows": rows[..., : len(self.input.prompt)].cpu().numpy(),
+            "rows": rows[..., : len(self.prompt)].cpu().numpy(),
         }
 
 
@@ -184,9 +156,6 @@ def _run_condition(
 ) -> list[_PassResult]:
     """One forward pass over prompts, padded on the right."""
     length = max(map(len, prompts))
-    inputs = [
-        _PassInput.of(prompt, mask, record) for prompt, mask in zip(prompts, is_common, strict=True)
-    ]
 
     # On the right, padding comes after all real queries and cannot change them.
     def stack(tensors: Iterable[Tensor]) -> Tensor:
@@ -195,6 +164,11 @@ def _run_condition(
         ]
         return torch.stack(padded)
 
+    completions = [prompt.has_role("completion") for prompt in prompts]
+    # the queries of the definitions `published` and `common`
+    query_sets = [(np.ones_like(mask), mask) for mask in is_common]
+    if record.completion:
+        query_sets = [(completion, completion) for completion in completions]
     captured = capture(
         loaded,
         stack(torch.from_numpy(prompt.token_ids.astype(np.int64)) for prompt in prompts),
@@ -203,14 +177,21 @@ def _run_condition(
             torch.from_numpy(prompt.positions.astype(np.int64)) for prompt in prompts
         ),
         request=CaptureRequest(
-            query_sets=stack(pass_input.query_sets for pass_input in inputs),
-            key_regions=stack(pass_input.regions for pass_input in inputs),
+            query_sets=stack(torch.from_numpy(np.stack(sets)) for sets in query_sets),
+            key_regions=stack(map(key_regions, prompts)),
             output_region=INSERTED if record.decompose else None,
             activations=record.activations,
             rows=stack(torch.from_numpy(record.is_row(prompt)) for prompt in prompts),
         ),
     )
-    return [_PassResult(pass_input, captured, row) for row, pass_input in enumerate(inputs)]
+    results = []
+    for row, (prompt, mask) in enumerate(zip(prompts, is_common, strict=True)):
+        problem = np.flatnonzero(mask & prompt.has_role("problem"))
+        queries = np.flatnonzero(completions[row]) if record.completion else problem
+        results.append(
+            _PassResult(prompt=prompt, captured=captured, row=row, problem=problem, queries=queries)
+        )
+    return results
 
 
 def _measure_heads(
@@ -234,7 +215,7 @@ def _measure_layer(
     captured = result.captured[layer]
     mass = result.of_queries(captured.region_mass)
     measures = mass_measures(mass)
-    if gap is not None and result.input.regions[REGIONS.index("filler")].any():
+    if gap is not None and result.prompt.filler_span:
         components, residual = decompose(
             without=baseline.of_queries(baseline.captured[layer].output),
             gap=gap.of_queries(gap.captured[layer].output),
@@ -249,8 +230,8 @@ def _measure_layer(
 def _measure_first_mlp(result: _PassResult, reference: Reference) -> dict[str, Any]:
     """The fields of one prompt that describe the first MLP's activations."""
     texts: list[str] = []
-    for index in result.input.problem.tolist():
-        text = result.input.prompt.tokens[index]
+    for position in result.problem:
+        text = result.prompt.tokens[position]
         if not text:  # it continues a character, and has its class
             text = "".join(texts)[-1:]
         texts.append(text)
