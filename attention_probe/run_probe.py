@@ -79,7 +79,15 @@ def run_probe(
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
     # Before any weights are loaded: a prompt that differs is then found within seconds.
-    prompts = tokenize_problems(problems, settings, tokenizer)
+    prompts = {
+        problem.id: tokenize(
+            problem,
+            tokenizer,
+            conditions=settings.conditions,
+            completion=settings.record.completion,
+        )
+        for problem in problems.values()
+    }
     loaded = settings.load_model(settings.dtype)
     fit_model_to_prompts(loaded, prompts)
     refuse_large_rows(loaded, prompts, settings.record)
@@ -89,11 +97,12 @@ def run_probe(
         tokenizer,
         source={name: getattr(source, name) for name in SOURCE_FACTS},
         selection={
-            "criterion": criterion.model_dump(mode="json"),
+            # a figure's prompts are a criterion too, with further fields
+            "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
             "outcomes": count_outcomes(source, criterion),
             "problems": len(problems),
         },
-        checks=self_check(loaded, prompts, settings.record, float32_model),
+        self_check=self_check(loaded, prompts, settings.record, float32_model),
     )
     header = make_header(
         loaded.config,
@@ -108,21 +117,6 @@ def run_probe(
         refuse_differing_traces(traces, prompts, problems)
         add_missing_traces(traces, prompts, problems, loaded, settings.record, advance)
     return receipt
-
-
-def tokenize_problems(
-    problems: Mapping[str, Problem], settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, ConditionPrompts]:
-    """The prompts to record of each problem, by its id."""
-    return {
-        problem_id: tokenize(
-            problem,
-            tokenizer,
-            conditions=settings.conditions,
-            completion=settings.record.completion,
-        )
-        for problem_id, problem in problems.items()
-    }
 
 
 def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPrompts]) -> None:
@@ -321,28 +315,20 @@ def make_header(
 
 
 def make_receipt(
-    settings: ProbeSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    source: JsonObject,
-    selection: JsonObject,
-    checks: JsonObject,
+    settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase, **facts: JsonObject
 ) -> JsonObject:
     """The record of how a folder of traces came about.
 
     Args:
         settings: What is recorded.
         tokenizer: The model's tokenizer.
-        source: Where the prompts are from.
-        selection: How the problems were selected, and their number.
-        checks: The errors that `self_check` measured.
+        facts: `source`, where the prompts are from; `selection`, how the problems were selected,
+            and their number; `self_check`, the errors that it measured.
     """
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings),
         "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
-        "source": source,
-        "selection": selection,
-        "self_check": checks,
+        **facts,
         **versions_and_hashes.software(),
     }

@@ -92,7 +92,7 @@ class RunRecorder:
                 "metric": None,
             },
             selection={"problems": len(self._problems)},
-            checks={},
+            self_check={},
         )
         header = make_header(model_config, fingerprint, settings, layout=str(config.layouts[0]))
         return AttentionTraces.create(path, header, receipt=receipt)

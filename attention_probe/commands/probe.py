@@ -141,7 +141,7 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
 
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
     with progress_bar("probe problems") as advance:
-        receipt = run_probe(source, prompts.criterion, settings, output, advance=advance)
+        receipt = run_probe(source, prompts, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
         typer.echo(summary(traces))
     typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")

@@ -38,7 +38,8 @@ EXPLANATIONS = {
     "without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, "
     "inserted ones too.",
-    "completion": "Mean attention that each token gets from the tokens of the recorded completion.",
+    "completion": "Mean attention that each token gets from the tokens of the recorded completion, "
+    "which differ between conditions.",
 }
 
 

@@ -67,7 +67,8 @@ def make_figure(
         receipts.append(traces.receipt)
         return traces
 
-    figure, numbers = FIGURES[config.kind](config, measure)
+    make = _make_curves if config.kind == "curves" else _make_activations
+    figure, numbers = make(config, measure)
     return write_figure(figure, numbers, folder, config.name, figure_receipt(config, receipts))
 
 
@@ -94,14 +95,6 @@ def _make_activations(config: FigureConfig, measure: Measure) -> tuple[Figure, p
     return draw_activations(config, table), table
 
 
-FIGURES: dict[str, Callable[[FigureConfig, Measure], tuple[Figure, pandas.DataFrame]]] = {
-    "curves": _make_curves,
-    "histogram": _make_activations,
-    "token_classes": _make_activations,
-}
-"""For each kind of figure, the function that returns the drawing and its numbers."""
-
-
 def _measure(
     settings: ProbeSettings,
     prompts: PromptsConfig,
@@ -110,9 +103,8 @@ def _measure(
 ) -> Path:
     """A complete folder of traces, named after what it holds, so that it is measured only once."""
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
-    criterion = prompts.criterion
     selected = [
-        (problem.id, problem.outcome, problem.is_control) for problem in select(source, criterion)
+        (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
     # all that the traces depend on, and nothing of the figure's look
     content = [
@@ -121,10 +113,10 @@ def _measure(
         settings.conditions,
         source.prompts_sha256,
         selected,
-        criterion.on_outcome,
+        prompts.on_outcome,
         asdict(settings.record),
     ]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     path = folder / f"{digest[:12]}.traces"
-    run_probe(source, criterion, settings, path, advance=advance)
+    run_probe(source, prompts, settings, path, advance=advance)
     return path

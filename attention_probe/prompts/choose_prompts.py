@@ -45,11 +45,6 @@ class PromptsConfig(Criterion):
             raise ValueError(f"expected exactly one of `run`, `logs` and `dataset`, got {names}")
         return self
 
-    @property
-    def criterion(self) -> Criterion:
-        """Which problems of the source to select."""
-        return Criterion(**{name: getattr(self, name) for name in Criterion.model_fields})
-
 
 def open_source(
     prompts: PromptsConfig,
