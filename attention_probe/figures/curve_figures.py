@@ -85,11 +85,13 @@ def draw_figure(
                 title = "Controls, not flipped"
             if kind != kinds[-1]:
                 axes.set_xlabel("")
-            stamp(axes, title, points)
+            warning = "selected on outcome" if points["on_outcome"].any() else ""
+            stamp(axes, title, warning)
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[:, 0])
             _draw_bars(axes, bars, config.bars.y_limits)
-            stamp(axes, visible(config.bars.title, keep=""), bars)
+            warning = "" if (bars["kind"] == "bar").all() else "reference numbers"
+            stamp(axes, visible(config.bars.title, keep=""), warning)
     return figure
 
 
@@ -175,21 +177,18 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
         axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
 
 
-def stamp(axes: Axes, title: str, table: pandas.DataFrame) -> None:
+def stamp(axes: Axes, title: str, warning: str) -> None:
     """The panel's title, and under it in red a warning that a reader must see first.
 
     Args:
         axes: The panel.
         title: Its title.
-        table: Its numbers. The columns `on_outcome` and `reference` decide on the warning.
+        warning: The warning; empty for none.
     """
-    # no table has both columns
-    warnings = {"on_outcome": "selected on outcome", "reference": "reference numbers"}
-    texts = [text for column, text in warnings.items() if column in table and table[column].any()]
-    axes.set_title(title, pad=3 + len(texts) * (FONT + 0.5))
-    for text in texts:
+    axes.set_title(title, pad=3 + bool(warning) * (FONT + 0.5))
+    if warning:
         axes.annotate(
-            text,
+            warning,
             (0.5, 1),
             (0, 2),
             "axes fraction",
@@ -229,10 +228,10 @@ def draw_groups(
 
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     """A group of bars for each model. Published accuracies have no interval and are not rounded."""
-    models, is_measured = list(dict.fromkeys(table["model"])), not table["reference"].any()
+    models, is_measured = list(dict.fromkeys(table["model"])), (table["kind"] == "bar").all()
     for index, condition in enumerate(BARS, start=-1):
         rows = table[table["condition"] == condition].set_index("model").reindex(models)
-        values = rows[["accuracy", "accuracy_low", "accuracy_high"]].T
+        values = rows[["mean", "low", "high"]].T
         colour = figure_style.LOOKS[condition].colour
         bars = draw_groups(axes, condition, 0.27 * index, values, colour, 0.25)
         number_format = "{:.1f}" if is_measured else "{:g}"
@@ -276,7 +275,7 @@ def explain_figure(
         yield f"{note[0].upper()}{note[1:]}."
     yield EXPLANATIONS[drawn_curves["definition"].iloc[0]]
     if bars is not None:
-        source = bars["reference"].iloc[0] or f"{bars['problems'].min()} problems"
+        source = bars["note"].iloc[0] or f"{bars['count'].min()} problems"
         yield f"Bars: {source}."
     if config.note:
         yield config.note

@@ -291,7 +291,7 @@ def test_every_panel_of_a_selection_on_outcome_has_a_stamp(flipped, traces):
 
 def test_reference_numbers_have_a_stamp_and_their_source(traces):
     config = load("accuracy-bars-and-head-14")
-    accuracies = read_bars(config.bars)["accuracy"].tolist()
+    accuracies = read_bars(config.bars)["mean"].tolist()
     assert accuracies == [64, 73, 44, 66, 76, 46, 66, 74, 48]
     figure = draw(config, traces)
     axes = figure.axes[2]
