@@ -323,7 +323,7 @@ def make_receipt(
         settings: What is recorded.
         tokenizer: The model's tokenizer.
         facts: `source`, where the prompts are from; `selection`, how the problems were selected,
-            and their number; `self_check`, the errors that it measured.
+            and their number; `self_check`, the errors that it measured, if it ran.
     """
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -55,7 +55,7 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
         model=model.eval().requires_grad_(False),
         config=_config(path),
         layers=tuple(range(layers)),
-        layers_path="layers",
+        decoder_layers=model.layers,
         revision=None,
     )
 
