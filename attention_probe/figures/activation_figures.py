@@ -122,7 +122,7 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         for column, model in enumerate(config.models):
             rows = table[table["panel"] == model.title]
             form.draw(list(grid[:, column]), rows, model.c)
-            grid[0, column].set_title(model.title)
+            grid[0, column].set_title(model.title, pad=3)
         grid[1, 0].set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
         grid[0, 0].set_ylabel(form.y_label)
     return figure

@@ -173,30 +173,28 @@ def test_later_layers_are_not_read(checkpoint, tmp_path, options):
     assert first_layer < 2.2 * layer < 3 * layer < all_layers
 
 
-@pytest.mark.parametrize("prefix", ["", "model.language_model.", "language_model.model."])
-def test_known_prefixes_before_the_base_model_are_removed(qwen2, prefix):
-    expected = load_model(str(qwen2), layers=[1])
-
-    def rename(tensors):
-        for name in list(tensors):
-            if name.startswith("model."):
-                tensors[prefix + name.removeprefix("model.")] = tensors.pop(name)
-
-    rewrite(qwen2, rename)
-    loaded = load_model(str(qwen2), layers=[1])
-    assert torch.equal(loaded.model(TOKENS)[0], expected.model(TOKENS)[0])
-
-
-def test_stored_mask_buffers_of_old_gpt2_checkpoints_are_ignored(checkpoint, tmp_path):
-    folder = Path(shutil.copytree(checkpoint("gpt2"), tmp_path / "model"))
+@pytest.mark.parametrize(
+    ("name", "prefix", "stored_prefix"),
+    [
+        ("qwen2", "model.", ""),
+        ("qwen2", "model.", "model.language_model."),
+        ("qwen2", "model.", "language_model.model."),
+        ("gpt2", "transformer.", ""),
+    ],
+)
+def test_known_prefixes_and_stored_mask_buffers_are_ignored(
+    checkpoint, tmp_path, name, prefix, stored_prefix
+):
+    folder = Path(shutil.copytree(checkpoint(name), tmp_path / "model"))
     expected = load_model(str(folder), layers=[1])
 
     def store_as_on_the_hub(tensors):
-        for name in list(tensors):
-            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
-        for layer in range(4):
-            tensors[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 128, 128)
-            tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+        for key in [key for key in tensors if key.startswith(prefix)]:
+            tensors[stored_prefix + key.removeprefix(prefix)] = tensors.pop(key)
+        if name == "gpt2":
+            for layer in range(4):
+                tensors[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 128, 128)
+                tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
 
     rewrite(folder, store_as_on_the_hub)
     loaded = load_model(str(folder), layers=[1])
@@ -281,11 +279,16 @@ def test_a_folder_that_cannot_be_loaded_is_refused_with_the_reason(qwen2, file, 
         load_model(str(qwen2), layers=[0])
 
 
-def test_a_model_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"Model folder .*nowhere does not exist"):
-        load_model(str(tmp_path / "nowhere"), layers=[0])
-    with pytest.raises(ModelError, match="hub could not be reached for some-one/some-model"):
-        load_model("some-one/some-model", layers=[0])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./nowhere", r"Model folder .*nowhere does not exist"),
+        ("some-one/some-model", "hub could not be reached for some-one/some-model"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_refused(name, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(name, layers=[0])
 
 
 @pytest.mark.parametrize(("layers", "message"), [([4], "5"), ([0, -1], "0, 1"), ([], "none")])

@@ -324,17 +324,14 @@ def with_completion(source, completion):
     return replace(source, problems=(replace(first, prompts=prompts),))
 
 
-def test_an_empty_completion_has_no_numbers_and_no_traceback(source, path):
-    run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
-    with AttentionTraces.open(path) as traces:
-        assert "nan" in summary(traces)
-
-
-def test_a_problem_over_the_context_is_refused_before_anything_is_measured(source, path):
+def test_completions_may_be_empty_and_may_not_be_over_the_context(source, path):
     message = rf"Problem {source.problems[0].id}, condition 'wo': \d+ tokens;"
     with pytest.raises(PromptMismatchError, match=message):
         run_probe(with_completion(source, "one two " * 3000), Criterion(n=1), COMPLETION, path)
-    assert not path.exists()
+    assert not path.exists(), "nothing is measured"
+    run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
+    with AttentionTraces.open(path) as traces:
+        assert "nan" in summary(traces)
 
 
 def test_probe_and_heads_from_the_command_line(path):
