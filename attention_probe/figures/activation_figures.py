@@ -4,8 +4,7 @@ Every number is a mean over prompts. A change is relative, (with - without) / wi
 prompts.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import pandas
@@ -109,22 +108,29 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         config: The figure.
         table: From `read_activations`, of all models.
     """
-    form = _FORMS[config.kind]
-    factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
+    if config.kind == "histogram":
+        draw, heights, y_label = _draw_histogram, (2.0, 1.1), "Activations per bin (%)"
+        explanation = f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
+    else:
+        draw, heights, y_label = _draw_token_classes, (1.6, 1.1), "Activations near zero (%)"
+        factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
+        explanation = (
+            f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."
+        )
     note = (
         f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP "
         f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
-        f"prompts. Changes are relative, of the same prompts. {form.note.format(factors=factors)}"
+        f"prompts. Changes are relative, of the same prompts. {explanation}"
     )
     width = figure_style.WIDE
-    with figure_style.drawing(1.2 + sum(form.heights), note, width=width) as figure:
-        grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=form.heights)
+    with figure_style.drawing(1.2 + sum(heights), note, width=width) as figure:
+        grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=heights)
         for column, model in enumerate(config.models):
             rows = table[table["panel"] == model.title]
-            form.draw(list(grid[:, column]), rows, model.c)
+            draw(list(grid[:, column]), rows, model.c)
             grid[0, column].set_title(model.title, pad=3)
         grid[1, 0].set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
-        grid[0, 0].set_ylabel(form.y_label)
+        grid[0, 0].set_ylabel(y_label)
     return figure
 
 
@@ -191,31 +197,3 @@ def _percent(table: pandas.DataFrame, quantities: list[str], condition: str) -> 
     rows = table[table["condition"] == condition].set_index("quantity").loc[quantities]
     values: Floats = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64)
     return 100 * values.T
-
-
-class _Form(NamedTuple):
-    """How a kind of figure is drawn: two panels a model, and their heights in inches.
-
-    The note may name the `factors` c of the models.
-    """
-
-    draw: Callable[[Sequence[Axes], pandas.DataFrame, float], None]
-    heights: tuple[float, float]
-    y_label: str
-    note: str
-
-
-_FORMS = {
-    "histogram": _Form(
-        _draw_histogram,
-        (2.0, 1.1),
-        "Activations per bin (%)",
-        f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger.",
-    ),
-    "token_classes": _Form(
-        _draw_token_classes,
-        (1.6, 1.1),
-        "Activations near zero (%)",
-        "Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}.",
-    ),
-}

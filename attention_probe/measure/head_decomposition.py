@@ -69,7 +69,9 @@ def decompose(
     # some heads have an output of exactly 0, by which nothing can be divided
     tiny = torch.finfo(without.dtype).tiny
     original, shifted = _norm(without).clamp_min(tiny), _norm(gap).clamp_min(tiny)
-    cosine = (_direction(bias) * _direction(gap)).sum(-1)
+    # In float64, and with no smallest length: that of b may be 1e-12.
+    shortest = torch.finfo(torch.float64).tiny
+    cosine = torch.cosine_similarity(bias.double(), gap.double(), dim=-1, eps=shortest)
     measures = {
         "position_shift": _norm(gap - without) / original,
         "scale": _norm(scale) / original,
@@ -84,12 +86,3 @@ def decompose(
 
 def _norm(vectors: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape"]:
     return vectors.square().sum(-1).sqrt()
-
-
-def _direction(vectors: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
-    """Vectors of length 1, in float64.
-
-    The length of b may be 1e-12, and torch's cosine takes every length below 1e-8 for 1e-8.
-    """
-    tiny = torch.finfo(torch.float64).tiny
-    return torch.nn.functional.normalize(vectors.double(), dim=-1, eps=tiny)
