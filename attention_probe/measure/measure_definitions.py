@@ -16,13 +16,13 @@ _OF_OUTPUT = "share of |o_wo|"
 
 MEASURES: dict[str, Quantity] = {
     "mass_first": Quantity(
-        SHARE, "Mean attention on the very first token of the sequence, be it a filler's."
+        SHARE, "Mean attention on the first token of the sequence, which may be a filler's."
     ),
     "mass_instruction": Quantity(
-        SHARE, "Mean attention on the instruction, the very first token left out."
+        SHARE, "Mean attention on the instruction, without the first token of the sequence."
     ),
     "mass_filler": Quantity(
-        SHARE, "Mean attention on the filler's tokens, the very first token left out."
+        SHARE, "Mean attention on the filler, without the first token of the sequence."
     ),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
     "mass_completion": Quantity(
@@ -32,7 +32,7 @@ MEASURES: dict[str, Quantity] = {
         SHARE, "Mean attention on everything else: template, separators, examples."
     ),
     "lambda": Quantity(
-        "share", "1 - m, the factor that scales the attention on what was there before."
+        "share", "1 - m, the factor of the attention on the tokens that are not inserted."
     ),
     "position_shift": Quantity(
         _OF_OUTPUT, "Mean |o_gap - o_wo| / |o_wo|: how far moved positions move the output."
@@ -44,7 +44,7 @@ MEASURES: dict[str, Quantity] = {
         _OF_OUTPUT, "Mean |b| / |o_wo|, b = what the inserted tokens add to the output."
     ),
     "bias_cosine": Quantity(
-        "cosine", "Mean cosine of b with o_gap, each query alike, however short its b."
+        "cosine", "Mean cosine of b with o_gap; every query has the same weight."
     ),
     "bias_relative_norm": Quantity("share of |o_gap|", "Mean |b| / |o_gap|."),
 }
@@ -65,7 +65,7 @@ ARRAYS: dict[str, Quantity] = {
     "token_ids": Quantity("vocabulary id", "The prompt, as the model got it.", _TOKEN),
     "roles": Quantity("index into token_roles.ROLES", "What each token belongs to.", _TOKEN),
     "original_pos": Quantity(
-        "position", "The same token's place without filler; -1 for inserted tokens.", _TOKEN
+        "position", "The token's position without filler; -1 for inserted tokens.", _TOKEN
     ),
     "mean_all": Quantity(
         SHARE, "A key token's mean weight over all later queries: the published definition.", _CURVE
@@ -79,7 +79,9 @@ ARRAYS: dict[str, Quantity] = {
         ("layer", "head", "query", "position"),
     ),
     "activation_histogram": Quantity(
-        "activations", "See measure_activations.measure_activations; empty unless asked.", ("bin",)
+        "activations",
+        "See measure_activations.measure_activations; empty unless requested.",
+        ("bin",),
     ),
 }
 """Every array of a trace. A mean over no query is NaN."""

@@ -87,20 +87,23 @@ class Capture:
         request: What to keep.
         real: Which positions are not padding.
         layer_indices: The requested layers, ascending.
-        waits_for_activations: Whether the first MLP's activations are requested and not recorded.
-        activations: These, after the non-linearity and before the product with `up_proj`.
+        activations: The first MLP's, after the non-linearity and before the product with `up_proj`.
         layers: The results by layer.
     """
 
     request: CaptureRequest
     real: Bool[Tensor, "batch seq"]
     layer_indices: tuple[int, ...]
-    waits_for_activations: bool
     activations: Float[Tensor, "batch seq width"] | None = None
     layers: dict[int, LayerCapture] = field(default_factory=dict)
 
     def __getitem__(self, layer: int) -> LayerCapture:
         return self.layers[layer]
+
+    @property
+    def waits_for_activations(self) -> bool:
+        """Whether the first MLP's activations are requested and not recorded."""
+        return self.request.activations and self.activations is None
 
     def stop_if_complete(self) -> None:
         """Raise CaptureFinished if the last layer is captured, and requested activations too."""

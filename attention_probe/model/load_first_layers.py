@@ -80,7 +80,7 @@ def load_model(
 
     Args:
         name: A model folder, a hub name or `smollm2`.
-        layers: Indices from 0.
+        layers: Indices from 0; at least one.
         dtype: Type to compute in, whatever the checkpoint's type is.
         device: Where the model runs.
 
@@ -137,8 +137,8 @@ def _load_checkpoint(name: str, layers: list[int], dtype: torch.dtype) -> Loaded
             f"{name} ({config.model_type}) is an encoder-decoder: expected a causal language model."
         )
     count = config.num_hidden_layers
-    if not layers or layers[0] < 0 or layers[-1] >= count:
-        requested = count_from_one(layers) or "none"
+    if layers[-1] >= count:
+        requested = count_from_one(layers)
         raise ModelError(f"{name} has Layers 1 to {count}, counted from 1; got {requested}.")
     layers_path = _find_layers(config, name)
     cut_config = copy.deepcopy(config)

@@ -42,6 +42,7 @@ MOE = {
 CONFIGS = ARCHITECTURES | {
     "qwen2": WINDOW | {"max_window_layers": 2},
     "qwen2-tied": {"tie_word_embeddings": True},
+    "qwen2-bfloat16": {"dtype": "bfloat16"},
     "qwen3": WINDOW | {"head_dim": 16},
     "gemma3": {
         "text_config": GEMMA3,
@@ -60,10 +61,11 @@ CONFIGS = ARCHITECTURES | {
 """Changes of SHAPE by model type."""
 
 
-def build(name, dtype=torch.float32):
+def build(name):
     """A full model in which every tensor is random, also norms and the row of the padding token."""
     model_type, _, _ = name.partition("-")
     config = hf.AutoConfig.for_model(model_type, **SHAPE | CONFIGS[name])
+    dtype = config.dtype or torch.float32
     model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -120,7 +122,7 @@ def rewrite(folder, change):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_loaded_layer_gives_its_output_in_the_full_model(checkpoint, name):
+def test_every_loaded_layer_gives_its_output_in_the_full_model_in_float32(checkpoint, name):
     folder = checkpoint(name)
     expected = full_outputs(folder)
     assert expected.flatten(1).std(1).min() > 1e-3
@@ -128,16 +130,9 @@ def test_every_loaded_layer_gives_its_output_in_the_full_model(checkpoint, name)
         loaded = load_model(str(folder), layers=requested)
         outputs = layer_outputs(loaded.model, loaded.decoder_layers)
         assert largest_error(outputs, expected[: max(requested) + 1]) < 1e-6
+        assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
         assert loaded.layers == tuple(sorted(requested))
         assert loaded.config.num_hidden_layers == 4
-
-
-def test_a_bfloat16_checkpoint_is_computed_in_float32(tmp_path):
-    build("qwen2", torch.bfloat16).save_pretrained(tmp_path)
-    loaded = load_model(str(tmp_path), layers=[1])
-    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
-    outputs = layer_outputs(loaded.model, loaded.decoder_layers)
-    assert largest_error(outputs, full_outputs(tmp_path)[:2]) < 1e-6
 
 
 MEMORY = """
@@ -291,7 +286,6 @@ def test_a_model_that_does_not_exist_is_refused(name, message):
         load_model(name, layers=[0])
 
 
-@pytest.mark.parametrize(("layers", "message"), [([4], "5"), ([0, -1], "0, 1"), ([], "none")])
-def test_layers_out_of_range_are_refused_with_the_range(checkpoint, layers, message):
-    with pytest.raises(ModelError, match=rf"has Layers 1 to 4, counted from 1; got {message}"):
-        load_model(str(checkpoint("qwen2")), layers=layers)
+def test_layers_out_of_range_are_refused_with_the_range(checkpoint):
+    with pytest.raises(ModelError, match=r"has Layers 1 to 4, counted from 1; got 1, 5"):
+        load_model(str(checkpoint("qwen2")), layers=[0, 4])
