@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attention_probe.measure.head_decomposition import (
     REGIONS,
@@ -158,10 +159,9 @@ def _run_condition(
     length = max(map(len, prompts))
 
     # On the right, padding comes after all real queries and cannot change them.
-    def stack(tensors: Iterable[Tensor]) -> Tensor:
-        padded = [
-            torch.nn.functional.pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors
-        ]
+    def stack(values: Iterable[NDArray[Any] | Tensor]) -> Tensor:
+        tensors = map(torch.as_tensor, values)
+        padded = [pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors]
         return torch.stack(padded)
 
     completions = [prompt.has_role("completion") for prompt in prompts]
@@ -171,13 +171,11 @@ def _run_condition(
         query_sets = [(completion, completion) for completion in completions]
     captured = capture(
         loaded,
-        stack(torch.from_numpy(prompt.token_ids.astype(np.int64)) for prompt in prompts),
-        attention_mask=stack(torch.ones(len(prompt), dtype=torch.int64) for prompt in prompts),
-        position_ids=stack(
-            torch.from_numpy(prompt.positions.astype(np.int64)) for prompt in prompts
-        ),
+        stack(prompt.token_ids for prompt in prompts).long(),
+        attention_mask=stack(torch.ones(len(prompt)) for prompt in prompts).long(),
+        position_ids=stack(prompt.positions for prompt in prompts).long(),
         request=CaptureRequest(
-            query_sets=stack(torch.from_numpy(np.stack(sets)) for sets in query_sets),
+            query_sets=stack(map(np.stack, query_sets)),
             key_regions=stack(map(key_regions, prompts)),
             output_region=INSERTED if record.decompose else None,
             activations=record.activations,
