@@ -217,7 +217,7 @@ def add_missing_traces(
 ) -> None:
     """Measure every problem that has no trace under some condition, and add the missing traces."""
     # A problem is measured under all conditions even if a single trace is missing: the common
-    # queries and the decomposition need all of its prompts.
+    # queries need all of its prompts.
     missing = [
         by_condition
         for problem_id, by_condition in prompts.items()
@@ -293,8 +293,7 @@ def make_header(
         flip: The outcome by which the problems were selected; None if by none.
     """
     record = settings.record
-    names = ("decompose", "activations", "rows")
-    options: JsonObject = {name: getattr(record, name) for name in names}
+    options: JsonObject = {"activations": record.activations, "rows": record.rows}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
         options["common_to"] = list(settings.conditions)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig
 
-from attention_probe.measure.head_decomposition import key_regions, mass_measures
+from attention_probe.measure.measure_prompts import key_regions, mass_measures
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import TokenizedPrompt, align_prompts, common_tokens
 from attention_probe.run_probe import make_header, make_receipt, make_trace
@@ -149,9 +149,9 @@ def average_sums(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, 
     # [layer, head, key] over the problem's queries. Unlike the other sets this one includes the
     # diagonal: in a mass, a query's attention to its own token counts.
     problem_sums = torch.from_numpy(sums[:, -1].copy())
-    problem_queries = max(1, sum(sets[-1]))
-    masses = problem_sums @ key_regions(prompt).float().T / problem_queries
-    # the queries are summed already, so there is a single row in their place
-    layers = [mass_measures(layer[:, None]) for layer in masses]
-    measures = {name: torch.stack([layer[name] for layer in layers]).numpy() for name in layers[0]}
-    return {"mean_all": curves[:, 0], "mean_common": curves[:, 1], "measures": measures}
+    masses = problem_sums @ key_regions(prompt).float().T / max(1, sum(sets[-1]))
+    return {
+        "mean_all": curves[:, 0],
+        "mean_common": curves[:, 1],
+        "measures": mass_measures(masses),
+    }

@@ -75,12 +75,6 @@ def probe(
             "completion), or all."
         ),
     ] = None,
-    decompose: Annotated[
-        bool,
-        typer.Option(
-            "--decompose", help="Also record position shift, scale and bias of each head's output."
-        ),
-    ] = False,
     activations: Annotated[
         bool, typer.Option("--activations", help="Also record the first MLP.")
     ] = False,
@@ -121,7 +115,6 @@ def probe(
         conditions=split_words(conditions),
         record=Record(
             completion=queries == "completion" or rows == "answer",
-            decompose=decompose,
             activations=activations,
             rows=rows,
         ),
