@@ -22,7 +22,6 @@ from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BARS, curve_name
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER, WIDE
-from harness.display.figures.lines import draw_curve
 from harness.display.format_values import label, visible
 
 PANELS_ACROSS = 3
@@ -101,25 +100,35 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
-    """The region of the inserted tokens, and the curves."""
+    """The region of the inserted tokens, and the curves: dotted where fewer than half reach."""
     inserted = points["x"][points["in_filler"]]
     if len(inserted):
         _shade_region(axes, np.unique(inserted), panel.row_config.region)
     if panel.row_config.subtracted:
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
+    # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
+    step = 0.5 if panel.limits else 0.2
     for index, (condition, look) in enumerate(panel.looks.items()):
-        # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
-        step = 0.5 if panel.limits else 0.2
-        draw_curve(
-            axes,
-            points[points["condition"] == curve_name(panel, condition)],
-            look,
-            panel.name(condition),
+        curve = points[points["condition"] == curve_name(panel, condition)].set_index("x")
+        # the line breaks at missing values, not where positions are left out
+        curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
+        # means over few prompts are those of the longest prompts only
+        is_reached = 2 * curve["count"] >= curve["prompts"]
+        x, mean, colour, name = curve.index, curve["mean"], look.colour, panel.name(condition)
+        axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{name}")
+        axes.plot(
+            x,
+            mean.where(is_reached),
+            color=colour,
+            label=name,
             linewidth=0.8 + step * (len(panel.looks) - 1 - index),
             marker=look.marker,
             # shifted, so that the markers of equal curves do not cover each other
             markevery=(3 + 4 * index, 12),
             markersize=2.5 if panel.limits else 0,
+        )
+        axes.fill_between(
+            x, curve["low"], curve["high"], where=is_reached, color=colour, alpha=0.2, linewidth=0
         )
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -14,7 +14,6 @@ from attention_probe.figures.activation_figures import draw_activations, read_ac
 from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.figure_numbers import figure_table, read_bars, read_curves
-from attention_probe.figures.trace_figures import figure_receipt
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
@@ -23,6 +22,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import select
 from harness.display.figures.figure_style import write_figure
 from harness.errors import ConfigError
+from harness.runs import versions_and_hashes
 from harness.smollm2_model import label_model
 
 Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
@@ -69,7 +69,12 @@ def make_figure(
 
     make = _make_curves if config.kind == "curves" else _make_activations
     figure, numbers = make(config, measure)
-    return write_figure(figure, numbers, folder, config.name, figure_receipt(config, receipts))
+    receipt = {
+        "figure": config.model_dump(mode="json"),
+        "probes": receipts,
+        **versions_and_hashes.software(),
+    }
+    return write_figure(figure, numbers, folder, config.name, receipt)
 
 
 def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
