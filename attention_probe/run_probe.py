@@ -79,19 +79,8 @@ def run_probe(
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
     # Before any weights are loaded: a prompt that differs is then found within seconds.
-    prompts = {
-        problem.id: tokenize(
-            problem,
-            tokenizer,
-            conditions=settings.conditions,
-            completion=settings.record.completion,
-        )
-        for problem in problems.values()
-    }
-    loaded = settings.load_model(settings.dtype)
-    fit_model_to_prompts(loaded, prompts)
-    refuse_large_rows(loaded, prompts, settings.record)
-    float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
+    prompts = tokenize_problems(problems.values(), tokenizer, settings)
+    loaded, checks = load_checked_model(settings, prompts)
     receipt = make_receipt(
         settings,
         tokenizer,
@@ -102,7 +91,7 @@ def run_probe(
             "outcomes": count_outcomes(source, criterion),
             "problems": len(problems),
         },
-        self_check=self_check(loaded, prompts, settings.record, float32_model),
+        self_check=checks,
     )
     header = make_header(
         loaded.config,
@@ -117,6 +106,38 @@ def run_probe(
         refuse_differing_traces(traces, prompts, problems)
         add_missing_traces(traces, prompts, problems, loaded, settings.record, advance)
     return receipt
+
+
+def tokenize_problems(
+    problems: Iterable[Problem], tokenizer: PreTrainedTokenizerBase, settings: ProbeSettings
+) -> dict[str, ConditionPrompts]:
+    """The prompts of each problem by condition, under the problem's id."""
+    return {
+        problem.id: tokenize(
+            problem,
+            tokenizer,
+            conditions=settings.conditions,
+            completion=settings.record.completion,
+        )
+        for problem in problems
+    }
+
+
+def load_checked_model(
+    settings: ProbeSettings, prompts: Mapping[str, ConditionPrompts]
+) -> tuple[LoadedModel, JsonObject]:
+    """The first layers, with the embeddings of these prompts alone, and their self-check.
+
+    Raises:
+        PromptMismatchError: a prompt is longer than the model's context.
+        ModelError: the model cannot be loaded, or gives no attention.
+        ConfigError: the rows to store are too large.
+    """
+    loaded = settings.load_model(settings.dtype)
+    fit_model_to_prompts(loaded, prompts)
+    refuse_large_rows(loaded, prompts, settings.record)
+    float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
+    return loaded, self_check(loaded, prompts, settings.record, float32_model)
 
 
 def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPrompts]) -> None:
@@ -256,8 +277,6 @@ def make_trace(problem: Problem, prompt: TokenizedPrompt, measured_fields: JsonO
     """The trace of one prompt of a selected problem, with its measured fields."""
     return Trace(
         problem_id=problem.id,
-        subject=problem.subject,
-        level=problem.level,
         cluster=problem.cluster,
         outcome=problem.outcome,
         control=problem.is_control,

@@ -47,8 +47,6 @@ class TraceEntry:
     Attributes:
         problem_id: The problem's id in its source.
         condition: The prompt's condition.
-        subject: The problem's subject; empty if it has none.
-        level: The problem's level; 0 if it has none.
         cluster: Shared by problems that count as one, such as one problem with several draws of
             examples; empty if the problem stands alone.
         outcome: The problem's change between the selection's two conditions, such as
@@ -60,8 +58,6 @@ class TraceEntry:
 
     problem_id: str
     condition: str
-    subject: str
-    level: int
     cluster: str = ""
     outcome: str | None
     control: bool

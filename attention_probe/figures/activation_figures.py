@@ -57,18 +57,19 @@ def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.Data
         }
     )
     # [prompt, quantity] by condition
-    tables: dict[str, Floats] = {}
-    for condition in _PAIR:
-        numbers = [_read_numbers(traces.get(problem, condition)) for problem in problems]
-        tables[condition] = np.array(numbers)
+    tables = {
+        condition: pandas.DataFrame(
+            [_read_numbers(traces.get(problem, condition)) for problem in problems]
+        )
+        for condition in _PAIR
+    }
     tables[_CHANGE] = _relative_change(tables[WITH], tables[WITHOUT])
     averages = []
     for condition, table in tables.items():
-        low, high = bootstrap_band(table, clusters)
-        count = np.isfinite(table).sum(axis=0)
+        low, high = bootstrap_band(table.to_numpy(), clusters)
         averages.append(
             quantities.assign(
-                condition=condition, mean=_mean(table), low=low, high=high, count=count
+                condition=condition, mean=table.mean(), low=low, high=high, count=table.count()
             )
         )
     frame = pandas.concat(averages, ignore_index=True)
@@ -83,22 +84,15 @@ def _read_numbers(trace: Trace) -> list[float]:
     return [*trace.activations.values(), *shares]
 
 
-def _mean(table: Floats) -> Floats:
-    with np.errstate(invalid="ignore"):  # no prompt may have a value
-        mean: Floats = np.nansum(table, axis=0) / np.isfinite(table).sum(axis=0)
-    return mean
-
-
-def _relative_change(table: Floats, without: Floats) -> Floats:
+def _relative_change(table: pandas.DataFrame, without: pandas.DataFrame) -> pandas.DataFrame:
     """The relative change of the means, linearised to one value per prompt: [prompt, quantity].
 
     Prompts with values near zero without filler would dominate a mean of relative changes.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = _mean(table) / _mean(without)
-        # the delta method for a ratio of two means
-        change: Floats = ratio - 1 + (table - ratio * without) / _mean(without)
-    return np.where(np.isfinite(change), change, np.nan)
+    ratio = table.mean() / without.mean()
+    # the delta method for a ratio of two means
+    change = ratio - 1 + (table - ratio * without) / without.mean()
+    return change.where(np.isfinite(change))
 
 
 def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:

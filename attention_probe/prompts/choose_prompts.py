@@ -34,8 +34,6 @@ class PromptsConfig(Criterion):
     """The metric of logs."""
     layout: Layout | None = None
     """One of the run's layouts."""
-    instruction: str | None = None
-    """The instruction for a dataset."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -74,5 +72,4 @@ def open_source(
         [as_condition(name) for name in dict.fromkeys((BASELINE, *names))],
         load_tokenizer(),
         str(prompts.layout or Layout.RAW),
-        instruction=prompts.instruction,
     )

@@ -108,12 +108,10 @@ def attention(
     # all requests have the same number of sets: all queries, each row alone, and the last set,
     # which `means` leaves out
     set_count = max(counts, default=0) + 2
-    requests: list[Request] = []
-    for (token_ids, _), count in zip(tokenized, counts, strict=True):
-        sets = np.zeros((set_count, len(token_ids)), int)
-        sets[0] = 1
-        sets[1 : count + 1] = np.eye(len(token_ids))[len(token_ids) - count :]
-        requests.append(recorded_prompt(token_ids, sets.tolist(), name=str(len(requests))))
+    requests = [
+        _make_request(str(number), token_ids, count, set_count)
+        for number, ((token_ids, _), count) in enumerate(zip(tokenized, counts, strict=True))
+    ]
     sums: dict[str, Floats] = {}
     with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
         for finished in engine.stream(requests):
@@ -131,6 +129,14 @@ def attention(
     if layers != "all":
         result.layers = sorted(parse_numbers(layers, "layers"))
     return result
+
+
+def _make_request(name: str, token_ids: list[int], count: int, set_count: int) -> Request:
+    """A prompt whose attention is recorded: of all queries, and of each of the last `count`."""
+    sets = np.zeros((set_count, len(token_ids)), int)
+    sets[0] = 1
+    sets[1 : count + 1] = np.eye(len(token_ids))[len(token_ids) - count :]
+    return recorded_prompt(token_ids, sets.tolist(), name=name)
 
 
 def _separate_rows(sums: Floats, count: int) -> Floats:

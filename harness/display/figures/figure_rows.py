@@ -146,13 +146,7 @@ def draw_rows(
     """
     rows = join_families(rows)
     note += explain_families(rows)
-    used_columns = set[str]().union(*(row.cells for row in rows))
-    columns = {}
-    right = 0.1
-    for name, width in COLUMN_WIDTHS.items():
-        if name in used_columns:
-            columns[name] = right
-            right += width
+    columns, right = _place_columns(rows)
     header = FigureRow(title, dict(zip(columns, columns, strict=True)))
     note_height = 1.35 * (FONT - 1) / 72 * (figure_style.wrap(note).count("\n") + 1)
     rows_height = sum(row.height for row in rows)
@@ -184,6 +178,18 @@ def draw_rows(
             axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
         figure_style.tidy(axes, grid="x", hidden=("top", "right", "left"))
     return figure
+
+
+def _place_columns(rows: Sequence[FigureRow]) -> tuple[dict[str, float], float]:
+    """Where each column of the rows begins and the last one ends, in inches from the axes."""
+    used_columns = set[str]().union(*(row.cells for row in rows))
+    columns = {}
+    right = 0.1
+    for name, width in COLUMN_WIDTHS.items():
+        if name in used_columns:
+            columns[name] = right
+            right += width
+    return columns, right
 
 
 def _write_row(
