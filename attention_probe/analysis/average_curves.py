@@ -164,23 +164,22 @@ def _condition_curves(
         "note": "; ".join(notes) or None,
     }
     for head, table in zip(settings.heads, weights, strict=True):
-        points = _average_points(table, clusters)
+        points = average_columns(table, clusters).rename_axis("x").reset_index()
+        points = points[points["count"] > 0]
         yield points.assign(**facts, head=head, in_filler=points["x"].isin(filler))
 
 
-def _average_points(table: Floats, clusters: Integers) -> pandas.DataFrame:
-    """Mean, band and number of prompts of each x with a value in a [prompt, x] table."""
-    counts = np.isfinite(table).sum(axis=0)
-    x = np.flatnonzero(counts)
-    low, high = bootstrap_band(table[:, x], clusters)
-    points = {
-        "x": x,
-        "mean": np.nanmean(table[:, x], axis=0),
-        "low": low,
-        "high": high,
-        "count": counts[x],
-    }
-    return pandas.DataFrame(points)
+def average_columns(table: Floats, clusters: Integers) -> pandas.DataFrame:
+    """Mean, ends of the band, and number of prompts with a value of each column: a row for each.
+
+    Args:
+        table: As of `bootstrap_band`.
+        clusters: As of `bootstrap_band`.
+    """
+    columns = pandas.DataFrame(table)
+    low, high = bootstrap_band(table, clusters)
+    averages = {"mean": columns.mean(), "low": low, "high": high, "count": columns.count()}
+    return pandas.DataFrame(averages)
 
 
 def _notes(
@@ -279,7 +278,7 @@ def bootstrap_band(
         means = (weights @ np.where(has_value, table, 0.0)) / counts
         # some draws have no prompt at an x, so their mean is NaN
         ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
-    low, high = ends.reshape(2, -1)  # without any x, numpy drops an axis
+    low, high = ends
     is_lone = [len(np.unique(clusters[column])) < 2 for column in has_value.T]
     low[is_lone] = high[is_lone] = np.nan
     return low, high

@@ -11,7 +11,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attention_probe.analysis.average_curves import bootstrap_band, chosen_problems
+from attention_probe.analysis.average_curves import average_columns, chosen_problems
 from attention_probe.figures.curve_figures import draw_groups
 from attention_probe.figures.figure_config import FigureConfig, ModelConfig
 from attention_probe.measure.measure_activations import (
@@ -66,12 +66,8 @@ def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.Data
     tables[_CHANGE] = _relative_change(tables[WITH], tables[WITHOUT])
     averages = []
     for condition, table in tables.items():
-        low, high = bootstrap_band(table.to_numpy(), clusters)
-        averages.append(
-            quantities.assign(
-                condition=condition, mean=table.mean(), low=low, high=high, count=table.count()
-            )
-        )
+        points = average_columns(table.to_numpy(), clusters)
+        averages.append(quantities.assign(condition=condition).join(points))
     frame = pandas.concat(averages, ignore_index=True)
     frame.loc[frame["condition"] == _CHANGE, "unit"] = "relative change"
     return frame.assign(panel=model.title, model=traces.header.model, prompts=len(problems))
