@@ -43,11 +43,7 @@ EXPLANATIONS = {
 
 
 def draw_figure(
-    config: FigureConfig,
-    curves: pandas.DataFrame,
-    bars: pandas.DataFrame | None = None,
-    *,
-    note: bool = True,
+    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None
 ) -> Figure:
     """The figure: rows times heads as in the study, PANELS_ACROSS in a line.
 
@@ -55,7 +51,6 @@ def draw_figure(
         config: Titles, legends, limits, regions.
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
-        note: Whether the sentences of `explain_figure` stand below.
     """
     panels, has_bars = config.panels, int(config.bars is not None)
     across = min(len(config.heads), PANELS_ACROSS)
@@ -65,9 +60,9 @@ def draw_figure(
     # in inches
     rows = lines * len(config.rows) * len(kinds)
     height = 0.9 + 1.5 * rows
-    text = " ".join(explain_figure(config, curves, bars)) if note else ""
+    note = " ".join(_explain_figure(config, curves, bars))
     width = WIDE if config.seed_document else INCHES
-    with figure_style.drawing(height, text, width=width, title=config.title) as figure:
+    with figure_style.drawing(height, note, width=width, title=config.title) as figure:
         # bars are as wide as all heads side by side
         widths = [across] * has_bars + [1] * across
         grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
@@ -256,8 +251,8 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     figure_style.tidy(axes, grid="y")
 
 
-def explain_figure(
-    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None
+def _explain_figure(
+    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
 ) -> Iterator[str]:
     """Sentences on the number of prompts, and on the meaning of every mark in the figure."""
     drawn_curves = curves[curves["kind"] == "curve"]

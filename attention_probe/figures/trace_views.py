@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attention_probe.analysis.average_curves import shared_problems
-from attention_probe.figures.curve_figures import draw_figure, explain_figure
+from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.figure_numbers import read_curves
 from attention_probe.measure.measure_definitions import MEASURES
@@ -132,9 +132,8 @@ def read_attention(
         return AttentionFile(
             name=view.facts["name"],
             model=str(header.fingerprint["name"]),
-            figure=draw_figure(config, curves, note=False),
+            figure=draw_figure(config, curves),
             view=view,
-            notes=tuple(explain_figure(config, curves)),
             prompts=tuple(
                 (entry.problem_id, entry.condition, entry.prompt_sha256)
                 for entry in traces.entries()

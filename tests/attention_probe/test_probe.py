@@ -228,9 +228,10 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, 
     settings = ProbeSettings(model=TOY_MODEL, conditions=("mless",))
     conditions = [as_condition(name) for name in ("wo", "mless")]
     dataset, tokenizer = load_jsonl(TOY / "demo.jsonl"), settings.load_tokenizer()
+    problems = (replace(problem, problem=f"{problem.problem} Now.") for problem in dataset.problems)
     default, changed = (
-        build_source(dataset, conditions, tokenizer, "raw", instruction=instruction)
-        for instruction in (None, "Solve it.")
+        build_source(prompted, conditions, tokenizer, "raw")
+        for prompted in (dataset, replace(dataset, problems=tuple(problems)))
     )
     run_probe(default, Criterion(n=2), settings, path)
     message = r"holds problem demo/\S+ under wo with another prompt, or from another selection"
