@@ -21,6 +21,8 @@ from harness.runs.attention_file import AttentionView
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from harness.engines.vllm_engine import VLLMEngine
+
 MEANING = (
     "The mean weight of the first token over all later queries, and the rest of the attention."
 )
@@ -112,15 +114,11 @@ def attention(
         _make_request(str(number), token_ids, count, set_count)
         for number, ((token_ids, _), count) in enumerate(zip(tokenized, counts, strict=True))
     ]
-    sums: dict[str, Floats] = {}
     with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
-        for finished in engine.stream(requests):
-            for request, completion in finished:
-                assert completion.attention is not None  # the request has `record`
-                sums[request.problem_id] = completion.attention
-    prompt_sums = [sums[request.problem_id] for request in requests]
+        prompt_sums = _record_sums(engine, requests)
     result = PromptAttention(
-        means(sums[request.problem_id], request.record)[:, 0] for request in requests
+        means(sums, request.record)[:, 0]
+        for sums, request in zip(prompt_sums, requests, strict=True)
     )
     result.rows = list(map(_separate_rows, prompt_sums, counts))
     result.tokens = [texts for _, texts in tokenized]
@@ -137,6 +135,16 @@ def _make_request(name: str, token_ids: list[int], count: int, set_count: int) -
     sets[0] = 1
     sets[1 : count + 1] = np.eye(len(token_ids))[len(token_ids) - count :]
     return recorded_prompt(token_ids, sets.tolist(), name=name)
+
+
+def _record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]:
+    """The sums [layer, set, head, key] of each request, in their order."""
+    sums: dict[str, Floats] = {}
+    for finished in engine.stream(requests):
+        for request, completion in finished:
+            assert completion.attention is not None  # the request has `record`
+            sums[request.problem_id] = completion.attention
+    return [sums[request.problem_id] for request in requests]
 
 
 def _separate_rows(sums: Floats, count: int) -> Floats:
