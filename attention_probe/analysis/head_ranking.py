@@ -21,6 +21,7 @@ GUARANTEE = (
 )
 """Part of the note on a contrast with a guaranteed difference."""
 ONE_FILLER = "one filler says nothing about others like it"
+"""Why no head has a p-value."""
 TIE = 1e-9
 """Relative tolerance: sums of the same numbers in another order must count as equal."""
 
@@ -56,8 +57,8 @@ def rank_heads(
     heads = pandas.MultiIndex.from_product([header.layers, range(header.head_count)])
     frame = (heads.to_frame(False, ["layer", "head"]) + 1).join(numbers)
     # in deeper layers, other measures may also follow from what changed in the layers before
-    is_in_reach = (frame["layer"] == 1) | (measure in ONLY_OF_A_FILLER)
-    frame["guaranteed"] = has_one_filler(traces, compared, subtracted) & is_in_reach
+    is_affected = (frame["layer"] == 1) | (measure in ONLY_OF_A_FILLER)
+    frame["guaranteed"] = has_one_filler(traces, compared, subtracted) & is_affected
     note = f"{_count_units(clusters)}, ordered by t, no p: {ONE_FILLER}"
     if frame["guaranteed"].any():
         frame.loc[frame["guaranteed"], "t"] = np.nan
@@ -97,7 +98,9 @@ def _read_differences(
 def _count_units(clusters: Integers) -> str:
     """The number of prompts, and of problems if they are fewer."""
     prompts, problems = len(clusters), clusters.max() + 1
-    return f"{prompts} prompts" + (f" of {problems} problems" if problems < prompts else "")
+    if problems < prompts:
+        return f"{prompts} prompts of {problems} problems"
+    return f"{prompts} prompts"
 
 
 def _average_differences(differences: Floats, clusters: Integers) -> pandas.DataFrame:

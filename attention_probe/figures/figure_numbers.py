@@ -1,4 +1,4 @@
-"""The numbers of a figure of attention curves: points, accuracies of bars, and their CSV."""
+"""The numbers of a figure of attention curves: points, and accuracies of bars."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -125,17 +125,3 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
         )
     bars = pandas.concat([table[table["condition"] == name] for name in BARS])
     return bars.assign(panel=config.title, legend=bars["condition"].map(label), unit="percent")
-
-
-def figure_table(
-    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
-) -> pandas.DataFrame:
-    """Every number in the figure, one row per point; layers and heads count from 1.
-
-    Args:
-        config: The figure.
-        curves: From `read_curves`, of all panels.
-        bars: From `read_bars`.
-    """
-    # pandas leaves None out
-    return pandas.concat([curves, bars], ignore_index=True).assign(figure=config.name)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from attention_probe.figures.activation_figures import draw_activations, read_activations
 from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import FigureConfig
-from attention_probe.figures.figure_numbers import figure_table, read_bars, read_curves
+from attention_probe.figures.figure_numbers import read_bars, read_curves
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
@@ -88,7 +88,9 @@ def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas
             curves.append(read_curves(panels, config, traces))
     points = pandas.concat(curves, ignore_index=True)
     bars = None if config.bars is None else read_bars(config.bars)
-    return draw_figure(config, points, bars), figure_table(config, points, bars)
+    # pandas leaves None out
+    numbers = pandas.concat([points, bars], ignore_index=True)
+    return draw_figure(config, points, bars), numbers.assign(figure=config.name)
 
 
 def _make_activations(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
