@@ -32,8 +32,8 @@ def self_check(
 ) -> dict[str, Any]:
     """Compute one prompt in other ways: with eager attention, and in float32 if that is not used.
 
-    Outputs and activations are first captured of one token, so that a model without them is refused
-    before a folder is created.
+    Activations are first captured of one token, so that a model without them is refused before a
+    folder is created.
 
     Args:
         loaded: The model, ready to run.
@@ -50,15 +50,7 @@ def self_check(
     longest = [max(by_condition.values(), key=len) for by_condition in prompts.values()]
     prompt = max(longest, key=_closeness_to_limit)
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
-    capture(
-        loaded,
-        token_ids[None, :1],
-        request=CaptureRequest(
-            key_regions=torch.ones(1, 1, 1, dtype=torch.bool),
-            output_region=0 if record.decompose else None,
-            activations=record.activations,
-        ),
-    )
+    capture(loaded, token_ids[None, :1], request=CaptureRequest(activations=record.activations))
     means = column_means(loaded, token_ids)
     checks: dict[str, Any] = {
         "condition": prompt.condition,

@@ -35,9 +35,6 @@ class ProbeSettings:
         dtype: Type that the layers are computed in. If it is not float32, one prompt is compared
             with float32.
         device: `cpu`, `cuda`, ...
-
-    Raises:
-        ConfigError: a decomposition over the queries of completions is requested.
     """
 
     model: str | None = None
@@ -46,13 +43,6 @@ class ProbeSettings:
     record: Record = field(default_factory=Record)
     dtype: Dtype = "float32"
     device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if self.record.completion and self.record.decompose:
-            raise ConfigError(
-                "--decompose compares the same queries under all conditions, and those of "
-                "--queries completion differ between conditions."
-            )
 
     def complete_from(self, source: Source) -> ProbeSettings:
         """The settings, with model and conditions taken from the source where none are named.

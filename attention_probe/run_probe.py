@@ -79,21 +79,19 @@ def run_probe(
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
     # Before any weights are loaded: a prompt that differs is then found within seconds.
-    prompts = tokenize_problems(problems, settings, tokenizer)
-    loaded = settings.load_model(settings.dtype)
-    fit_model_to_prompts(loaded, prompts)
-    refuse_large_rows(loaded, prompts, settings.record)
-    float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
+    prompts = tokenize_problems(problems.values(), tokenizer, settings)
+    loaded, checks = load_checked_model(settings, prompts)
     receipt = make_receipt(
         settings,
         tokenizer,
         source={name: getattr(source, name) for name in SOURCE_FACTS},
         selection={
-            "criterion": criterion.model_dump(mode="json"),
+            # a figure's prompts are a criterion too, with further fields
+            "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
             "outcomes": count_outcomes(source, criterion),
             "problems": len(problems),
         },
-        checks=self_check(loaded, prompts, settings.record, float32_model),
+        self_check=checks,
     )
     header = make_header(
         loaded.config,
@@ -111,18 +109,35 @@ def run_probe(
 
 
 def tokenize_problems(
-    problems: Mapping[str, Problem], settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase
+    problems: Iterable[Problem], tokenizer: PreTrainedTokenizerBase, settings: ProbeSettings
 ) -> dict[str, ConditionPrompts]:
-    """The prompts to record of each problem, by its id."""
+    """The prompts of each problem by condition, under the problem's id."""
     return {
-        problem_id: tokenize(
+        problem.id: tokenize(
             problem,
             tokenizer,
             conditions=settings.conditions,
             completion=settings.record.completion,
         )
-        for problem_id, problem in problems.items()
+        for problem in problems
     }
+
+
+def load_checked_model(
+    settings: ProbeSettings, prompts: Mapping[str, ConditionPrompts]
+) -> tuple[LoadedModel, JsonObject]:
+    """The first layers, with the embeddings of these prompts alone, and their self-check.
+
+    Raises:
+        PromptMismatchError: a prompt is longer than the model's context.
+        ModelError: the model cannot be loaded, or gives no attention.
+        ConfigError: the rows to store are too large.
+    """
+    loaded = settings.load_model(settings.dtype)
+    fit_model_to_prompts(loaded, prompts)
+    refuse_large_rows(loaded, prompts, settings.record)
+    float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
+    return loaded, self_check(loaded, prompts, settings.record, float32_model)
 
 
 def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPrompts]) -> None:
@@ -223,7 +238,7 @@ def add_missing_traces(
 ) -> None:
     """Measure every problem that has no trace under some condition, and add the missing traces."""
     # A problem is measured under all conditions even if a single trace is missing: the common
-    # queries and the decomposition need all of its prompts.
+    # queries need all of its prompts.
     missing = [
         by_condition
         for problem_id, by_condition in prompts.items()
@@ -262,8 +277,6 @@ def make_trace(problem: Problem, prompt: TokenizedPrompt, measured_fields: JsonO
     """The trace of one prompt of a selected problem, with its measured fields."""
     return Trace(
         problem_id=problem.id,
-        subject=problem.subject,
-        level=problem.level,
         cluster=problem.cluster,
         outcome=problem.outcome,
         control=problem.is_control,
@@ -299,8 +312,7 @@ def make_header(
         flip: The outcome by which the problems were selected; None if by none.
     """
     record = settings.record
-    names = ("decompose", "activations", "rows")
-    options: JsonObject = {name: getattr(record, name) for name in names}
+    options: JsonObject = {"activations": record.activations, "rows": record.rows}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
         options["common_to"] = list(settings.conditions)
@@ -321,28 +333,20 @@ def make_header(
 
 
 def make_receipt(
-    settings: ProbeSettings,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    source: JsonObject,
-    selection: JsonObject,
-    checks: JsonObject,
+    settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase, **facts: JsonObject
 ) -> JsonObject:
     """The record of how a folder of traces came about.
 
     Args:
         settings: What is recorded.
         tokenizer: The model's tokenizer.
-        source: Where the prompts are from.
-        selection: How the problems were selected, and their number.
-        checks: The errors that `self_check` measured.
+        facts: `source`, where the prompts are from; `selection`, how the problems were selected,
+            and their number; `self_check`, the errors that it measured, if it ran.
     """
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings),
         "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
-        "source": source,
-        "selection": selection,
-        "self_check": checks,
+        **facts,
         **versions_and_hashes.software(),
     }

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig
 
-from attention_probe.measure.head_decomposition import key_regions, mass_measures
+from attention_probe.measure.measure_prompts import key_regions, mass_measures
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import TokenizedPrompt, align_prompts, common_tokens
 from attention_probe.run_probe import make_header, make_receipt, make_trace
@@ -45,20 +45,22 @@ class RunRecorder:
         model = ModelTokenizer.from_arguments(plan.model_arguments)
         assert plan.config.record_attention and model  # the plan has checked both
         built_prompts: dict[str, dict[str, BuiltPrompt]] = {}
-        self._problems: dict[str, Problem] = {}
+        self._recorded: dict[tuple[str, str], tuple[Problem, str]] = {}
+        """Problem and condition of a trace, by the task and the problem of its requests."""
         conditions = recorded_conditions(plan.config)
-        for _, arm, problem, prompt in plan.rows:
+        for task, arm, problem, prompt in plan.rows:
+            condition = arm.condition.name
             # one layout, because the header of a folder of traces names one
-            if arm.condition.name in conditions and arm.layout == plan.config.layouts[0]:
-                problem_id = prompt_id(problem.id, arm.draw)
-                built_prompts.setdefault(problem_id, {})[arm.condition.name] = prompt
-                self._problems[problem_id] = Problem(
-                    id=problem_id,
+            if condition in conditions and arm.layout == plan.config.layouts[0]:
+                traced_problem = Problem(
+                    id=prompt_id(problem.id, arm.draw),
                     subject=problem.subject,
                     level=problem.level,
                     cluster=problem.counts_with,
                     prompts={},
                 )
+                self._recorded[task, problem.id] = traced_problem, condition
+                built_prompts.setdefault(traced_problem.id, {})[condition] = prompt
         self._prompts = {
             problem_id: align_prompts(problem_id, by_condition, model.tokenizer)
             for problem_id, by_condition in built_prompts.items()
@@ -89,24 +91,24 @@ class RunRecorder:
                 "name": config.name,
                 "kind": "run",
                 "prompts_sha256": plan.prompts_sha256,
-                "metric": None,
             },
-            selection={"problems": len(self._problems)},
-            checks={},
+            selection={"problems": len(self._prompts)},
         )
         header = make_header(model_config, fingerprint, settings, layout=str(config.layouts[0]))
         return AttentionTraces.create(path, header, receipt=receipt)
 
     def add_query_sets(self, request: Request) -> Request:
         """The request, with the queries to sum over if its prompt is to be recorded."""
-        problem_id, condition = self._trace_key(request)
-        prompts = self._prompts.get(problem_id, {})
+        key = request.task, request.problem_id
         # Further samples have the same prompt and so the same attention. Indices count over the
         # draws of examples first, so each draw has a first sample.
         is_first_sample = not request.replicate and request.sample_index < self._plan.config.draws
-        needs_trace = condition in prompts and not self._traces.has(problem_id, condition)
-        if not (is_first_sample and needs_trace):
+        if key not in self._recorded or not is_first_sample:
             return request
+        problem, condition = self._recorded[key]
+        if self._traces.has(problem.id, condition):
+            return request
+        prompts = self._prompts[problem.id]
         common = common_tokens(prompts)[condition]
         return replace(request, record=query_sets(prompts[condition], common))
 
@@ -116,21 +118,14 @@ class RunRecorder:
         Raises:
             JournalError: the folder cannot be written.
         """
-        problem_id, condition = self._trace_key(request)
-        prompt = self._prompts[problem_id][condition]
+        problem, condition = self._recorded[request.task, request.problem_id]
+        prompt = self._prompts[problem.id][condition]
         measured_fields = average_sums(prompt, request.record, sums)
-        self._traces.append(make_trace(self._problems[problem_id], prompt, measured_fields))
+        self._traces.append(make_trace(problem, prompt, measured_fields))
 
     def close(self) -> None:
         """Release the folder."""
         self._traces.close()
-
-    def _trace_key(self, request: Request) -> tuple[str, str]:
-        """Problem and condition; the problem is empty for layouts that are not recorded."""
-        arm = self._plan.arms[request.task]
-        if arm.layout != self._plan.config.layouts[0]:
-            return "", arm.condition.name
-        return prompt_id(request.problem_id, arm.draw), arm.condition.name
 
 
 def recorded_conditions(config: RunConfig) -> tuple[str, ...]:
@@ -154,9 +149,9 @@ def average_sums(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, 
     # [layer, head, key] over the problem's queries. Unlike the other sets this one includes the
     # diagonal: in a mass, a query's attention to its own token counts.
     problem_sums = torch.from_numpy(sums[:, -1].copy())
-    problem_queries = max(1, sum(sets[-1]))
-    masses = problem_sums @ key_regions(prompt).float().T / problem_queries
-    # the queries are summed already, so there is a single row in their place
-    layers = [mass_measures(layer[:, None]) for layer in masses]
-    measures = {name: torch.stack([layer[name] for layer in layers]).numpy() for name in layers[0]}
-    return {"mean_all": curves[:, 0], "mean_common": curves[:, 1], "measures": measures}
+    masses = problem_sums @ key_regions(prompt).float().T / max(1, sum(sets[-1]))
+    return {
+        "mean_all": curves[:, 0],
+        "mean_common": curves[:, 1],
+        "measures": mass_measures(masses),
+    }

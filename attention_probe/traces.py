@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 HEADER = "header.json"
-FORMAT: Literal[9] = 9
+FORMAT: Literal[10] = 10
 """Incremented when the format of the folder changes. Only this format can be read."""
 
 
@@ -47,8 +47,6 @@ class TraceEntry:
     Attributes:
         problem_id: The problem's id in its source.
         condition: The prompt's condition.
-        subject: The problem's subject; empty if it has none.
-        level: The problem's level; 0 if it has none.
         cluster: Shared by problems that count as one, such as one problem with several draws of
             examples; empty if the problem stands alone.
         outcome: The problem's change between the selection's two conditions, such as
@@ -60,8 +58,6 @@ class TraceEntry:
 
     problem_id: str
     condition: str
-    subject: str
-    level: int
     cluster: str = ""
     outcome: str | None
     control: bool
@@ -78,7 +74,6 @@ class Trace(TraceEntry):
             that the token before it begins.
         measures: [layer, head] arrays by name; each name is in MEASURES.
         activations: Statistics of the first MLP by name; see `measure_activations`.
-        self_check: Largest errors by name, from comparisons with other computations.
     """
 
     tokens: tuple[str, ...]
@@ -91,7 +86,6 @@ class Trace(TraceEntry):
     activation_histogram: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     activations: Mapping[str, float] = field(default_factory=dict)
-    self_check: Mapping[str, float] = field(default_factory=dict)
 
 
 FACTS = tuple(field.name for field in fields(Trace) if field.name not in (*ARRAYS, "measures"))
@@ -112,7 +106,7 @@ class TraceHeader:
         layout: How the prompts were built.
         queries: `prompt`, or `completion` if the queries are those of the recorded completion.
         dtype: Type that the layers were computed in.
-        options: Further settings that the numbers depend on, such as decomposition.
+        options: Further settings that the numbers depend on, such as stored rows.
         flip: The outcome by which the problems were selected; None if they were not.
     """
 
@@ -156,7 +150,7 @@ class TraceHeader:
 class _HeaderFile(msgspec.Struct):
     """The content of `header.json`."""
 
-    mless_traces: Literal[9]
+    mless_traces: Literal[10]
     header: TraceHeader
     receipt: JsonObject
     arrays: JsonObject
@@ -271,8 +265,7 @@ class AttentionTraces:
         for name in names:
             if not all(name in problem_measures for problem_measures in measures):
                 raise ConfigError(
-                    f"{self.path} has no {name} under {condition}: it has "
-                    f"{', '.join(measures[0])}. The parts of a change are recorded by --decompose."
+                    f"{self.path} has no {name} under {condition}: it has {', '.join(measures[0])}."
                 )
         table = [[problem_measures[name] for problem_measures in measures] for name in names]
         return np.array(table, dtype=np.float64)

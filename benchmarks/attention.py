@@ -43,10 +43,10 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
     """The probe's capture, with everything that a probe always records."""
     from transformers import AutoModel
 
-    from attention_probe.measure.head_decomposition import REGIONS
     from attention_probe.model.attention_statistics import CaptureRequest
     from attention_probe.model.capture import capture
     from attention_probe.model.load_first_layers import LoadedModel
+    from harness.experiment.built_prompts import TOKEN_REGIONS
 
     config = _config(path, num_hidden_layers=layers)
     model: Any = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
@@ -55,7 +55,7 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
         model=model.eval().requires_grad_(False),
         config=_config(path),
         layers=tuple(range(layers)),
-        layers_path="layers",
+        decoder_layers=model.layers,
         revision=None,
     )
 
@@ -69,16 +69,17 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
             "problem": (end, tokens),
             "inserted": (start, end),
         }
-        regions = torch.zeros(1, len(REGIONS), tokens, dtype=torch.bool)
+        names = (*TOKEN_REGIONS, "inserted")
+        regions = torch.zeros(1, len(names), tokens, dtype=torch.bool)
         for name, (first, last) in spans.items():
-            regions[0, REGIONS.index(name), first:last] = True
-        common = ~regions[:, REGIONS.index("inserted")]
+            regions[0, names.index(name), first:last] = True
+        common = ~regions[:, -1]
         request = CaptureRequest(
             query_sets=torch.stack([torch.ones_like(common), common], 1), key_regions=regions
         )
         captured = capture(loaded, _token_ids(loaded.config, tokens), request=request)
         assert sorted(captured.layers) == list(range(layers))
-        mass = captured[layers - 1].region_mass[..., :5].sum(-1)
+        mass = captured[layers - 1].region_mass[..., :-1].sum(-1)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
 
     return timed(run, length)

@@ -103,8 +103,8 @@ def load(folder: Path, model: str = "smollm2", prompts: PromptsConfig = PROMPTS)
     source = open_source(prompts, FILLED, settings.load_tokenizer)
     path = folder / f"{source.prompts_sha256[:8]}.traces"
     say(str(path))
-    run_probe(source, prompts.criterion, settings, path)
-    problem_ids = [problem.id for problem in select(source, prompts.criterion)]
+    run_probe(source, prompts, settings, path)
+    problem_ids = [problem.id for problem in select(source, prompts)]
     with AttentionTraces.open(path) as traces:
         return {
             condition: [traces.get(problem_id, condition) for problem_id in problem_ids]

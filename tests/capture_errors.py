@@ -107,12 +107,7 @@ def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
 def build(model_type: str, **changes: object) -> LoadedModel:
     """The same model cut after layer 2."""
     model = build_whole(model_type, **changes)
-    module_lists = (
-        (path, module)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-    )
-    path, layers = next(module_lists)
+    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
     del layers[len(LAYERS) :]
     return LoadedModel(
         name=f"tiny {model_type}",
@@ -120,7 +115,7 @@ def build(model_type: str, **changes: object) -> LoadedModel:
         model=model,
         config=model.config,
         layers=LAYERS,
-        layers_path=path,
+        decoder_layers=layers,
     )
 
 

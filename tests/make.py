@@ -393,8 +393,6 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, seed=0, **ch
     facts = {
         "problem_id": problem_id,
         "condition": condition,
-        "subject": "Algebra",
-        "level": 1 + seed % 5,
         "outcome": None,
         "control": False,
         "prompt_sha256": f"hash of {problem_id} {condition}",

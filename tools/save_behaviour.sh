@@ -74,6 +74,6 @@ columns = ["condition", "prompt_token_sha256", "completion", "verdict"]
 print(load_run(sys.argv[1]).astype(str)[columns].sort_values(columns).to_csv(index=False))
 PYTHON
 sed -i -E '/tokens\/s|seconds|took|[0-9] s/d' "$out/run.txt"
-mless probe results/example --flip changed --n 5 --layers 1-2 --decompose \
+mless probe results/example --flip changed --n 5 --layers 1-2 \
     -o "$work/probed.traces" 2>&1 | without_times > "$out/probe.txt"
 mless heads "$work/probed.traces" --format json > "$out/heads.json"

@@ -34,16 +34,6 @@ _FIRST_TOKEN_SINKS = ("llama", "gemma")
 """Families whose first token takes most of the attention. The study leaves it out of their curves.
 """
 
-_OF_COMPLETIONS = (
-    "averaged over the recorded completion's tokens, "
-    "which differ between conditions in both definitions"
-)
-
-
-def leaves_out_first_token(header: TraceHeader) -> bool:
-    """Whether the study leaves the first token out of the curves of this model's family."""
-    return str(header.options.get("model_type", "")).startswith(_FIRST_TOKEN_SINKS)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveSettings:
@@ -67,7 +57,8 @@ class CurveSettings:
     def first_x(self, header: TraceHeader) -> int:
         """The first position of the curve: 1 if the first token is left out, else 0."""
         if self.exclude_first is None:
-            return int(leaves_out_first_token(header))
+            family = str(header.options.get("model_type", ""))
+            return int(family.startswith(_FIRST_TOKEN_SINKS))
         return int(self.exclude_first)
 
     def read_weights(self, header: TraceHeader, records: Sequence[Trace]) -> Floats:
@@ -173,31 +164,28 @@ def _condition_curves(
         "note": "; ".join(notes) or None,
     }
     for head, table in zip(settings.heads, weights, strict=True):
-        points = _average_points(table, clusters)
+        points = average_columns(table, clusters).rename_axis("x").reset_index()
+        points = points[points["count"] > 0]
         yield points.assign(**facts, head=head, in_filler=points["x"].isin(filler))
 
 
-def _average_points(table: Floats, clusters: Integers) -> pandas.DataFrame:
-    """Mean, band and number of prompts of each x with a value in a [prompt, x] table."""
-    counts = np.isfinite(table).sum(axis=0)
-    x = np.flatnonzero(counts)
-    low, high = bootstrap_band(table[:, x], clusters)
-    points = {
-        "x": x,
-        "mean": np.nanmean(table[:, x], axis=0),
-        "low": low,
-        "high": high,
-        "count": counts[x],
-    }
-    return pandas.DataFrame(points)
+def average_columns(table: Floats, clusters: Integers) -> pandas.DataFrame:
+    """Mean, ends of the band, and number of prompts with a value of each column: a row for each.
+
+    Args:
+        table: As of `bootstrap_band`.
+        clusters: As of `bootstrap_band`.
+    """
+    columns = pandas.DataFrame(table)
+    low, high = bootstrap_band(table, clusters)
+    averages = {"mean": columns.mean(), "low": low, "high": high, "count": columns.count()}
+    return pandas.DataFrame(averages)
 
 
 def _notes(
     traces: AttentionTraces, condition: str, baseline: str | None, averaged: int, requested: int
 ) -> Iterator[str]:
     """What a reader of a curve must know."""
-    if traces.header.queries == "completion":
-        yield _OF_COMPLETIONS
     if averaged < requested:
         yield (
             f"mean over the {averaged} of {requested} prompts whose filler stands at the shaded "
@@ -265,11 +253,7 @@ def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:
 
 
 def bootstrap_band(
-    table: Floats,
-    clusters: Integers,
-    *,
-    draws: int = BAND_DRAWS,
-    seed: int = DEFAULT_SEED,
+    table: Floats, clusters: Integers, draws: int = BAND_DRAWS
 ) -> tuple[Floats, Floats]:
     """Percentile bootstrap band of the columns' means, with clusters of rows (prompts) resampled.
 
@@ -277,14 +261,13 @@ def bootstrap_band(
         table: [prompt, x]; NaN where a prompt has no value.
         clusters: [prompt] The number of its cluster, from 0 without gaps.
         draws: The number of bootstrap draws.
-        seed: Seed of the draws.
 
     Returns:
         Lower and upper end [x], NaN where fewer than two clusters have a value.
     """
     has_value = np.isfinite(table)
     size = int(clusters.max()) + 1
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(DEFAULT_SEED)
     # How often each cluster is drawn: the mean of a bootstrap sample needs nothing else.
     cluster_weights = random.multinomial(size, np.full(size, 1 / size), size=draws)
     weights = cluster_weights.astype(np.float64)[:, clusters]
@@ -295,7 +278,7 @@ def bootstrap_band(
         means = (weights @ np.where(has_value, table, 0.0)) / counts
         # some draws have no prompt at an x, so their mean is NaN
         ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
-    low, high = ends.reshape(2, -1)  # without any x, numpy drops an axis
+    low, high = ends
     is_lone = [len(np.unique(clusters[column])) < 2 for column in has_value.T]
     low[is_lone] = high[is_lone] = np.nan
     return low, high

@@ -48,8 +48,9 @@ def summary(traces: AttentionTraces) -> str:
 
 def describe_checks(checks: Mapping[str, Any]) -> str:
     """The self-check in one line."""
-    names = ("eager_error", "dtype_error")
     errors = [
-        f"{name.removesuffix('_error')} {checks[name]:.1e}" for name in names if name in checks
+        f"{name.removesuffix('_error')} {check:.1e}"
+        for name, check in checks.items()
+        if name.endswith("_error")
     ]
     return f"self-check (largest error): {', '.join(errors)}"

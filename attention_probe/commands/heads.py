@@ -17,43 +17,32 @@ def heads(
         str, typer.Option(help="Measure to rank by; header.json in the folder lists them.")
     ] = "mass_filler",
     baseline: Annotated[
-        str,
-        typer.Option(help="Condition to subtract, usually another filler; several: text-1,text-2."),
+        str, typer.Option(help="Condition to subtract, usually another filler.")
     ] = HEADS_BASELINE,
-    condition: Annotated[
-        str, typer.Option(help="Condition to subtract it from, or several.")
-    ] = STUDIED,
+    condition: Annotated[str, typer.Option(help="Condition to subtract it from.")] = STUDIED,
     top: Annotated[int | None, typer.Option(min=1, help="Show only the first N heads.")] = 20,
     form: Annotated[
         Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")
     ] = "text",
 ) -> None:
-    """Rank all heads by the difference of a measure, with p corrected for the number of heads.
-
-    The unit is the prompt, or the condition if a side has several conditions.
-    """
+    """Rank all heads by the difference of a measure between two conditions, paired by prompt."""
     from functools import partial
 
-    from attention_probe.analysis.head_ranking import HEADS_ALPHA, rank_heads
+    from attention_probe.analysis.head_ranking import rank_heads
     from attention_probe.traces import AttentionTraces
     from harness.analysis.result_tables import records
     from harness.display.format_table import Column, Table, render
     from harness.display.format_values import number
-    from harness.layers_and_heads import split_words
 
     with AttentionTraces.open(traces) as opened:
-        frame = rank_heads(opened, measure, split_words(baseline), split_words(condition))
-    notes = [frame.attrs["note"]]
-    if frame["p_adjusted"].notna().any():
-        significant = f"{frame.attrs['significant']} of {len(frame)}"
-        notes.append(f"heads with adjusted p < {HEADS_ALPHA:g}: {significant}")
+        frame = rank_heads(opened, measure, baseline, condition)
     ranking = frame.head(top) if top else frame
     if form == "csv":
         typer.echo(ranking.to_csv(index=False).rstrip())
     elif form == "json":
         typer.echo(ranking.to_json(orient="records", indent=1))
     if form != "text":
-        typer.echo("\n".join(notes), err=True)
+        typer.echo(frame.attrs["note"], err=True)
         return
     headings = {"mean_difference": "difference", "standard_error": "SE"}
     columns = []
@@ -62,4 +51,4 @@ def heads(
         form_cell = partial(number, digits=5) if is_float else str
         columns.append(Column(name, headings.get(name, name), form_cell))
     title = f"{measure}, {condition} - {baseline}"
-    typer.echo(render([Table(title, records(ranking), columns, notes)]))
+    typer.echo(render([Table(title, records(ranking), columns, [frame.attrs["note"]])]))

@@ -75,12 +75,6 @@ def probe(
             "completion), or all."
         ),
     ] = None,
-    decompose: Annotated[
-        bool,
-        typer.Option(
-            "--decompose", help="Also record position shift, scale and bias of each head's output."
-        ),
-    ] = False,
     activations: Annotated[
         bool, typer.Option("--activations", help="Also record the first MLP.")
     ] = False,
@@ -121,7 +115,6 @@ def probe(
         conditions=split_words(conditions),
         record=Record(
             completion=queries == "completion" or rows == "answer",
-            decompose=decompose,
             activations=activations,
             rows=rows,
         ),
@@ -141,7 +134,7 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
 
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
     with progress_bar("probe problems") as advance:
-        receipt = run_probe(source, prompts.criterion, settings, output, advance=advance)
+        receipt = run_probe(source, prompts, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
         typer.echo(summary(traces))
     typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")

@@ -4,24 +4,23 @@ Every number is a mean over prompts. A change is relative, (with - without) / wi
 prompts.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attention_probe.analysis.average_curves import bootstrap_band, chosen_problems
-from attention_probe.figures.curve_figures import draw_groups, stamp
+from attention_probe.analysis.average_curves import average_columns, chosen_problems
+from attention_probe.figures.curve_figures import draw_groups
 from attention_probe.figures.figure_config import FigureConfig, ModelConfig
 from attention_probe.measure.measure_activations import (
     ACTIVATION_BINS,
-    ACTIVATION_UNITS,
     CLASSES,
     COVERED,
+    activation_unit,
 )
-from attention_probe.traces import AttentionTraces, Floats, Integers, Trace
+from attention_probe.traces import AttentionTraces, Floats, Trace
 from harness.constants import BASELINE, STUDIED
 from harness.display.figures import figure_style
 from harness.display.format_values import LEVEL
@@ -46,75 +45,50 @@ def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.Data
     Raises:
         ConfigError: no problem has both conditions.
     """
-    header, bins = traces.header, ACTIVATION_BINS + 1
     problems = chosen_problems(traces, _PAIR)
     clusters = traces.clusters(problems)
+    names = list(traces.get(problems[0], WITHOUT).activations)
+    bins = np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS
     quantities = pandas.DataFrame(
         {
-            "quantity": [*ACTIVATION_UNITS, *["histogram"] * bins],
-            "x": [*[np.nan] * len(ACTIVATION_UNITS), *np.arange(bins) / ACTIVATION_BINS],
-            "unit": [*ACTIVATION_UNITS.values(), *["share of activations"] * bins],
+            "quantity": names + ["histogram"] * len(bins),
+            "x": [np.nan] * len(names) + bins.tolist(),
+            "unit": list(map(activation_unit, names)) + ["share of activations"] * len(bins),
         }
     )
-    without, with_it = (
-        np.array([_read_numbers(traces.get(problem, condition)) for problem in problems])
+    # [prompt, quantity] by condition
+    tables = {
+        condition: pandas.DataFrame(
+            [_read_numbers(traces.get(problem, condition)) for problem in problems]
+        )
         for condition in _PAIR
-    )
-    change = _relative_change(with_it, without)
-    change_quantities = quantities.assign(unit="relative change")
-    averages = [
-        _average(quantities, WITHOUT, without, clusters),
-        _average(quantities, WITH, with_it, clusters),
-        _average(change_quantities, _CHANGE, change, clusters),
-    ]
-    return pandas.concat(averages, ignore_index=True).assign(
-        panel=model.title,
-        model=header.model,
-        prompts=len(problems),
-        on_outcome=header.on_outcome,
-    )
+    }
+    tables[_CHANGE] = _relative_change(tables[WITH], tables[WITHOUT])
+    averages = []
+    for condition, table in tables.items():
+        points = average_columns(table.to_numpy(), clusters)
+        averages.append(quantities.assign(condition=condition).join(points))
+    frame = pandas.concat(averages, ignore_index=True)
+    frame.loc[frame["condition"] == _CHANGE, "unit"] = "relative change"
+    return frame.assign(panel=model.title, model=traces.header.model, prompts=len(problems))
 
 
 def _read_numbers(trace: Trace) -> list[float]:
-    """The numbers of ACTIVATION_UNITS, then the shares of the histogram's bins."""
+    """The numbers of the activations, then the shares of the histogram's bins."""
     counts = trace.activation_histogram
     shares = counts / counts.sum() if counts.any() else np.full(len(counts), np.nan)
-    return [*(trace.activations[name] for name in ACTIVATION_UNITS), *shares]
+    return [*trace.activations.values(), *shares]
 
 
-def _average(
-    quantities: pandas.DataFrame,
-    condition: str,
-    table: Floats,
-    clusters: Integers,
-) -> pandas.DataFrame:
-    """Means of a [prompt, quantity] table, with bands and the number of prompts with a value."""
-    low, high = bootstrap_band(table, clusters)
-    return quantities.assign(
-        condition=condition,
-        mean=_mean(table),
-        low=low,
-        high=high,
-        count=np.isfinite(table).sum(axis=0),
-    )
-
-
-def _mean(table: Floats) -> Floats:
-    with np.errstate(invalid="ignore"):  # no prompt may have a value
-        mean: Floats = np.nansum(table, axis=0) / np.isfinite(table).sum(axis=0)
-    return mean
-
-
-def _relative_change(table: Floats, without: Floats) -> Floats:
+def _relative_change(table: pandas.DataFrame, without: pandas.DataFrame) -> pandas.DataFrame:
     """The relative change of the means, linearised to one value per prompt: [prompt, quantity].
 
     Prompts with values near zero without filler would dominate a mean of relative changes.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = _mean(table) / _mean(without)
-        # the delta method for a ratio of two means
-        change: Floats = ratio - 1 + (table - ratio * without) / _mean(without)
-    return np.where(np.isfinite(change), change, np.nan)
+    ratio = table.mean() / without.mean()
+    # the delta method for a ratio of two means
+    change = ratio - 1 + (table - ratio * without) / without.mean()
+    return change.where(np.isfinite(change))
 
 
 def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
@@ -124,22 +98,29 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         config: The figure.
         table: From `read_activations`, of all models.
     """
-    form = _FORMS[config.kind]
-    factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
+    if config.kind == "histogram":
+        draw, heights, y_label = _draw_histogram, (2.0, 1.1), "Activations per bin (%)"
+        explanation = f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
+    else:
+        draw, heights, y_label = _draw_token_classes, (1.6, 1.1), "Activations near zero (%)"
+        factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
+        explanation = (
+            f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."
+        )
     note = (
         f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP "
         f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
-        f"prompts. Changes are relative, of the same prompts. {form.note.format(factors=factors)}"
+        f"prompts. Changes are relative, of the same prompts. {explanation}"
     )
     width = figure_style.WIDE
-    with figure_style.drawing(1.2 + sum(form.heights), note, width=width) as figure:
-        grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=form.heights)
+    with figure_style.drawing(1.2 + sum(heights), note, width=width) as figure:
+        grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=heights)
         for column, model in enumerate(config.models):
             rows = table[table["panel"] == model.title]
-            form.draw(list(grid[:, column]), rows, model.c)
-            stamp(grid[0, column], model.title, rows)
+            draw(list(grid[:, column]), rows, model.c)
+            grid[0, column].set_title(model.title, pad=3)
         grid[1, 0].set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
-        grid[0, 0].set_ylabel(form.y_label)
+        grid[0, 0].set_ylabel(y_label)
     return figure
 
 
@@ -148,11 +129,11 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     above, below = panel
     looks = figure_style.looks(_PAIR)
     for condition, look in looks.items():
-        mean, _, _ = _percent(table, "histogram", condition)
+        mean, _, _ = _percent(table, ["histogram"], condition)
         name = figure_style.wrapped_label(condition)
         above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=name)
     colour = looks[WITH].colour
-    mean, low, high = _percent(table, "histogram", _CHANGE)
+    mean, low, high = _percent(table, ["histogram"], _CHANGE)
     below.stairs(mean, _EDGES, baseline=None, color=colour, linewidth=0.8)
     below.stairs(high, _EDGES, baseline=low, color=colour, alpha=0.2, linewidth=0, fill=True)
     below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
@@ -161,7 +142,7 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
         above.set_yscale("log")
     above.yaxis.set_major_formatter("{x:g}")
     # an activation, not a share: the factor 100 is taken back below
-    top, _, _ = _percent(table, "histogram_top", WITHOUT)
+    top, _, _ = _percent(table, ["histogram_top"], WITHOUT)
     quantile = f"{100 * COVERED:g} % quantile {figure_style.wrapped_label(WITHOUT)}"
     below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {top.item() / 100:.3g})")
     for axes in (above, below):
@@ -180,13 +161,10 @@ def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float
     above, below = panel
     looks, positions = figure_style.looks(_PAIR), np.arange(len(CLASSES))
     names = [f"near_zero_{name}_c{c:g}" for name in CLASSES]
-    values = {
-        condition: np.concatenate([_percent(table, name, condition) for name in names], axis=1)
-        for condition in (*_PAIR, _CHANGE)
-    }
     for offset, (condition, look) in zip((-0.2, 0.2), looks.items(), strict=True):
-        draw_groups(above, condition, offset, values[condition], look.colour, 0.37)
-    mean, low, high = values[_CHANGE]
+        values = _percent(table, names, condition)
+        draw_groups(above, condition, offset, values, look.colour, 0.37)
+    mean, low, high = _percent(table, names, _CHANGE)
     below.errorbar(
         positions,
         mean,
@@ -204,35 +182,8 @@ def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float
         figure_style.tidy(axes, grid="y")
 
 
-def _percent(table: pandas.DataFrame, quantity: str, condition: str) -> Floats:
-    """Mean, low and high of a quantity, [3, bin], times 100."""
-    rows = table[(table["quantity"] == quantity) & (table["condition"] == condition)]
-    return 100 * rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
-
-
-class _Form(NamedTuple):
-    """How a kind of figure is drawn: two panels a model, and their heights in inches.
-
-    The note may name the `factors` c of the models.
-    """
-
-    draw: Callable[[Sequence[Axes], pandas.DataFrame, float], None]
-    heights: tuple[float, float]
-    y_label: str
-    note: str
-
-
-_FORMS = {
-    "histogram": _Form(
-        _draw_histogram,
-        (2.0, 1.1),
-        "Activations per bin (%)",
-        f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger.",
-    ),
-    "token_classes": _Form(
-        _draw_token_classes,
-        (1.6, 1.1),
-        "Activations near zero (%)",
-        "Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}.",
-    ),
-}
+def _percent(table: pandas.DataFrame, quantities: list[str], condition: str) -> Floats:
+    """Mean, low and high of quantities, [3, row], times 100. A histogram has a row for each bin."""
+    rows = table[table["condition"] == condition].set_index("quantity").loc[quantities]
+    values: Floats = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64)
+    return 100 * values.T

@@ -22,7 +22,6 @@ from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BARS, curve_name
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER, WIDE
-from harness.display.figures.lines import draw_curve
 from harness.display.format_values import label, visible
 
 PANELS_ACROSS = 3
@@ -38,16 +37,13 @@ EXPLANATIONS = {
     "without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, "
     "inserted ones too.",
-    "completion": "Mean attention that each token gets from the tokens of the recorded completion.",
+    "completion": "Mean attention that each token gets from the tokens of the recorded completion, "
+    "which differ between conditions.",
 }
 
 
 def draw_figure(
-    config: FigureConfig,
-    curves: pandas.DataFrame,
-    bars: pandas.DataFrame | None = None,
-    *,
-    note: bool = True,
+    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None
 ) -> Figure:
     """The figure: rows times heads as in the study, PANELS_ACROSS in a line.
 
@@ -55,7 +51,6 @@ def draw_figure(
         config: Titles, legends, limits, regions.
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
-        note: Whether the sentences of `explain_figure` stand below.
     """
     panels, has_bars = config.panels, int(config.bars is not None)
     across = min(len(config.heads), PANELS_ACROSS)
@@ -65,9 +60,9 @@ def draw_figure(
     # in inches
     rows = lines * len(config.rows) * len(kinds)
     height = 0.9 + 1.5 * rows
-    text = " ".join(explain_figure(config, curves, bars)) if note else ""
+    note = " ".join(_explain_figure(config, curves, bars))
     width = WIDE if config.seed_document else INCHES
-    with figure_style.drawing(height, text, width=width, title=config.title) as figure:
+    with figure_style.drawing(height, note, width=width, title=config.title) as figure:
         # bars are as wide as all heads side by side
         widths = [across] * has_bars + [1] * across
         grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
@@ -84,11 +79,13 @@ def draw_figure(
                 title = "Controls, not flipped"
             if kind != kinds[-1]:
                 axes.set_xlabel("")
-            stamp(axes, title, points)
+            warning = "selected on outcome" if points["on_outcome"].any() else ""
+            stamp(axes, title, warning)
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[:, 0])
             _draw_bars(axes, bars, config.bars.y_limits)
-            stamp(axes, visible(config.bars.title, keep=""), bars)
+            warning = "" if (bars["kind"] == "bar").all() else "reference numbers"
+            stamp(axes, visible(config.bars.title, keep=""), warning)
     return figure
 
 
@@ -98,25 +95,35 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
-    """The region of the inserted tokens, and the curves."""
+    """The region of the inserted tokens, and the curves: dotted where fewer than half reach."""
     inserted = points["x"][points["in_filler"]]
     if len(inserted):
         _shade_region(axes, np.unique(inserted), panel.row_config.region)
     if panel.row_config.subtracted:
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
+    # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
+    step = 0.5 if panel.limits else 0.2
     for index, (condition, look) in enumerate(panel.looks.items()):
-        # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
-        step = 0.5 if panel.limits else 0.2
-        draw_curve(
-            axes,
-            points[points["condition"] == curve_name(panel, condition)],
-            look,
-            panel.name(condition),
+        curve = points[points["condition"] == curve_name(panel, condition)].set_index("x")
+        # the line breaks at missing values, not where positions are left out
+        curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
+        # means over few prompts are those of the longest prompts only
+        is_reached = 2 * curve["count"] >= curve["prompts"]
+        x, mean, colour, name = curve.index, curve["mean"], look.colour, panel.name(condition)
+        axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{name}")
+        axes.plot(
+            x,
+            mean.where(is_reached),
+            color=colour,
+            label=name,
             linewidth=0.8 + step * (len(panel.looks) - 1 - index),
             marker=look.marker,
             # shifted, so that the markers of equal curves do not cover each other
             markevery=(3 + 4 * index, 12),
             markersize=2.5 if panel.limits else 0,
+        )
+        axes.fill_between(
+            x, curve["low"], curve["high"], where=is_reached, color=colour, alpha=0.2, linewidth=0
         )
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -174,21 +181,18 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
         axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
 
 
-def stamp(axes: Axes, title: str, table: pandas.DataFrame) -> None:
+def stamp(axes: Axes, title: str, warning: str) -> None:
     """The panel's title, and under it in red a warning that a reader must see first.
 
     Args:
         axes: The panel.
         title: Its title.
-        table: Its numbers. The columns `on_outcome` and `reference` decide on the warning.
+        warning: The warning; empty for none.
     """
-    # no table has both columns
-    warnings = {"on_outcome": "selected on outcome", "reference": "reference numbers"}
-    texts = [text for column, text in warnings.items() if column in table and table[column].any()]
-    axes.set_title(title, pad=3 + len(texts) * (FONT + 0.5))
-    for text in texts:
+    axes.set_title(title, pad=3 + bool(warning) * (FONT + 0.5))
+    if warning:
         axes.annotate(
-            text,
+            warning,
             (0.5, 1),
             (0, 2),
             "axes fraction",
@@ -228,10 +232,10 @@ def draw_groups(
 
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     """A group of bars for each model. Published accuracies have no interval and are not rounded."""
-    models, is_measured = list(dict.fromkeys(table["model"])), not table["reference"].any()
+    models, is_measured = list(dict.fromkeys(table["model"])), (table["kind"] == "bar").all()
     for index, condition in enumerate(BARS, start=-1):
         rows = table[table["condition"] == condition].set_index("model").reindex(models)
-        values = rows[["accuracy", "accuracy_low", "accuracy_high"]].T
+        values = rows[["mean", "low", "high"]].T
         colour = figure_style.LOOKS[condition].colour
         bars = draw_groups(axes, condition, 0.27 * index, values, colour, 0.25)
         number_format = "{:.1f}" if is_measured else "{:g}"
@@ -247,8 +251,8 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     figure_style.tidy(axes, grid="y")
 
 
-def explain_figure(
-    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None
+def _explain_figure(
+    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
 ) -> Iterator[str]:
     """Sentences on the number of prompts, and on the meaning of every mark in the figure."""
     drawn_curves = curves[curves["kind"] == "curve"]
@@ -275,7 +279,7 @@ def explain_figure(
         yield f"{note[0].upper()}{note[1:]}."
     yield EXPLANATIONS[drawn_curves["definition"].iloc[0]]
     if bars is not None:
-        source = bars["reference"].iloc[0] or f"{bars['problems'].min()} problems"
+        source = bars["note"].iloc[0] or f"{bars['count'].min()} problems"
         yield f"Bars: {source}."
     if config.note:
         yield config.note

@@ -240,7 +240,7 @@ class FigureConfig(Strict):
         for row_index, row in enumerate(self.rows):
             # a figure that reproduces one of the study's has its axes
             limits = row.limits if self.seed_document else None
-            row_looks = {name: condition_looks[name]._replace(dashes="-") for name in row.series}
+            row_looks = {name: condition_looks[name] for name in row.series}
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
                 name = "" if title else self._model_name(head)

@@ -1,4 +1,4 @@
-"""The numbers of a figure of attention curves: points, accuracies of bars, and their CSV."""
+"""The numbers of a figure of attention curves: points, and accuracies of bars."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -98,55 +98,30 @@ def curve_name(panel: Panel, condition: str) -> str:
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
-    """The accuracies that a figure's bars show, with the columns of `accuracy_table`.
+    """The accuracies that a figure's bars show, one row per bar, with the columns of `read_curves`.
 
-    The column `reference` names the source of published numbers; it is missing for measured runs.
+    Published numbers have the kind `reference bar`, no interval, and their source as the note.
 
     Raises:
         ConfigError: the reference file is missing, or not of the form of results/reference/.
         RunError: a run is missing or unfinished.
     """
     if config.reference is None:
-        table = accuracy_table(pandas.concat(map(load_run, config.runs))).assign(reference=None)
-    else:
-        published = read_reference(str(config.reference))
-        rows = []
-        for entry in published.accuracies:
-            for condition, accuracy in entry.conditions.items():
-                row = {"model": entry.model, "condition": condition, "accuracy": accuracy}
-                rows.append(row)
-        # published numbers come without intervals
-        unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "problems": 0}
-        table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
-    return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)
-
-
-def figure_table(
-    config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
-) -> pandas.DataFrame:
-    """Every number in the figure, one row per point; layers and heads count from 1.
-
-    Args:
-        config: The figure.
-        curves: From `read_curves`, of all panels.
-        bars: From `read_bars`.
-    """
-    tables = [curves]
-    if bars is not None and config.bars is not None:
-        names = {
+        columns = {
             "accuracy": "mean",
             "accuracy_low": "low",
             "accuracy_high": "high",
             "problems": "count",
-            "reference": "note",
         }
-        rows = bars[["model", "condition", *names]].rename(columns=names)
-        tables.append(
-            rows.assign(
-                kind=np.where(rows["note"].isna(), "bar", "reference bar"),
-                panel=config.bars.title,
-                legend=rows["condition"].map(label),
-                unit="percent",
-            )
+        table = accuracy_table(pandas.concat(map(load_run, config.runs))).rename(columns=columns)
+        table = table[["model", "condition", *columns.values()]].assign(note=None, kind="bar")
+    else:
+        published = read_reference(str(config.reference))
+        rows = []
+        for entry in published.accuracies:
+            rows += [(entry.model, *accuracy) for accuracy in entry.conditions.items()]
+        table = pandas.DataFrame(rows, columns=["model", "condition", "mean"]).assign(
+            low=np.nan, high=np.nan, count=0, note=published.source, kind="reference bar"
         )
-    return pandas.concat(tables, ignore_index=True).assign(figure=config.name)
+    bars = pandas.concat([table[table["condition"] == name] for name in BARS])
+    return bars.assign(panel=config.title, legend=bars["condition"].map(label), unit="percent")

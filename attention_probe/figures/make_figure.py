@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from attention_probe.figures.activation_figures import draw_activations, read_activations
 from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import FigureConfig
-from attention_probe.figures.figure_numbers import figure_table, read_bars, read_curves
-from attention_probe.figures.trace_figures import figure_receipt
+from attention_probe.figures.figure_numbers import read_bars, read_curves
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
@@ -23,6 +22,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import select
 from harness.display.figures.figure_style import write_figure
 from harness.errors import ConfigError
+from harness.runs import versions_and_hashes
 from harness.smollm2_model import label_model
 
 Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
@@ -67,8 +67,14 @@ def make_figure(
         receipts.append(traces.receipt)
         return traces
 
-    figure, numbers = FIGURES[config.kind](config, measure)
-    return write_figure(figure, numbers, folder, config.name, figure_receipt(config, receipts))
+    make = _make_curves if config.kind == "curves" else _make_activations
+    figure, numbers = make(config, measure)
+    receipt = {
+        "figure": config.model_dump(mode="json"),
+        "probes": receipts,
+        **versions_and_hashes.software(),
+    }
+    return write_figure(figure, numbers, folder, config.name, receipt)
 
 
 def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
@@ -82,7 +88,9 @@ def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas
             curves.append(read_curves(panels, config, traces))
     points = pandas.concat(curves, ignore_index=True)
     bars = None if config.bars is None else read_bars(config.bars)
-    return draw_figure(config, points, bars), figure_table(config, points, bars)
+    # pandas leaves None out
+    numbers = pandas.concat([points, bars], ignore_index=True)
+    return draw_figure(config, points, bars), numbers.assign(figure=config.name)
 
 
 def _make_activations(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
@@ -94,14 +102,6 @@ def _make_activations(config: FigureConfig, measure: Measure) -> tuple[Figure, p
     return draw_activations(config, table), table
 
 
-FIGURES: dict[str, Callable[[FigureConfig, Measure], tuple[Figure, pandas.DataFrame]]] = {
-    "curves": _make_curves,
-    "histogram": _make_activations,
-    "token_classes": _make_activations,
-}
-"""For each kind of figure, the function that returns the drawing and its numbers."""
-
-
 def _measure(
     settings: ProbeSettings,
     prompts: PromptsConfig,
@@ -110,9 +110,8 @@ def _measure(
 ) -> Path:
     """A complete folder of traces, named after what it holds, so that it is measured only once."""
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
-    criterion = prompts.criterion
     selected = [
-        (problem.id, problem.outcome, problem.is_control) for problem in select(source, criterion)
+        (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
     # all that the traces depend on, and nothing of the figure's look
     content = [
@@ -121,10 +120,10 @@ def _measure(
         settings.conditions,
         source.prompts_sha256,
         selected,
-        criterion.on_outcome,
+        prompts.on_outcome,
         asdict(settings.record),
     ]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     path = folder / f"{digest[:12]}.traces"
-    run_probe(source, criterion, settings, path, advance=advance)
+    run_probe(source, prompts, settings, path, advance=advance)
     return path

@@ -1,5 +1,6 @@
-"""The interactive view of a folder of traces."""
+"""What pages show of a folder of traces: an interactive view, and the mean curves of heads."""
 
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,20 @@ from typing import Any
 import numpy as np
 
 from attention_probe.analysis.average_curves import shared_problems
+from attention_probe.figures.curve_figures import draw_figure
+from attention_probe.figures.figure_config import FigureConfig
+from attention_probe.figures.figure_numbers import read_curves
 from attention_probe.measure.measure_definitions import MEASURES
 from attention_probe.traces import AttentionTraces, Trace
-from harness.constants import JsonObject
-from harness.display.report.attention_view import describe_conditions, describe_prompt
+from harness.constants import Definition, JsonObject
+from harness.display.report.attention_view import (
+    PAGE_BYTES,
+    describe_conditions,
+    describe_prompt,
+)
 from harness.display.report.report_samples import pack
 from harness.experiment.built_prompts import TOKEN_REGIONS
-from harness.runs.attention_file import AttentionView
+from harness.runs.attention_file import AttentionFile, AttentionView
 from harness.smollm2_model import label_model
 
 DIGITS = 5
@@ -82,3 +90,53 @@ def _list_masses(trace: Trace) -> list[Any]:
     rounded = masses.round(DIGITS).astype(object)
     rounded[np.isnan(masses)] = None
     return list(rounded.tolist())
+
+
+def read_attention(
+    path: Path,
+    *,
+    layer: int | None = None,
+    heads: Sequence[int] | None = None,
+    definition: Definition = "common",
+) -> AttentionFile:
+    """The mean curves of some heads of one layer, over the problems that all conditions have.
+
+    Args:
+        path: The folder of traces.
+        layer: Counted from 1; by default the first that was recorded.
+        heads: Counted from 1; all by default.
+        definition: Which queries the average is over.
+
+    Raises:
+        JournalError: the folder does not exist, or is damaged.
+        ConfigError: no such layer or head, or no problem has traces under all conditions.
+    """
+    view = read_view(path, most_bytes=PAGE_BYTES)
+    with AttentionTraces.open(path) as traces:
+        header = traces.header
+        layer = header.layers[0] + 1 if layer is None else layer
+        head_numbers = heads or range(1, header.head_count + 1)
+        series: JsonObject = {condition: {} for condition in traces.conditions}
+        config = FigureConfig.model_validate(
+            {
+                "name": "attention",
+                "model": header.model,
+                "prompts": {"run": path},
+                "definition": definition,
+                "heads": [{"layer": layer, "head": head} for head in head_numbers],
+                "rows": [{"view": "aligned", "series": series}],
+                "note": NO_FINDING,
+            }
+        )
+        curves = read_curves(config.panels, config, traces)
+        return AttentionFile(
+            name=view.facts["name"],
+            model=str(header.fingerprint["name"]),
+            figure=draw_figure(config, curves),
+            view=view,
+            prompts=tuple(
+                (entry.problem_id, entry.condition, entry.prompt_sha256)
+                for entry in traces.entries()
+            ),
+            receipt=traces.receipt,
+        )

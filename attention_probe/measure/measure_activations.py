@@ -103,19 +103,10 @@ class Reference:
         return cls(mad=float(mad), top=float(top))
 
 
-def _activation_units() -> dict[str, str]:
-    share = "share of activations"
-    units = {f"near_zero_c{c:g}": share for c in NEAR_ZERO_FACTORS}
-    units |= dict.fromkeys(("l1", "l2"), "activation")
-    units |= {"gini": "0 to 1", "histogram_top": "activation"}
-    for c in NEAR_ZERO_FACTORS:
-        units |= {f"near_zero_{name}_c{c:g}": share for name in CLASSES}
-        units[f"threshold_c{c:g}"] = "activation"
-    return units | {f"tokens_{name}": "tokens" for name in CLASSES}
-
-
-ACTIVATION_UNITS = _activation_units()
-"""The unit of every number that `measure_activations` returns."""
+def activation_unit(name: str) -> str:
+    """The unit of a number that `measure_activations` returns."""
+    units = {"near": "share of activations", "gini": "0 to 1", "tokens": "tokens"}
+    return units.get(name.partition("_")[0], "activation")
 
 
 def measure_activations(

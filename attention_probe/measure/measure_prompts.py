@@ -3,30 +3,24 @@
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float32, Int64
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
-from attention_probe.measure.head_decomposition import (
-    REGIONS,
-    decompose,
-    key_regions,
-    mass_measures,
-)
 from attention_probe.measure.measure_activations import Reference, measure_activations
 from attention_probe.model.attention_statistics import Capture, CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, common_tokens
 from harness.constants import BASELINE
+from harness.experiment.built_prompts import TOKEN_REGIONS, index_regions
 from harness.layers_and_heads import count_rows
-
-INSERTED = REGIONS.index("inserted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +29,11 @@ class Record:
 
     Attributes:
         completion: Average over the recorded completion's queries instead of the prompt's.
-        decompose: Run the position-gap control and decompose the change of every head's output.
         activations: Measure the first MLP.
         rows: Queries whose weights are stored: see `count_rows`. None for no query.
     """
 
     completion: bool = False
-    decompose: bool = False
     activations: bool = False
     rows: str | None = None
 
@@ -58,10 +50,28 @@ class Record:
         return np.arange(len(prompt)) >= len(prompt) - count
 
 
+def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
+    """The tokens of each of TOKEN_REGIONS, and all inserted tokens: the filler with its separator.
+
+    Each token is in exactly one of TOKEN_REGIONS.
+    """
+    in_region = index_regions(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
+    return torch.from_numpy(np.vstack([in_region, prompt.inserted]))
+
+
+def mass_measures(
+    mass: Float[Tensor, "layer head region"],
+) -> dict[str, Float32[np.ndarray, "layer head"]]:
+    """The measures of a trace, from the mean attention of its queries on each of `key_regions`."""
+    *regions, inserted = np.moveaxis(mass.cpu().numpy(), -1, 0)
+    measures = {f"mass_{name}": region for name, region in zip(TOKEN_REGIONS, regions, strict=True)}
+    return measures | {"lambda": 1 - inserted}
+
+
 def measure_group(
     loaded: LoadedModel, group: Sequence[ConditionPrompts], record: Record
 ) -> list[dict[str, dict[str, Any]]]:
-    """Measure problems of similar length: one pass for each condition and position gap.
+    """Measure problems of similar length: one pass for each condition.
 
     Args:
         loaded: The model.
@@ -69,34 +79,20 @@ def measure_group(
         record: Which measurements to make.
 
     Returns:
-        For each problem, the measured fields of a `Trace` by condition. Its `self_check` has
-        `decomposition_residual`: the share of the first layer's outputs that the decomposition does
-        not explain, in the worst head. It is empty without a decomposition or without that layer.
+        For each problem, the measured fields of a `Trace` by condition.
     """
     common = [common_tokens(prompts) for prompts in group]
     measured: list[dict[str, dict[str, Any]]] = [{} for _ in group]
-    baselines: list[_PassResult] = []
     references: list[Reference] = []
-    # The baseline is first, because the outputs and thresholds of all other conditions refer to it.
+    # The baseline is first, because the thresholds of all other conditions refer to it.
     for condition in dict.fromkeys((BASELINE, *group[0])):
         prompts = [by_condition[condition] for by_condition in group]
         is_common = [by_condition[condition] for by_condition in common]
         results = _run_condition(loaded, prompts, is_common, record)
-        gaps: Sequence[_PassResult | None] = [None] * len(group)
-        if condition == BASELINE:
-            baselines = results
-            if record.activations:
-                references = [Reference.of(result.activations) for result in results]
-        elif record.decompose:
-            gaps = _run_condition(
-                loaded,
-                [prompt.position_gap() for prompt in prompts],
-                [mask[~prompt.inserted] for prompt, mask in zip(prompts, is_common, strict=True)],
-                # activations are compared with the baseline's alone
-                replace(record, activations=False),
-            )
-        for index, (result, baseline, gap) in enumerate(zip(results, baselines, gaps, strict=True)):
-            fields = result.curves(loaded.layers) | _measure_heads(loaded, result, baseline, gap)
+        if condition == BASELINE and record.activations:
+            references = [Reference.of(result.activations) for result in results]
+        for index, result in enumerate(results):
+            fields = result.attention(loaded.layers)
             if record.activations:
                 fields |= _measure_first_mlp(result, references[index])
             measured[index][condition] = fields
@@ -104,75 +100,43 @@ def measure_group(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PassInput:
-    """One prompt as input of a pass.
+class _PassResult:
+    """One prompt after a pass.
 
     Attributes:
         prompt: The prompt.
-        query_sets: Queries to average over: all, and the common ones.
-        regions: The tokens of each of REGIONS.
-        queries: Queries whose masses and outputs are averaged: the problem's common tokens, or the
-            completion's.
-        problem: The problem's common tokens.
+        captured: The capture of the whole pass.
+        row: The prompt's row in it.
+        problem: Positions of the problem's common tokens.
+        queries: Positions of the queries whose masses are averaged: the problem's common tokens, or
+            the completion's.
     """
 
     prompt: TokenizedPrompt
-    query_sets: Bool[Tensor, "2 seq"]
-    regions: Bool[Tensor, "region seq"]
-    queries: Int[Tensor, " query"]
-    problem: Int[Tensor, " problem_token"]
-
-    @classmethod
-    def of(cls, prompt: TokenizedPrompt, is_common: NDArray[np.bool_], record: Record) -> Self:
-        """The input; `is_common` marks the tokens that every condition has."""
-        common = torch.from_numpy(is_common)
-        problem = torch.from_numpy(is_common & prompt.has_role("problem")).nonzero()[:, 0]
-        query_sets, queries = torch.stack([torch.ones_like(common), common]), problem
-        if record.completion:
-            completion = torch.from_numpy(prompt.has_role("completion"))
-            # both definitions then have the same queries
-            query_sets = torch.stack([completion, completion])
-            queries = completion.nonzero()[:, 0]
-        return cls(
-            prompt=prompt,
-            query_sets=query_sets,
-            regions=key_regions(prompt),
-            queries=queries,
-            problem=problem,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _PassResult:
-    """One prompt after a pass: its input, the capture of the pass, and its row in this capture."""
-
-    input: _PassInput
     captured: Capture
     row: int
+    problem: Int64[np.ndarray, " problem_token"]
+    queries: Int64[np.ndarray, " query"]
 
     @property
     def activations(self) -> Float[Tensor, "problem_token width"]:
         """The first MLP's activations over the problem's common tokens."""
         assert self.captured.activations is not None
-        return self.captured.activations[self.row, self.input.problem]
+        return self.captured.activations[self.row, self.problem]
 
-    def of_queries(
-        self, values: Float[Tensor, "batch head seq width"] | None
-    ) -> Float[Tensor, "head query width"]:
-        """The values of this prompt's queries."""
-        assert values is not None  # the decomposition requests outputs
-        return values[self.row][:, self.input.queries]
-
-    def curves(self, layers: Sequence[int]) -> dict[str, Any]:
-        """Average attention weights [layer, head, key] over all and over common queries; rows."""
+    def attention(self, layers: Sequence[int]) -> dict[str, Any]:
+        """Weights [layer, head, key] averaged over all and over common queries; rows; masses."""
         means = torch.stack([self.captured[layer].column_mean[self.row] for layer in layers])
-        means = means[..., : len(self.input.prompt)].cpu().float()
+        means = means[..., : len(self.prompt)].cpu().float()
         # [layer, head, row, key]
         rows = torch.stack([self.captured[layer].rows[self.row] for layer in layers])
+        # [layer, head, query, region]
+        masses = torch.stack([self.captured[layer].region_mass[self.row] for layer in layers])
         return {
             "mean_all": means[:, 0].numpy(),
             "mean_common": means[:, 1].numpy(),
-            "rows": rows[..., : len(self.input.prompt)].cpu().numpy(),
+            "rows": rows[..., : len(self.prompt)].cpu().numpy(),
+            "measures": mass_measures(masses[:, :, self.queries].mean(2)),
         }
 
 
@@ -184,73 +148,45 @@ def _run_condition(
 ) -> list[_PassResult]:
     """One forward pass over prompts, padded on the right."""
     length = max(map(len, prompts))
-    inputs = [
-        _PassInput.of(prompt, mask, record) for prompt, mask in zip(prompts, is_common, strict=True)
-    ]
 
     # On the right, padding comes after all real queries and cannot change them.
-    def stack(tensors: Iterable[Tensor]) -> Tensor:
-        padded = [
-            torch.nn.functional.pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors
-        ]
+    def stack(values: Iterable[NDArray[Any] | Tensor]) -> Tensor:
+        tensors = map(torch.as_tensor, values)
+        padded = [pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors]
         return torch.stack(padded)
 
+    completions = [prompt.has_role("completion") for prompt in prompts]
+    # the queries of the definitions `published` and `common`
+    query_sets = [(np.ones_like(mask), mask) for mask in is_common]
+    if record.completion:
+        query_sets = [(completion, completion) for completion in completions]
     captured = capture(
         loaded,
-        stack(torch.from_numpy(prompt.token_ids.astype(np.int64)) for prompt in prompts),
-        attention_mask=stack(torch.ones(len(prompt), dtype=torch.int64) for prompt in prompts),
-        position_ids=stack(
-            torch.from_numpy(prompt.positions.astype(np.int64)) for prompt in prompts
-        ),
+        stack(prompt.token_ids for prompt in prompts).long(),
+        attention_mask=stack(torch.ones(len(prompt)) for prompt in prompts).long(),
+        position_ids=stack(prompt.positions for prompt in prompts).long(),
         request=CaptureRequest(
-            query_sets=stack(pass_input.query_sets for pass_input in inputs),
-            key_regions=stack(pass_input.regions for pass_input in inputs),
-            output_region=INSERTED if record.decompose else None,
+            query_sets=stack(map(np.stack, query_sets)),
+            key_regions=stack(map(key_regions, prompts)),
             activations=record.activations,
             rows=stack(torch.from_numpy(record.is_row(prompt)) for prompt in prompts),
         ),
     )
-    return [_PassResult(pass_input, captured, row) for row, pass_input in enumerate(inputs)]
-
-
-def _measure_heads(
-    loaded: LoadedModel, result: _PassResult, baseline: _PassResult, gap: _PassResult | None
-) -> dict[str, Any]:
-    """The fields `measures` and `self_check` of one prompt."""
-    layers = [_measure_layer(layer, result, baseline, gap) for layer in loaded.layers]
-    residuals = [measures.pop("residual") for measures in layers if "residual" in measures]
-    self_check = {}
-    # the decomposition is exact only in the first layer
-    if residuals and loaded.layers[0] == 0:
-        self_check["decomposition_residual"] = float(residuals[0].max())
-    measures = {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}
-    return {"measures": measures, "self_check": self_check}
-
-
-def _measure_layer(
-    layer: int, result: _PassResult, baseline: _PassResult, gap: _PassResult | None
-) -> dict[str, NDArray[np.float32]]:
-    """The measures of one prompt's heads in one layer, and the `residual` of a decomposition."""
-    captured = result.captured[layer]
-    mass = result.of_queries(captured.region_mass)
-    measures = mass_measures(mass)
-    if gap is not None and result.input.regions[REGIONS.index("filler")].any():
-        components, residual = decompose(
-            without=baseline.of_queries(baseline.captured[layer].output),
-            gap=gap.of_queries(gap.captured[layer].output),
-            with_filler=result.of_queries(captured.output),
-            bias=result.of_queries(captured.region_output),
-            mass=mass[..., INSERTED],
+    results = []
+    for row, (prompt, mask) in enumerate(zip(prompts, is_common, strict=True)):
+        problem = np.flatnonzero(mask & prompt.has_role("problem"))
+        queries = np.flatnonzero(completions[row]) if record.completion else problem
+        results.append(
+            _PassResult(prompt=prompt, captured=captured, row=row, problem=problem, queries=queries)
         )
-        measures |= components | {"residual": residual}
-    return {name: values.float().cpu().numpy() for name, values in measures.items()}
+    return results
 
 
 def _measure_first_mlp(result: _PassResult, reference: Reference) -> dict[str, Any]:
     """The fields of one prompt that describe the first MLP's activations."""
     texts: list[str] = []
-    for index in result.input.problem.tolist():
-        text = result.input.prompt.tokens[index]
+    for position in result.problem:
+        text = result.prompt.tokens[position]
         if not text:  # it continues a character, and has its class
             text = "".join(texts)[-1:]
         texts.append(text)

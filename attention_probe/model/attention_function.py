@@ -136,12 +136,10 @@ def attend(
             "it cannot be probed."
         )
     batch, heads, length, head_dim = query.shape
-    reduction = Reduction(capture, heads, value) if layer in capture.layer_indices else None
+    reduction = Reduction(capture, heads) if layer in capture.layer_indices else None
     output = None
-    # The output of the last layer is needed only if it is recorded, or the pass goes on.
-    is_last = layer == capture.layer_indices[-1]
-    keeps_output = capture.request.output_region is not None
-    if not is_last or keeps_output or capture.waits_for_activations:
+    # the last layer needs no output, unless the pass goes on
+    if layer != capture.layer_indices[-1] or capture.waits_for_activations:
         output = value.new_empty(batch, length, heads, value.shape[-1])
     # [batch x KV head, key, unit], as `bmm` multiplies
     flat_value = value.reshape(batch * value.shape[1], length, -1)
@@ -163,7 +161,7 @@ def attend(
         if reduction is not None:
             reduction.add(weights, queries, keys)
     if reduction is not None:
-        capture.layers[layer] = reduction.finish(None if output is None else output.transpose(1, 2))
+        capture.layers[layer] = reduction.finish()
         # raises an exception that ends the forward pass and is caught in `capture`
         capture.stop_if_complete()
     assert output is not None  # otherwise the capture was complete

@@ -13,9 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-HeadOutputs = Float[Tensor, "batch head query head_dim"]
-"""The output of each head, before the output projection."""
-
 
 class CaptureFinished(Exception):
     """Ends a forward pass as soon as the capture is complete; it never leaves `capture`."""
@@ -31,16 +28,12 @@ class LayerCapture:
         column_count: The number of these queries.
         region_mass: Sum of a query's weights over each region of keys; NaN at padding. Attention
             sinks are in no region.
-        region_output: Sum over the keys of `output_region` of weight times value, or None.
-        output: The full attention output of each head, before the output projection, or None.
         rows: For each prompt, the weights of the queries in `CaptureRequest.rows`.
     """
 
     column_mean: Float[Tensor, "batch query_set head key"]
     column_count: Int[Tensor, "batch query_set key"]
     region_mass: Float[Tensor, "batch head query region"]
-    region_output: HeadOutputs | None
-    output: HeadOutputs | None
     rows: list[Float[Tensor, "head row key"]]
 
     def heads_not_finite(self, real: Bool[Tensor, "batch seq"]) -> list[int]:
@@ -51,9 +44,7 @@ class LayerCapture:
         """
         has_queries = (self.column_count > 0)[:, :, None]
         broken = (~self.column_mean.isfinite() & has_queries).flatten(3).any(-1).any(1)
-        for tensor in (self.region_mass, self.region_output, self.output):
-            if tensor is not None:
-                broken |= (~tensor.isfinite() & real[:, None, :, None]).flatten(2).any(-1)
+        broken |= (~self.region_mass.isfinite() & real[:, None, :, None]).flatten(2).any(-1)
         return [int(head) for head in broken.any(0).nonzero()]
 
 
@@ -65,7 +56,6 @@ class CaptureRequest:
         query_sets: Sets of queries whose weights are averaged, without those at padding. None for
             one set of all queries.
         key_regions: Regions of keys whose mass is summed; None for no region.
-        output_region: Region whose contribution to each head's output is kept, with that output.
         activations: Whether the first MLP's activations are kept.
         rows: Queries whose weights are kept; None for no query.
         chunk: Queries in one block; None for as many as fit the caches.
@@ -73,7 +63,6 @@ class CaptureRequest:
 
     query_sets: Bool[Tensor, "batch query_set seq"] | None = None
     key_regions: Bool[Tensor, "batch region seq"] | None = None
-    output_region: int | None = None
     activations: bool = False
     rows: Bool[Tensor, "batch seq"] | None = None
     chunk: int | None = None
@@ -87,20 +76,23 @@ class Capture:
         request: What to keep.
         real: Which positions are not padding.
         layer_indices: The requested layers, ascending.
-        waits_for_activations: Whether the first MLP's activations are requested and not recorded.
-        activations: These, after the non-linearity and before the product with `up_proj`.
+        activations: The first MLP's, after the non-linearity and before the product with `up_proj`.
         layers: The results by layer.
     """
 
     request: CaptureRequest
     real: Bool[Tensor, "batch seq"]
     layer_indices: tuple[int, ...]
-    waits_for_activations: bool
     activations: Float[Tensor, "batch seq width"] | None = None
     layers: dict[int, LayerCapture] = field(default_factory=dict)
 
     def __getitem__(self, layer: int) -> LayerCapture:
         return self.layers[layer]
+
+    @property
+    def waits_for_activations(self) -> bool:
+        """Whether the first MLP's activations are requested and not recorded."""
+        return self.request.activations and self.activations is None
 
     def stop_if_complete(self) -> None:
         """Raise CaptureFinished if the last layer is captured, and requested activations too."""
@@ -114,12 +106,9 @@ class Reduction:
     Args:
         capture: What to keep, and which positions are padding.
         heads: Query heads of the layer.
-        values: The layer's value vectors.
     """
 
-    def __init__(
-        self, capture: Capture, heads: int, values: Float[Tensor, "batch kv_head key head_dim"]
-    ) -> None:
+    def __init__(self, capture: Capture, heads: int) -> None:
         request, self._real = capture.request, capture.real
         batch, length = self._real.shape
         sets, regions = self._real[:, None], self._real.new_zeros(batch, 0, length)
@@ -132,13 +121,6 @@ class Reduction:
         self._mass = self._sets.new_zeros(batch, heads, length, self._regions.shape[1])
         self._is_row = request.rows
         self._rows: list[list[Tensor]] = [[] for _ in range(batch)]
-        self._output: Tensor | None = None
-        if request.output_region is not None:
-            self._values = values
-            self._output_keys = self._regions[:, request.output_region]
-            # columns of the keys that are in the region in any of the prompts
-            self._columns = self._output_keys.any(0).nonzero()[:, 0]
-            self._output = self._sets.new_zeros(batch, heads, length, values.shape[-1])
 
     def add(self, weights: Float[Tensor, "batch head q k"], queries: slice, keys: slice) -> None:
         """Add a block. Its diagonal is zeroed, because a key's own query does not come after it.
@@ -151,14 +133,6 @@ class Reduction:
         # [batch, region, key] x [batch, key, head x query], then [batch, head x query, region]
         mass = torch.matmul(self._regions[..., keys], weights.flatten(1, 2).mT).mT
         self._mass[:, :, queries] = mass.reshape(*weights.shape[:3], mass.shape[-1])
-        if self._output is not None:
-            columns = self._columns[(self._columns >= keys.start) & (self._columns < keys.stop)]
-            region_keys = self._output_keys[:, None, None, columns]
-            region_weights = weights[..., columns - keys.start] * region_keys
-            values = self._values[:, :, None, columns].to(region_weights.dtype)
-            # query heads that share a KV head
-            grouped = torch.unflatten(region_weights, 1, (values.shape[1], -1))
-            self._output[:, :, queries] = torch.matmul(grouped, values).flatten(1, 2)
         if self._is_row is not None:
             # indexing copies, since the next block overwrites the weights
             padding = (keys.start, self._real.shape[1] - keys.stop)
@@ -168,26 +142,16 @@ class Reduction:
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
         self._sums[..., keys].add_(torch.matmul(self._sets[:, None, :, queries], weights))
 
-    def finish(self, output: HeadOutputs | None) -> LayerCapture:
-        """The means and counts over all blocks.
-
-        Args:
-            output: Each head's full output; needed only for `output_region`.
-        """
+    def finish(self) -> LayerCapture:
+        """The means and counts over all blocks."""
         # [batch, query_set, key] the queries of each set that come after a key
         later_queries = self._sets.flip(-1).cumsum(-1).flip(-1) - self._sets
         count = later_queries * self._real[:, None]
         # 0 / 0, where a key has no later query, is NaN
         mean = self._sums.transpose(1, 2) / count[:, :, None]
-        padding = ~self._real[:, None, :, None]
-        region_output = None
-        if self._output is not None:
-            region_output = self._output.masked_fill(padding, torch.nan)
         return LayerCapture(
             column_mean=mean.masked_fill(~self._real[:, None, None], torch.nan),
             column_count=count.long(),
-            region_mass=self._mass.masked_fill(padding, torch.nan),
-            region_output=region_output,
-            output=None if self._output is None else output,
+            region_mass=self._mass.masked_fill(~self._real[:, None, :, None], torch.nan),
             rows=[torch.cat(blocks, 1) for blocks in self._rows if blocks],
         )

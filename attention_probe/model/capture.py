@@ -59,12 +59,7 @@ def capture(
     if position_ids is None:
         # padding on the left takes no positions
         position_ids = (real.long().cumsum(-1) - 1).clamp_min(0)
-    captured = Capture(
-        request=request,
-        real=real,
-        layer_indices=loaded.layers,
-        waits_for_activations=request.activations,
-    )
+    captured = Capture(request=request, real=real, layer_indices=loaded.layers)
     # An id at padding may not be in the vocabulary, so it becomes a copy of the first real token.
     first_ids = token_ids.gather(1, real.long().argmax(-1, keepdim=True))
     with (
@@ -132,14 +127,13 @@ def softmax_layers(config: PretrainedConfig) -> list[int]:
 @contextmanager
 def _recorded_activations(loaded: LoadedModel, captured: Capture) -> Iterator[None]:
     """Record the first MLP's activations, if they are requested."""
-    if not captured.waits_for_activations:
+    if not captured.request.activations:
         yield
         return
 
     def record(_module: nn.Module, _inputs: Any, activations: Tensor) -> None:
         # some architectures join all tokens in one row, or add an axis of size 1
         captured.activations = activations.reshape(*captured.real.shape, -1)
-        captured.waits_for_activations = False
         captured.stop_if_complete()
 
     handle = _find_activation(loaded).register_forward_hook(record)

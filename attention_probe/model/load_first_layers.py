@@ -42,7 +42,7 @@ class LoadedModel:
         model: The base model, cut after the deepest requested layer; eval mode, no gradients.
         config: The text config of the checkpoint, with its full number of layers.
         layers: The requested layers' indices, ascending.
-        layers_path: The path in `model` of the list of decoder layers.
+        decoder_layers: Those of `model`, from the first to the deepest requested layer.
     """
 
     name: str
@@ -50,14 +50,7 @@ class LoadedModel:
     model: PreTrainedModel
     config: PretrainedConfig
     layers: tuple[int, ...]
-    layers_path: str
-
-    @property
-    def decoder_layers(self) -> nn.ModuleList:
-        """The loaded layers, from the first to the deepest requested layer."""
-        layers = self.model.get_submodule(self.layers_path)
-        assert isinstance(layers, nn.ModuleList)
-        return layers
+    decoder_layers: nn.ModuleList
 
     def keep_embeddings(self, token_ids: Tensor) -> None:
         """Drop the embeddings of all other tokens: most of the memory of a large model's layer.
@@ -87,7 +80,7 @@ def load_model(
 
     Args:
         name: A model folder, a hub name or `smollm2`.
-        layers: Indices from 0.
+        layers: Indices from 0; at least one.
         dtype: Type to compute in, whatever the checkpoint's type is.
         device: Where the model runs.
 
@@ -144,8 +137,8 @@ def _load_checkpoint(name: str, layers: list[int], dtype: torch.dtype) -> Loaded
             f"{name} ({config.model_type}) is an encoder-decoder: expected a causal language model."
         )
     count = config.num_hidden_layers
-    if not layers or layers[0] < 0 or layers[-1] >= count:
-        requested = count_from_one(layers) or "none"
+    if layers[-1] >= count:
+        requested = count_from_one(layers)
         raise ModelError(f"{name} has Layers 1 to {count}, counted from 1; got {requested}.")
     layers_path = _find_layers(config, name)
     cut_config = copy.deepcopy(config)
@@ -175,7 +168,7 @@ def _load_checkpoint(name: str, layers: list[int], dtype: torch.dtype) -> Loaded
         model=model.eval().requires_grad_(False),
         config=config,
         layers=tuple(layers),
-        layers_path=layers_path,
+        decoder_layers=nn.ModuleList(model.get_submodule(layers_path).children()),
     )
 
 

@@ -34,8 +34,6 @@ class PromptsConfig(Criterion):
     """The metric of logs."""
     layout: Layout | None = None
     """One of the run's layouts."""
-    instruction: str | None = None
-    """The instruction for a dataset."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -44,11 +42,6 @@ class PromptsConfig(Criterion):
             names = " and ".join(sources or ["none"])
             raise ValueError(f"expected exactly one of `run`, `logs` and `dataset`, got {names}")
         return self
-
-    @property
-    def criterion(self) -> Criterion:
-        """Which problems of the source to select."""
-        return Criterion(**{name: getattr(self, name) for name in Criterion.model_fields})
 
 
 def open_source(
@@ -79,5 +72,4 @@ def open_source(
         [as_condition(name) for name in dict.fromkeys((BASELINE, *names))],
         load_tokenizer(),
         str(prompts.layout or Layout.RAW),
-        instruction=prompts.instruction,
     )

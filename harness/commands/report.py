@@ -41,7 +41,7 @@ def report(
     from harness.runs.run_files import RECORDED
 
     # by name, because this package must not import the probe
-    read_attention = import_module("attention_probe.figures.trace_figures").read_attention
+    read_attention = import_module("attention_probe.figures.trace_views").read_attention
     paths = locate(runs)
     if not traces:
         recorded_traces = [path / RECORDED for path in paths if isinstance(path, Path)]

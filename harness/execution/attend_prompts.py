@@ -21,6 +21,7 @@ from harness.runs.attention_file import AttentionView
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from harness.engines.vllm_engine import VLLMEngine
 
 class Page(str):
     """An HTML page that a notebook displays."""
@@ -104,21 +105,15 @@ def attention(
     # all requests have the same number of sets: all queries, each row alone, and the last set,
     # which `means` leaves out
     set_count = max(counts, default=0) + 2
-    requests: list[Request] = []
-    for (token_ids, _), count in zip(tokenized, counts, strict=True):
-        sets = np.zeros((set_count, len(token_ids)), int)
-        sets[0] = 1
-        sets[1 : count + 1] = np.eye(len(token_ids))[len(token_ids) - count :]
-        requests.append(recorded_prompt(token_ids, sets.tolist(), name=str(len(requests))))
-    sums: dict[str, Floats] = {}
+    requests = [
+        _make_request(str(number), token_ids, count, set_count)
+        for number, ((token_ids, _), count) in enumerate(zip(tokenized, counts, strict=True))
+    ]
     with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
-        for finished in engine.stream(requests):
-            for request, completion in finished:
-                assert completion.attention is not None  # the request has `record`
-                sums[request.problem_id] = completion.attention
-    prompt_sums = [sums[request.problem_id] for request in requests]
+        prompt_sums = _record_sums(engine, requests)
     result = PromptAttention(
-        means(sums[request.problem_id], request.record)[:, 0] for request in requests
+        means(sums, request.record)[:, 0]
+        for sums, request in zip(prompt_sums, requests, strict=True)
     )
     result.rows = list(map(_separate_rows, prompt_sums, counts))
     result.tokens = [texts for _, texts in tokenized]
@@ -127,6 +122,24 @@ def attention(
     if layers != "all":
         result.layers = sorted(parse_numbers(layers, "layers"))
     return result
+
+
+def _make_request(name: str, token_ids: list[int], count: int, set_count: int) -> Request:
+    """A prompt whose attention is recorded: of all queries, and of each of the last `count`."""
+    sets = np.zeros((set_count, len(token_ids)), int)
+    sets[0] = 1
+    sets[1 : count + 1] = np.eye(len(token_ids))[len(token_ids) - count :]
+    return recorded_prompt(token_ids, sets.tolist(), name=name)
+
+
+def _record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]:
+    """The sums [layer, set, head, key] of each request, in their order."""
+    sums: dict[str, Floats] = {}
+    for finished in engine.stream(requests):
+        for request, completion in finished:
+            assert completion.attention is not None  # the request has `record`
+            sums[request.problem_id] = completion.attention
+    return [sums[request.problem_id] for request in requests]
 
 
 def _separate_rows(sums: Floats, count: int) -> Floats:

@@ -304,7 +304,7 @@ def finish(path: Path) -> None:
 def _save_figure(path: Path, frame: pandas.DataFrame, receipt: JsonObject) -> None:
     """Draw the accuracies of the config's conditions."""
     from harness.analysis.count_correct import accuracy_table
-    from harness.display.figures.figure_row import name_families
+    from harness.display.figures.figure_rows import name_families
     from harness.display.figures.figure_style import save_figure
     from harness.display.figures.interval_rows import draw_accuracies
     from harness.experiment.expand_conditions import read_conditions

@@ -34,7 +34,6 @@ class AttentionFile:
         model: The model's name, as in the run's receipt.
         figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
         view: The interactive view of its prompts.
-        notes: Sentences about all its curves that a reader must know.
         prompts: The problem, the condition and the hash of each traced prompt.
         receipt: The provenance of the file.
     """
@@ -43,6 +42,5 @@ class AttentionFile:
     model: str
     figure: Figure
     view: AttentionView
-    notes: tuple[str, ...]
     prompts: tuple[tuple[str, str, str], ...]
     receipt: Mapping[str, Any]

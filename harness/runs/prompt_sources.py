@@ -146,7 +146,6 @@ def build_source(
     conditions: Sequence[Condition],
     tokenizer: PreTrainedTokenizerBase,
     layout: str,
-    instruction: str | None = None,
 ) -> Source:
     """Prompts of a dataset and conditions with the same checks as in a run, but without samples.
 
@@ -155,7 +154,7 @@ def build_source(
         ModelError: the layout is `chat` and the tokenizer has no chat template.
     """
     model = ModelTokenizer(name=tokenizer.name_or_path or "this model", tokenizer=tokenizer)
-    settings = PromptSettings(layout=Layout(layout), instruction=instruction)
+    settings = PromptSettings(layout=Layout(layout))
     arms = build_checked_prompts(dataset.problems, conditions, settings, model)
     prompts = []
     for arm in arms:

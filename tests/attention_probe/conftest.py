@@ -58,9 +58,9 @@ def bar_containers(axes):
 
 
 def run_command(*arguments):
-    """What a command of mless prints."""
+    """What a command of mless prints, without its progress, which goes to stderr."""
     result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
     if isinstance(result.exception, HarnessError):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout

@@ -11,6 +11,7 @@ from attention_probe.analysis.average_curves import (
     chosen_problems,
     shared_problems,
 )
+from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
 from tests.attention_probe.conftest import store, traces_under
 from tests.make import aligned_curve, full_curve, make_trace
@@ -147,8 +148,8 @@ TABLES = hnp.arrays(
 def test_the_band_equals_that_of_rows_that_are_drawn(table):
     """The weight of a prompt is how often it is drawn: this equals drawing rows and their mean."""
     size = len(table)
-    draws = np.random.default_rng(3).multinomial(size, np.full(size, 1 / size), size=100)
-    band = np.array(bootstrap_band(table, np.arange(size), draws=100, seed=3))
+    draws = np.random.default_rng(DEFAULT_SEED).multinomial(size, np.full(size, 1 / size), size=100)
+    band = np.array(bootstrap_band(table, np.arange(size), 100))
     for values, interval in zip(table.T, band.T, strict=True):
         expected = [np.nan, np.nan]
         if np.isfinite(values).sum() > 1:
@@ -158,7 +159,7 @@ def test_the_band_equals_that_of_rows_that_are_drawn(table):
         np.testing.assert_allclose(interval, expected, atol=1e-12)
     # further prompts of the same problem, equal to the first, change nothing
     clusters = np.repeat(np.arange(size), 3)
-    repeated = bootstrap_band(np.repeat(table, 3, axis=0), clusters, draws=100, seed=3)
+    repeated = bootstrap_band(np.repeat(table, 3, axis=0), clusters, 100)
     np.testing.assert_allclose(repeated, band, atol=1e-12)
 
 

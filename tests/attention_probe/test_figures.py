@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 
 from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import load_figure_config
-from attention_probe.figures.figure_numbers import BARS, figure_table, read_bars, read_curves
+from attention_probe.figures.figure_numbers import BARS, read_bars, read_curves
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.analysis import compare
@@ -249,7 +249,7 @@ def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_without_
 def test_the_csv_contains_what_is_drawn(traces, tmp_path):
     config = load("accuracy-bars-and-head-14")
     figure = draw(config, traces)
-    numbers = figure_table(config, read(config, traces), read_bars(config.bars))
+    numbers = pandas.concat([read(config, traces), read_bars(config.bars)], ignore_index=True)
     files = write_figure(figure, numbers, tmp_path, config.name, {"seed": 7})
     assert [file.suffix for file in files] == [".png", ".svg", ".pdf", ".csv"]
     table = pandas.read_csv(files[-1], keep_default_na=False, na_values=[""])
@@ -283,7 +283,7 @@ def test_every_panel_of_a_selection_on_outcome_has_a_stamp(flipped, traces):
             lines = [line.get_ydata() for line in lines_by_name(panel, ":").values()]
             drawn = [line[np.isfinite(line)].tolist() for line in lines]
             assert drawn == means[column // 3, column % 3, kind]
-    table = figure_table(config, read(config, flipped), None)
+    table = read(config, flipped)
     assert set(table["kind"]) == {"curve", "control"}
     assert table["on_outcome"].all()
     assert not any(texts(axes) for axes in draw(config, traces).axes[:3])
@@ -291,7 +291,7 @@ def test_every_panel_of_a_selection_on_outcome_has_a_stamp(flipped, traces):
 
 def test_reference_numbers_have_a_stamp_and_their_source(traces):
     config = load("accuracy-bars-and-head-14")
-    accuracies = read_bars(config.bars)["accuracy"].tolist()
+    accuracies = read_bars(config.bars)["mean"].tolist()
     assert accuracies == [64, 73, 44, 66, 76, 46, 66, 74, 48]
     figure = draw(config, traces)
     axes = figure.axes[2]

@@ -8,7 +8,6 @@ from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
-from attention_probe.measure.head_decomposition import decompose
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
@@ -24,7 +23,7 @@ from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, read_source, writ
 
 LAYERS = (0, 2)
 CRITERION = Criterion(n=5, seed=3)
-SETTINGS = ProbeSettings(layers=LAYERS, record=Record(decompose=True, activations=True))
+SETTINGS = ProbeSettings(layers=LAYERS, record=Record(activations=True))
 COMPLETION = ProbeSettings(conditions=("mless",), record=Record(completion=True))
 PROBE_DATASET = ("probe", "--dataset", TOY / "demo.jsonl")
 
@@ -56,7 +55,7 @@ def path(tmp_path):
 
 
 def eager(model, token_ids, positions=None):
-    """Attention matrices [layer, head, query, key] and head outputs [layer, head, query, head_dim].
+    """Attention matrices [layer, head, query, key].
 
     `positions` are those of the tokens, 0, 1, 2, ... without it.
     """
@@ -68,18 +67,9 @@ def eager(model, token_ids, positions=None):
         "attention_mask": torch.ones(1, len(positions)),
     }
     inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-    outputs = []
-    hooks = [
-        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args: outputs.append(args[0][0]))
-        for layer in model.model.layers
-    ]
     with torch.inference_mode():
         attentions = model(**inputs, output_attentions=True).attentions
-    for hook in hooks:
-        hook.remove()
-    heads = model.config.num_attention_heads
-    by_head = torch.stack(outputs).unflatten(-1, (heads, -1)).transpose(1, 2)
-    return torch.cat(attentions).cpu().numpy(), by_head.cpu().numpy()
+    return torch.cat(attentions).cpu().numpy()
 
 
 def column_means(weights, queries):
@@ -107,6 +97,7 @@ def assert_close(actual, expected):
 
 
 def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
+    assert traces.receipt["self_check"]["eager_error"] < 1e-5
     assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
     for trace in traces:
         positions = None
@@ -114,7 +105,7 @@ def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
             filled = traces.get(trace.problem_id, "mless")
             positions = np.flatnonzero(filled.original_pos >= 0)
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
-        weights = eager(full_model, trace.token_ids, positions)[0][list(LAYERS)]
+        weights = eager(full_model, trace.token_ids, positions)[list(LAYERS)]
         assert_close(trace.mean_all, column_means(weights, np.arange(len(trace.tokens))))
         is_original = trace.original_pos >= 0
         assert_close(trace.mean_common, column_means(weights, np.flatnonzero(is_original)))
@@ -123,21 +114,6 @@ def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
         assert_close(trace.measures["mass_filler"], filler)
         assert_close(trace.measures["lambda"], mean_mass(weights, queries, is_original))
         assert_close(sum(trace.measures[name] for name in MASSES), 1)
-
-
-def test_a_heads_output_change_is_decomposed_exactly_in_the_first_layer(traces, full_model):
-    assert traces.receipt["self_check"]["eager_error"] < 1e-5
-    for trace in traces_under(traces, "mless"):
-        assert trace.self_check["decomposition_residual"] < 1e-5
-        baseline = traces.get(trace.problem_id, "wo")
-        assert "bias" not in baseline.measures
-        before, after = (
-            eager(full_model, prompt.token_ids)[1][0][:, positions_of(prompt, "problem")]
-            for prompt in (baseline, trace)
-        )
-        size = np.linalg.norm(after - before, axis=-1) / np.linalg.norm(before, axis=-1)
-        terms = sum(trace.measures[name][0] for name in ("position_shift", "scale", "bias"))
-        assert (size.mean(-1) <= terms + 1e-5).all(), "a change is no larger than its terms"
 
 
 def test_activation_thresholds_are_those_of_the_baseline(traces):
@@ -181,12 +157,10 @@ def test_completion_queries_are_those_of_the_recorded_completion(source, full_mo
         for trace in traces_under(traces, "mless"):
             queries = positions_of(trace, "completion")
             assert len(queries)
-            weights = eager(full_model, trace.token_ids)[0][:1]
+            weights = eager(full_model, trace.token_ids)[:1]
             assert_close(trace.mean_all, column_means(weights, queries))
             filler = mean_mass(weights, queries, positions_of(trace, "filler"))
             assert_close(trace.measures["mass_filler"], filler)
-    with pytest.raises(ConfigError, match="--decompose compares the same queries"):
-        ProbeSettings(record=Record(completion=True, decompose=True))
 
 
 @pytest.mark.parametrize("rows", ["last:5", "answer", "all"])
@@ -211,7 +185,7 @@ def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys)
                 positions = np.flatnonzero(
                     (filled.original_pos >= 0) | (filled.roles == ROLES.index("completion"))
                 )
-            weights = eager(model, trace.token_ids, positions)[0][list(LAYERS)]
+            weights = eager(model, trace.token_ids, positions)[list(LAYERS)]
             count = {
                 "last:5": 5,
                 "answer": len(positions_of(trace, "completion")) + 1,
@@ -254,9 +228,10 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, 
     settings = ProbeSettings(model=TOY_MODEL, conditions=("mless",))
     conditions = [as_condition(name) for name in ("wo", "mless")]
     dataset, tokenizer = load_jsonl(TOY / "demo.jsonl"), settings.load_tokenizer()
+    problems = (replace(problem, problem=f"{problem.problem} Now.") for problem in dataset.problems)
     default, changed = (
-        build_source(dataset, conditions, tokenizer, "raw", instruction=instruction)
-        for instruction in (None, "Solve it.")
+        build_source(prompted, conditions, tokenizer, "raw")
+        for prompted in (dataset, replace(dataset, problems=tuple(problems)))
     )
     run_probe(default, Criterion(n=2), settings, path)
     message = r"holds problem demo/\S+ under wo with another prompt, or from another selection"
@@ -268,15 +243,6 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, 
         assert len(traces) == 4
 
 
-def test_without_the_first_layer_there_is_no_residual(source, path):
-    settings = ProbeSettings(layers=(1,), conditions=("mless",), record=Record(decompose=True))
-    run_probe(source, CRITERION, settings, path)
-    with AttentionTraces.open(path) as traces:
-        for trace in traces_under(traces, "mless"):
-            assert "bias" in trace.measures
-            assert trace.self_check == {}
-
-
 EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"
 
 
@@ -284,7 +250,7 @@ EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"
     ("model_type", "options", "printed"),
     [
         ("olmo2", (), EAGER),
-        ("deepseek_v3", ("--decompose",), EAGER),
+        ("deepseek_v3", (), EAGER),
         ("qwen3_next", ("--layers", "4"), f"Layer 4 .*{EAGER}"),
         ("mistral", (), EAGER),
     ],
@@ -324,17 +290,14 @@ def with_completion(source, completion):
     return replace(source, problems=(replace(first, prompts=prompts),))
 
 
-def test_an_empty_completion_has_no_numbers_and_no_traceback(source, path):
-    run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
-    with AttentionTraces.open(path) as traces:
-        assert "nan" in summary(traces)
-
-
-def test_a_problem_over_the_context_is_refused_before_anything_is_measured(source, path):
+def test_completions_may_be_empty_and_may_not_be_over_the_context(source, path):
     message = rf"Problem {source.problems[0].id}, condition 'wo': \d+ tokens;"
     with pytest.raises(PromptMismatchError, match=message):
         run_probe(with_completion(source, "one two " * 3000), Criterion(n=1), COMPLETION, path)
-    assert not path.exists()
+    assert not path.exists(), "nothing is measured"
+    run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
+    with AttentionTraces.open(path) as traces:
+        assert "nan" in summary(traces)
 
 
 def test_probe_and_heads_from_the_command_line(path):
@@ -343,7 +306,7 @@ def test_probe_and_heads_from_the_command_line(path):
     assert "selected on outcome" in printed
     assert "Layer 1" in printed
     assert run_command(*command) == printed
-    assert "p_adjusted" in run_command("heads", path)
+    assert "ordered by t, no p" in run_command("heads", path)
 
 
 def test_controls_are_not_averaged_with_selected_problems(path):
@@ -397,59 +360,3 @@ def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
 def test_a_probe_needs_exactly_one_source_of_prompts(arguments, message):
     with pytest.raises(HarnessError, match=message):
         run_command("probe", *arguments)
-
-
-HEADS, QUERIES, WIDTH = 3, 5, 4
-
-
-def norm(vectors):
-    return np.linalg.norm(vectors, axis=-1)
-
-
-def random_tensor(*shape):
-    return torch.from_numpy(np.random.default_rng(len(shape)).normal(size=shape))
-
-
-def test_terms_are_mean_ratios_over_queries_to_the_output_without_filler():
-    without, gap, bias = random_tensor(3, HEADS, QUERIES, WIDTH)
-    mass = torch.from_numpy(np.random.default_rng(0).uniform(0.1, 0.9, size=(HEADS, QUERIES)))
-    inputs = {"without": without, "gap": gap, "bias": bias, "mass": mass}
-    with_filler = (1 - mass[..., None]) * gap + bias
-    terms, residual = decompose(**inputs, with_filler=with_filler)
-    assert residual.max() < 1e-12
-    ratios = {
-        "position_shift": norm(gap - without) / norm(without),
-        "scale": norm(mass[..., None] * gap) / norm(without),
-        "bias": norm(bias) / norm(without),
-        "bias_relative_norm": norm(bias) / norm(gap),
-        "bias_cosine": (bias * gap).sum(-1).numpy() / norm(bias) / norm(gap),
-    }
-    assert terms.keys() == ratios.keys()
-    for name, values in ratios.items():
-        np.testing.assert_allclose(terms[name], values.mean(-1))
-    _, residual = decompose(**inputs, with_filler=with_filler + 1)
-    assert residual.min() > 0.1
-
-
-def decompose_bias(gap, bias, mass):
-    """The terms where only the bias matters: the position gap changes nothing."""
-    return decompose(without=gap, gap=gap, with_filler=gap, bias=bias, mass=mass)[0]
-
-
-def test_queries_that_do_not_see_the_filler_have_no_cosine():
-    gap, bias = random_tensor(2, 2, WIDTH)[:, None]
-    mass = torch.tensor([[0.0, 0.4]], dtype=torch.float64)
-    bias[:, 0] = 0
-    terms = decompose_bias(gap, bias, mass)
-    expected = torch.nn.functional.cosine_similarity(bias[0, 1], gap[0, 1], dim=0)
-    np.testing.assert_allclose(terms["bias_cosine"][0], expected)
-    np.testing.assert_allclose(terms["bias"][0], norm(bias[0, 1]) / norm(gap[0, 1]) / 2)
-    assert decompose_bias(gap, bias * 0, mass * 0)["bias_cosine"].isnan().all()
-
-
-def test_a_short_bias_has_the_cosine_of_a_long_one():
-    gap, bias = random_tensor(2, 1, 3, WIDTH).float()
-    expected = torch.nn.functional.cosine_similarity(bias.double(), gap.double(), dim=-1).mean()
-    for length in (1.0, 1e-12, 1e-25):
-        terms = decompose_bias(gap, bias * length, torch.ones(1, 3))
-        np.testing.assert_allclose(terms["bias_cosine"], [expected], rtol=1e-6)

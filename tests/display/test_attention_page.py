@@ -8,8 +8,7 @@ import zlib
 import numpy as np
 import pytest
 
-from attention_probe.figures.trace_figures import read_attention
-from attention_probe.figures.trace_views import NO_ROWS, read_view
+from attention_probe.figures.trace_views import NO_ROWS, read_attention, read_view
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import LEVELS, MISSING, describe_prompt, make_page
 from harness.errors import ConfigError

@@ -14,7 +14,7 @@ from harness import load_run
 from harness.analysis import compare
 from harness.commands.plot import plot
 from harness.constants import Kind
-from harness.display.figures.figure_row import name_families
+from harness.display.figures.figure_rows import name_families
 from harness.display.figures.figure_style import LOOKS, looks, save_figure
 from harness.display.figures.interval_rows import (
     draw_accuracies,

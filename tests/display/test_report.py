@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pandas import isna
 
-from attention_probe.figures.trace_figures import read_attention
+from attention_probe.figures.trace_views import read_attention
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.analysis import compare

@@ -11,8 +11,8 @@ import pandas
 import pytest
 
 import harness
-from attention_probe.measure.head_decomposition import REGIONS
 from attention_probe.traces import AttentionTraces
+from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.run_files import RECORDED, read_prompts, read_receipt
 from tests.commands.test_cli import here, refused
@@ -178,7 +178,7 @@ def test_its_recorded_attention_is_eager_attention_and_under_an_arm_what_the_arm
             assert filler["mless-first-no-bias"][0] == 0 == filler["mless-first-gap"][1]
             total = {}
             for name, values in measures.items():
-                total[name] = sum(values[f"mass_{region}"][0] for region in REGIONS[:-1])
+                total[name] = sum(values[f"mass_{region}"][0] for region in TOKEN_REGIONS)
             scale = measures["mless-first"]["lambda"][0]
             np.testing.assert_allclose(total["mless-first-scale"], scale, atol=1e-5)
             np.testing.assert_allclose(total["mless-first-bias"], 1, atol=1e-5)

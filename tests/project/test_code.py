@@ -30,7 +30,6 @@ FOLDERS = {
 
 NEED_HEAVY = {
     "attention_probe.figures.make_figure",
-    "attention_probe.measure.head_decomposition",
     "attention_probe.measure.measure_prompts",
     "attention_probe.model",
     "attention_probe.probe_settings",

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from harness.analysis.result_tables import Leaderboard, join_conditions
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import Kind
-from harness.display.figures.figure_row import name_families
+from harness.display.figures.figure_rows import name_families
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
 from harness.display.figures.interval_rows import (
     draw_accuracies,

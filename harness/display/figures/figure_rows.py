@@ -1,21 +1,28 @@
-"""A figure of rows below each other: names, marks with their intervals, and columns of text."""
+"""A figure of rows below each other: names, marks with their intervals, and columns of text.
+
+If the rows are many, the conditions of a family share a row.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from harness.analysis.other_texts_and_instructions import KINDS
+from harness.constants import PASSED
 from harness.display.figures import figure_style
-from harness.display.figures.figure_row import (
-    ROW_HEIGHT,
-    FigureRow,
-    explain_families,
-    join_families,
-)
-from harness.display.figures.figure_style import FONT, INCHES, INK, MUTED
+from harness.display.figures.figure_style import FONT, INCHES, INK, LOOKS, MUTED, Look
+from harness.display.format_values import number, signed
+from harness.experiment.conditions import Condition
 
+ROW_HEIGHT, LINE_HEIGHT = 0.19, 0.12
+"""The height of a row, and of each further line in it, in inches."""
+MOST_ROWS = 20
+"""In a figure with more rows, the conditions of a family share a row."""
+FEWEST_MEMBERS = 3
+"""A smaller family keeps its rows."""
 COLUMN_WIDTHS = {
     "%": 0.38,
     "points": 0.38,
@@ -28,23 +35,118 @@ COLUMN_WIDTHS = {
 """The columns of text to the right of the axes, in their order, with their widths in inches."""
 
 
-def draw_rows(rows: Sequence[FigureRow], *, note: str, title: str = "") -> tuple[Figure, Axes]:
-    """A figure with one row below the other, and its axes.
+class FigureRow(NamedTuple):
+    """One row of a figure. A row without a look is a heading.
+
+    Attributes:
+        name: The text to the left of the axes.
+        cells: The texts to the right of the axes, by column.
+        look: Colour and marker.
+        value: The position of the mark.
+        low: The lower end of the interval; NaN for none.
+        high: The upper end.
+        filled: Whether the mark is filled; else it is white.
+        outer: The ends of the line behind a pooled effect, which is a diamond from low to high.
+        family: The family of its condition.
+        members: The values of the family that shares the row.
+    """
+
+    name: str
+    cells: Mapping[str, str] = {}
+    look: Look | None = None
+    value: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    filled: bool = True
+    outer: tuple[float, float] | None = None
+    family: str = ""
+    members: Sequence[float] = ()
+
+    @property
+    def height(self) -> float:
+        """The height of the row in inches, from the lines of its texts."""
+        lines = max(text.count("\n") for text in (self.name, *self.cells.values()))
+        return ROW_HEIGHT + LINE_HEIGHT * lines
+
+
+def name_families(conditions: Mapping[str, Condition]) -> dict[str, str]:
+    """The family of each condition with a filler: all but the filler's length, or its text.
+
+    The conditions of the study, and those that have their looks, are in no family.
+    """
+    families = {}
+    for name, condition in conditions.items():
+        if condition.filler and name not in LOOKS:
+            fields = condition.describe()
+            kind = KINDS.get(condition.filler, f"lengths of {figure_style.spell(fields['filler'])}")
+            families[name] = ", ".join(filter(None, (kind, fields["placement"], fields["words"])))
+    return families
+
+
+def join_families(rows: Sequence[FigureRow]) -> Sequence[FigureRow]:
+    """The rows; if they are many, one row for the members of a family below one heading."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    groups: dict[tuple[str, str], list[FigureRow]] = {}
+    heading = ""
+    for row in rows:
+        if row.look is None:
+            heading = row.name
+        groups.setdefault((heading, row.family or row.name), []).append(row)
+    joined = []
+    for (_, family), members in groups.items():
+        joined += members if len(members) < FEWEST_MEMBERS else [_join_rows(family, members)]
+    return joined
+
+
+def _join_rows(family: str, rows: Sequence[FigureRow]) -> FigureRow:
+    """The mean of the rows as mark, their least and most as its line, and all of them as dots."""
+    values = [row.value for row in rows]
+    mean, low, high = sum(values) / len(values), min(values), max(values)
+    # the first two columns have the value and its interval
+    value_column, range_column, *_ = rows[0].cells
+    write = signed if value_column == "points" else number
+    cells = {value_column: write(mean), range_column: f"{write(low)} to {write(high)}"}
+    verdicts = [row.cells["verdict"] for row in rows if "verdict" in row.cells]
+    passed = [f"{verdicts.count(word)} {word}" for word in PASSED if word in verdicts]
+    if passed:
+        cells["verdict"] = "\n".join(passed)
+    return FigureRow(
+        figure_style.wrapped_label(f"{len(rows)} {family}"),
+        {**rows[0].cells, **cells},
+        Look(MUTED, "|", "-"),
+        mean,
+        low,
+        high,
+        members=values,
+        family=f"{rows[0].name} to {rows[-1].name}",
+    )
+
+
+def explain_families(rows: Sequence[FigureRow]) -> str:
+    """A sentence for the note below the rows; empty without families."""
+    names = dict.fromkeys(f"{row.name}: {row.family}" for row in rows if row.members)
+    if not names:
+        return ""
+    listed = " ".join("; ".join(names).split())
+    return f" Dots: single conditions; |: their mean, and in numbers their range. {listed}."
+
+
+def draw_rows(
+    rows: Sequence[FigureRow], note: str, x_label: str, *, zero: bool = False, title: str = ""
+) -> Figure:
+    """A figure with one row below the other.
 
     Args:
         rows: The rows from the top down. If they are many, the members of a family share a row.
         note: The meaning of the marks.
+        x_label: The quantity and its unit.
+        zero: Whether a line marks 0.
         title: The text above the rows, to the left.
     """
     rows = join_families(rows)
     note += explain_families(rows)
-    used_columns = set[str]().union(*(row.cells for row in rows))
-    columns = {}
-    right = 0.1
-    for name, width in COLUMN_WIDTHS.items():
-        if name in used_columns:
-            columns[name] = right
-            right += width
+    columns, right = _place_columns(rows)
     header = FigureRow(title, dict(zip(columns, columns, strict=True)))
     note_height = 1.35 * (FONT - 1) / 72 * (figure_style.wrap(note).count("\n") + 1)
     rows_height = sum(row.height for row in rows)
@@ -71,8 +173,23 @@ def draw_rows(rows: Sequence[FigureRow], *, note: str, title: str = "") -> tuple
         # the first row is at the top, and the header's row lies above the axes
         axes.set_ylim(rows_height, 0)
         axes.set_yticks([])
+        axes.set_xlabel(x_label)
+        if zero:
+            axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
         figure_style.tidy(axes, grid="x", hidden=("top", "right", "left"))
-    return figure, axes
+    return figure
+
+
+def _place_columns(rows: Sequence[FigureRow]) -> tuple[dict[str, float], float]:
+    """Where each column of the rows begins and the last one ends, in inches from the axes."""
+    used_columns = set[str]().union(*(row.cells for row in rows))
+    columns = {}
+    right = 0.1
+    for name, width in COLUMN_WIDTHS.items():
+        if name in used_columns:
+            columns[name] = right
+            right += width
+    return columns, right
 
 
 def _write_row(

@@ -1,9 +1,8 @@
 """The style of all figures: looks and labels of conditions, fonts, panels, legend, note, files."""
 
 import json
-import math
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -26,8 +25,6 @@ NAME_LETTERS = 24
 """The most letters in a line of a name."""
 LETTER = 0.54
 """The width of an average letter, in font sizes."""
-PANELS_ACROSS = 2
-"""Panels side by side in a figure of sweeps."""
 
 
 class Look(NamedTuple):
@@ -160,31 +157,6 @@ def drawing(
             figure.suptitle(title, fontsize=FONT)
         # matplotlib makes room below the axes for this label, as for no other text
         figure.supxlabel(wrap(note, width), x=0.01, ha="left", fontsize=FONT - 1, color=MUTED)
-
-
-@contextmanager
-def panels(
-    titles: Collection[str], note: str, height: float, **shared: Any
-) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A new figure of panels with light grid lines, two in a row.
-
-    Args:
-        titles: The titles of the panels.
-        note: The meaning of the marks.
-        height: The height of a panel in inches.
-        shared: Arguments of `Figure.subplots`.
-    """
-    columns = min(len(titles), PANELS_ACROSS)
-    rows = math.ceil(len(titles) / columns)
-    with drawing(0.8 + height * rows, note) as figure:
-        axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
-        for unused in axes[len(titles) :]:
-            unused.set_visible(False)
-        for panel, title in zip(axes, titles, strict=False):
-            panel.set_title(title)
-            panel.tick_params(labelbottom=True)
-            tidy(panel, grid="y")
-        yield figure, axes[: len(titles)]
 
 
 def tidy(

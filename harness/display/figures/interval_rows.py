@@ -5,15 +5,12 @@ from operator import itemgetter
 from typing import Any
 
 import pandas
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.constants import ALPHA, PASSED
 from harness.display.figures import figure_style
-from harness.display.figures.figure_row import FigureRow
-from harness.display.figures.figure_rows import draw_rows
+from harness.display.figures.figure_rows import FigureRow, draw_rows
 from harness.display.figures.figure_style import (
-    MUTED,
     Look,
     split_settings,
     without_reference_conditions,
@@ -44,7 +41,7 @@ def draw_accuracies(
         table: From `harness.analysis.compare` or `count_correct.accuracy_table`. Rows of reference
             conditions and contrasts are left out.
         title: The text above the figure.
-        families: The families of conditions, from `figure_row.name_families`.
+        families: The families of conditions, from `figure_rows.name_families`.
     """
     table = figure_style.without_contrasts(without_reference_conditions(table))
     looks = figure_style.looks(table["condition"])
@@ -63,9 +60,7 @@ def draw_accuracies(
         f"Lines: {LEVEL} score intervals of single accuracies. Their overlap does not show whether "
         "two conditions differ, because samples are paired by problem: see the forest plot."
     )
-    figure, axes = draw_rows(rows, note=note, title=visible(title, keep=""))
-    axes.set_xlabel("Accuracy (%)")
-    return figure
+    return draw_rows(rows, note, "Accuracy (%)", title=visible(title, keep=""))
 
 
 def draw_forest(
@@ -79,7 +74,7 @@ def draw_forest(
     Args:
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
         pooled: From `pool_models.pool`: diamonds below, one for each contrast.
-        families: The families of conditions, from `figure_row.name_families`.
+        families: The families of conditions, from `figure_rows.name_families`.
     """
     table = without_reference_conditions(table)
     looks = figure_style.looks(table["condition"])
@@ -100,11 +95,10 @@ def draw_forest(
             " Diamonds: these models and new problems; "
             "the line behind them: new models and new problems."
         )
-    figure, axes = draw_rows(rows, note=note)
-    axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
     names = " / ".join(map(wrapped_label, baselines))
-    _mark_zero(axes, f"Difference in accuracy from {names} (points)")
+    figure = draw_rows(rows, note, f"Difference in accuracy from {names} (points)", zero=True)
+    figure.axes[0].axvspan(-margin, margin, color="#eeeeee", zorder=0)
     return figure
 
 
@@ -135,9 +129,7 @@ def draw_instructions(table: pandas.DataFrame, instructions: Mapping[str, Sequen
         "instructions and new problems; the line behind them, and the interval in numbers: for new "
         "instructions and new problems."
     )
-    figure, axes = draw_rows(rows, note=note)
-    _mark_zero(axes, "Difference in accuracy (points)")
-    return figure
+    return draw_rows(rows, note, "Difference in accuracy (points)", zero=True)
 
 
 def draw_causes(table: pandas.DataFrame) -> Figure:
@@ -172,9 +164,8 @@ def draw_causes(table: pandas.DataFrame) -> Figure:
         "weights do not add up to 1. This is not valid attention. "
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < {ALPHA}."
     )
-    figure, axes = draw_rows(rows, note=note)
-    _mark_zero(axes, "Difference in accuracy from the position gap (points)")
-    return figure
+    label = "Difference in accuracy from the position gap (points)"
+    return draw_rows(rows, note, label, zero=True)
 
 
 def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -206,7 +197,7 @@ def draw_completion_lengths(shares: pandas.DataFrame, families: Mapping[str, str
 
     Args:
         shares: From `length_shares`.
-        families: The families of conditions, from `figure_row.name_families`.
+        families: The families of conditions, from `figure_rows.name_families`.
     """
     looks = figure_style.looks(shares["condition"])
     rows = []
@@ -223,9 +214,7 @@ def draw_completion_lengths(shares: pandas.DataFrame, families: Mapping[str, str
             rows.append(FigureRow(text, cells, look, median, low, high, family=family))
     counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
     note = f"{counts} completions per condition. Marks: medians. Lines: from 5 to 95 %."
-    figure, axes = draw_rows(rows, note=note)
-    axes.set_xlabel(f"Length of a completion ({shares['unit'].iloc[0]})")
-    return figure
+    return draw_rows(rows, note, f"Length of a completion ({shares['unit'].iloc[0]})")
 
 
 def _make_setting_rows(
@@ -287,8 +276,3 @@ def _make_difference_row(
     value, low, high = effect
     numbers = {"points": signed(value), "interval": interval(low, high, sign=True)}
     return FigureRow(name, {**numbers, **cells}, look, value, low, high, **marks)
-
-
-def _mark_zero(axes: Axes, label: str) -> None:
-    axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
-    axes.set_xlabel(label)

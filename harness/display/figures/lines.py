@@ -1,5 +1,6 @@
-"""Lines over x with bands or intervals: sweeps, and the curves of the probe."""
+"""Sweeps: lines of differences over the length of the filler."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,32 +16,8 @@ from harness.display.figures.figure_style import FONT
 from harness.display.format_values import LEVEL
 from harness.experiment.conditions import Condition
 
-
-def draw_curve(
-    axes: Axes, points: pandas.DataFrame, look: figure_style.Look, label: str, **marks: Any
-) -> None:
-    """A curve: solid with a band where at least half of the prompts reach, dotted where fewer do.
-
-    Args:
-        axes: The axes to draw on.
-        points: Columns x, mean, low, high, count and prompts, in the order of x. The line breaks at
-            positions that are left out.
-        look: Colour and dashes of the curve.
-        label: Its name in the legend.
-        marks: Further settings of the solid line.
-    """
-    points = points.set_index("x")
-    # the line breaks at missing values, not where positions are left out
-    points = points.reindex(range(points.index[0], points.index[-1] + 1))
-    # means over few prompts are those of the longest prompts only
-    is_reached = 2 * points["count"] >= points["prompts"]
-    x, mean, colour = points.index, points["mean"], look.colour
-    axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{label}")
-    solid = mean.where(is_reached)
-    axes.plot(x, solid, color=colour, linestyle=look.dashes, label=label, **marks)
-    axes.fill_between(
-        x, points["low"], points["high"], where=is_reached, color=colour, alpha=0.2, linewidth=0
-    )
+PANELS_ACROSS = 2
+"""Panels side by side."""
 
 
 def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> Figure:
@@ -67,8 +44,16 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that would "
         "cover each other are moved apart a little."
     )
-    with figure_style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, grid):
-        for axes, rows in zip(grid, settings.values(), strict=True):
+    columns = min(len(settings), PANELS_ACROSS)
+    lines = math.ceil(len(settings) / columns)
+    with figure_style.drawing(0.8 + 2.1 * lines, note) as figure:
+        grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for axes in grid[len(settings) :]:
+            axes.set_visible(False)
+        for axes, (setting, rows) in zip(grid, settings.items(), strict=False):
+            axes.set_title(setting)
+            axes.tick_params(labelbottom=True)
+            figure_style.tidy(axes, grid="y")
             axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
             axes.set_xlabel("Tokens of filler")
             differences = figure_style.without_reference_conditions(rows).set_index("condition")
@@ -80,7 +65,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
                 shift = step * (index - (len(doses) - 1) / 2)
                 points["x"] += np.where(points["x"] > 0, shift, 0)
                 _draw_filler(axes, points, looks[filler], names[filler])
-        for axes in grid[:: figure_style.PANELS_ACROSS]:
+        for axes in grid[::PANELS_ACROSS]:
             axes.set_ylabel(f"Difference from {baseline} (points)")
     return figure
 

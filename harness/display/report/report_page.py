@@ -105,10 +105,7 @@ def _collect_facts(
         for kind, (figure, _) in draw_figures(board, runs, []):
             figures[kind] = _embed(figure, FIGURE.format(kind=kind.replace("-", " ")))
     forest = figures.pop(Kind.FOREST, None)
-    curves = [
-        {"name": file.name, "notes": file.notes, "figure": _embed(file.figure, CURVES)}
-        for file in attention
-    ]
+    curves = [{"name": file.name, "figure": _embed(file.figure, CURVES)} for file in attention]
     return {
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
