@@ -54,3 +54,14 @@ def skip_reasoning(completion: str, markers: Iterable[Markers] = ()) -> str | No
         if _BARE_START.match(completion) if is_bare else start in completion:
             return None
     return completion
+
+
+def add_reasoning(text: str, reasoning: str, markers: tuple[Markers, ...]) -> str:
+    """A completion with the reasoning that a server returned apart from its text.
+
+    Without a text the reasoning did not end.
+    """
+    if not reasoning:
+        return text
+    start, end = (markers or family_markers())[0]
+    return f"{start}{reasoning}{end}{text}" if text else start + reasoning

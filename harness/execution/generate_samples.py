@@ -21,6 +21,7 @@ from harness.errors import JournalError
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
+from harness.reasoning_markers import add_reasoning
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, Sample, Score
 from harness.runs.run_files import RECORDED, read_samples
@@ -198,7 +199,7 @@ class _Session:
         sample = Sample.of(
             request,
             key,
-            completion.text,
+            add_reasoning(completion.text, completion.reasoning, self._plan.thinking),
             tokens=tokens,
             reason=completion.finish_reason,
         )

@@ -16,6 +16,7 @@ from harness.experiment.chat_template import apply_chat_template, find_segments
 from harness.experiment.intervention_settings import Resolved
 from harness.experiment.prompt import Layout, Prompt, Role, hash_text, join_texts
 from harness.experiment.tokenizer import encode, hash_token_ids
+from harness.reasoning_markers import Markers, find_opened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -141,15 +142,17 @@ def measure_prompt(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     switches: Mapping[str, Any] = MappingProxyType({}),
+    thinking: Sequence[Markers] = (),
 ) -> BuiltPrompt:
     """Tokenize a prompt, and find its segments in its tokens.
 
     Args:
         prompt: The prompt. Without a template a separator stands before the beginning of the
-            answer. If the template opens a think block, it is closed there.
+            answer. If the template opens the reasoning, it is closed there.
         layout: `chat` applies the model's template; all other layouts take the text as it is.
         tokenizer: The model's tokenizer. None: it is unknown, and nothing is measured.
         switches: The variables of the chat template; see `chat_template.template_switches`.
+        thinking: The model's markers of reasoning; those of all families if there are none.
 
     Raises:
         ModelError: the layout is `chat`, and the chat template is missing or fails.
@@ -163,9 +166,9 @@ def measure_prompt(
     if prompt.answer:
         if layout is not Layout.CHAT:
             text += SEPARATOR
-        # An answer that begins inside an open think block would be read as part of the thinking.
-        if question.rstrip().endswith("<think>"):
-            text += "\n</think>\n\n"
+        # An answer that begins inside open reasoning would be read as part of it.
+        if opened := find_opened(question, thinking):
+            text += f"\n{opened[1]}\n\n"
     position = len(text)
     text += join_texts(prompt.answer)
     built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(question) :])

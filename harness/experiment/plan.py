@@ -24,6 +24,7 @@ from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode
+from harness.reasoning_markers import Markers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Plan:
         example_ids: The ids of the examples; None if there are none, or if they are a file's.
         layout_reason: Why the run has these layouts.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
+        thinking: The markers of reasoning of the config or the chat template; else empty.
     """
 
     config: RunConfig
@@ -51,6 +53,7 @@ class Plan:
     example_ids: ExampleIds | None = None
     layout_reason: str
     raw_prefix: str = ""
+    thinking: tuple[Markers, ...] = ()
 
     @property
     def size(self) -> int:
@@ -122,7 +125,10 @@ def make_plan(
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
     raw_prefix = ""
+    thinking = config.thinking.pairs if config.thinking else ()
     if model is not None:
+        model = replace(model, thinking=thinking or model.thinking)
+        thinking = model.thinking
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
@@ -136,6 +142,7 @@ def make_plan(
         example_ids=example_ids,
         layout_reason=layout_reason,
         raw_prefix=raw_prefix,
+        thinking=thinking,
     )
 
 

@@ -34,6 +34,7 @@ from harness.experiment.intervention_settings import Layers
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
+from harness.reasoning_markers import Markers
 from harness.yaml_settings import Strict, read_values, validate
 
 
@@ -55,6 +56,20 @@ class AcrossConfig(Strict):
         min_length=1, max_length=99
     )
     """Texts, or a file with one in each line."""
+
+
+class ThinkingConfig(Strict):
+    """The markers of a model's reasoning."""
+
+    start: str = Field(pattern=r"\S")
+    """The text with which reasoning begins, such as `<think>`."""
+    end: str = Field(pattern=r"\S")
+    """The text with which it ends."""
+
+    @property
+    def pairs(self) -> tuple[Markers, ...]:
+        """Start and end, as the only markers of the model."""
+        return ((self.start, self.end),)
 
 
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
@@ -96,6 +111,9 @@ class RunConfig(Strict):
     """Examples before the question."""
     answer: Literal["box", "line"] = "box"
     """The answer: the last `box`, or the first `line`, which ends the completion."""
+    thinking: ThinkingConfig | None = None
+    """Texts around the model's reasoning: `{start, end}`. By default those of its chat template,
+    else of all known families."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
@@ -319,6 +337,7 @@ class RunConfig(Strict):
             "across",
             "positive_control",
             "fewshot",
+            "thinking",
             "record_attention",
             "planned",
         ):

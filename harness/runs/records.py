@@ -23,6 +23,7 @@ from harness.experiment.prompt import document_prompt, make_document
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
+from harness.reasoning_markers import Markers, find_opened
 
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
@@ -80,7 +81,9 @@ class Prompt(Struct, omit_defaults=True):
         prompt: The text; empty where only a server knew it.
         doc: The document that lm-eval gets: a `Document`, or that of another task.
         answer_prefix: The beginning of the answer at the prompt's end, which the model continues.
-        thinking_opened: Whether the prompt ends in an opened think block, as some templates do.
+        thinking: The model's markers of reasoning, from the config or its chat template; empty if
+            both state none.
+        thinking_opened: The start of reasoning at the prompt's end, as some templates write it.
         read: Where the answer is read: `box` or `line`.
     """
 
@@ -100,7 +103,8 @@ class Prompt(Struct, omit_defaults=True):
     ]
     doc: JsonObject
     answer_prefix: str = ""
-    thinking_opened: bool = False
+    thinking: tuple[Markers, ...] = ()
+    thinking_opened: str = ""
     read: str = "box"
     draw: Annotated[
         int, column("number of the draw of examples, from 1; no column without several draws")
@@ -108,9 +112,15 @@ class Prompt(Struct, omit_defaults=True):
 
     @staticmethod
     def of(
-        task: str, arm: ConditionPrompts, problem: Problem, built: BuiltPrompt, read: str = "box"
+        task: str,
+        arm: ConditionPrompts,
+        problem: Problem,
+        built: BuiltPrompt,
+        read: str = "box",
+        thinking: tuple[Markers, ...] = (),
     ) -> Prompt:
         """The stored form of a built prompt of a condition."""
+        opened = find_opened(built.text, thinking)
         return Prompt(
             task=task,
             condition=arm.condition.name,
@@ -120,7 +130,8 @@ class Prompt(Struct, omit_defaults=True):
             prompt_token_sha256=built.prompt_token_sha256,
             doc=make_document(problem, built.prompt, arm.condition, arm.layout),
             answer_prefix=built.answer_prefix,
-            thinking_opened=built.text.rstrip().endswith("<think>"),
+            thinking=thinking,
+            thinking_opened=opened[0] if opened else "",
             read=read,
             draw=arm.draw,
         )
@@ -138,7 +149,8 @@ class Prompt(Struct, omit_defaults=True):
 
 def stored_prompts(plan: Plan) -> list[Prompt]:
     """The stored form of every prompt of a plan, by problem and then by arm."""
-    return [Prompt.of(*row, read=plan.config.answer) for row in plan.rows]
+    read, thinking = plan.config.answer, plan.thinking
+    return [Prompt.of(*row, read=read, thinking=thinking) for row in plan.rows]
 
 
 # A run has up to a million samples. Without cycles among them the garbage collector can skip them.
@@ -203,7 +215,8 @@ class Graded(AuditColumns, frozen=True, kw_only=True):
     """A grade with its audit, as our tasks write it into sample logs."""
 
     verdict: Annotated[
-        Verdict, column("correct, incorrect, no_box, truncated, refused, timeout or crashed")
+        Verdict,
+        column("correct, incorrect, no_box, truncated, unfinished, refused, timeout or crashed"),
     ]
     answer: Annotated[
         str | None, column("content of the last closed box, or the first line; missing if empty")
