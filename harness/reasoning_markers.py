@@ -1,22 +1,23 @@
 """Where the reasoning of a completion begins and ends, by the markers of the model's family."""
 
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import yaml
 
-Markers = tuple[str, str]
-"""The texts with which reasoning begins and ends."""
+Markers = tuple[tuple[str, str], ...]
+"""Texts with which a model's reasoning begins and ends: a pair for each form that it may have."""
 
 BARE_START = "analysis"
 """The start of gpt-oss where its control tokens are left out."""
 _BARE_START = re.compile(rf"{BARE_START}[A-Za-z]")  # `analysisWe need`, but not `analysis of`
+_TAGS_IN_TEMPLATE = re.compile(r"<([^<>/\s]+)>[^<>]*(?:reason|think|thought)[^<>]*</\1>")
+"""Tags around the variable of a template that holds the reasoning."""
 
 
 @cache
-def family_markers(template: str | None = None) -> tuple[Markers, ...]:
+def family_markers(template: str | None = None) -> Markers:
     """The markers of all families, or of those whose end is in a chat template, each pair once."""
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     if template is not None:
@@ -25,8 +26,14 @@ def family_markers(template: str | None = None) -> tuple[Markers, ...]:
     return tuple(dict.fromkeys((row["start"], row["end"]) for row in rows))
 
 
-def find_opened(prompt: str, markers: Iterable[Markers]) -> Markers | None:
-    """The markers whose start is the end of a prompt, so that the completion begins as reasoning.
+def read_markers(template: str) -> Markers:
+    """The markers in a chat template: those of known families, else tags around the reasoning."""
+    names = dict.fromkeys(_TAGS_IN_TEMPLATE.findall(template))
+    return family_markers(template) or tuple((f"<{name}>", f"</{name}>") for name in names)
+
+
+def find_opened(prompt: str, markers: Markers) -> tuple[str, str]:
+    """The markers whose start ends a prompt, so that its completion is reasoning; else no text.
 
     Args:
         prompt: The text of the prompt.
@@ -34,12 +41,12 @@ def find_opened(prompt: str, markers: Iterable[Markers]) -> Markers | None:
     """
     text = prompt.rstrip()
     for start, end in markers or family_markers():
-        if start != BARE_START and text.endswith(start):
+        if start != BARE_START and text.endswith(start.rstrip()):
             return start, end
-    return None
+    return "", ""
 
 
-def skip_reasoning(completion: str, markers: Iterable[Markers] = ()) -> str | None:
+def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
     """The text of a completion after its last reasoning; None if reasoning did not end.
 
     Args:
@@ -56,7 +63,7 @@ def skip_reasoning(completion: str, markers: Iterable[Markers] = ()) -> str | No
     return completion
 
 
-def add_reasoning(text: str, reasoning: str, markers: tuple[Markers, ...]) -> str:
+def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:
     """A completion with the reasoning that a server returned apart from its text.
 
     Without a text the reasoning did not end.

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
+from harness.reasoning_markers import find_opened
 from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample, Score
 from harness.runs.run_files import PromptIndex
@@ -24,8 +25,9 @@ def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
     prefix = prompt.answer_prefix
     if is_line and "boxed" not in prefix:
         prefix = ""
+    start, _ = find_opened(prompt.prompt, prompt.thinking)
     return GradeJob(
-        completion=prompt.thinking_opened + prefix + sample.completion,
+        completion=start + prefix + sample.completion,
         target=prompt.doc["answer"],
         finish_reason=sample.finish_reason,
         line=is_line,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from harness.constants import SEPARATOR
 from harness.experiment.chat_template import apply_chat_template, find_segments
 from harness.experiment.intervention_settings import Resolved
-from harness.experiment.prompt import Layout, Prompt, Role, hash_text, join_texts
-from harness.experiment.tokenizer import encode, hash_token_ids
+from harness.experiment.prompt import Layout, Prompt, PromptSettings, Role, hash_text, join_texts
+from harness.experiment.tokenizer import ModelTokenizer, encode, hash_token_ids
 from harness.reasoning_markers import Markers, find_opened
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class BuiltPrompt:
         filler_span: The half-open range of positions from the first to the last filler token. None:
             there is no filler token.
         intervention: The intervention while the model answers.
+        thinking: The model's markers of reasoning, from the config or its chat template; empty if
+            both state none.
     """
 
     prompt: Prompt
@@ -72,6 +74,7 @@ class BuiltPrompt:
     straddling: int = 0
     filler_span: tuple[int, int] | None = None
     intervention: Resolved | None = None
+    thinking: Markers = ()
 
     @cached_property
     def prompt_sha256(self) -> str:
@@ -137,42 +140,42 @@ def count_characters(
 
 
 def measure_prompt(
-    prompt: Prompt,
-    layout: Layout,
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    switches: Mapping[str, Any] = MappingProxyType({}),
-    thinking: Sequence[Markers] = (),
+    prompt: Prompt, settings: PromptSettings, model: ModelTokenizer | None
 ) -> BuiltPrompt:
     """Tokenize a prompt, and find its segments in its tokens.
 
     Args:
         prompt: The prompt. Without a template a separator stands before the beginning of the
             answer. If the template opens the reasoning, it is closed there.
-        layout: `chat` applies the model's template; all other layouts take the text as it is.
-        tokenizer: The model's tokenizer. None: it is unknown, and nothing is measured.
-        switches: The variables of the chat template; see `chat_template.template_switches`.
-        thinking: The model's markers of reasoning; those of all families if there are none.
+        settings: The layout `chat` applies the model's template; all others take the text as it is.
+        model: The model's tokenizer. None: it is unknown, and nothing is measured.
 
     Raises:
         ModelError: the layout is `chat`, and the chat template is missing or fails.
         PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be
             found.
     """
-    question = prompt.text
-    if tokenizer is not None and layout is Layout.CHAT:
-        question = apply_chat_template(tokenizer, prompt.messages, switches=switches)
+    question, is_chat, thinking = prompt.text, settings.layout is Layout.CHAT, settings.thinking
+    if model is not None:
+        thinking = thinking or model.thinking
+        if is_chat:
+            question = apply_chat_template(
+                model.tokenizer, prompt.messages, switches=model.switches
+            )
     text = question
     if prompt.answer:
-        if layout is not Layout.CHAT:
+        if not is_chat:
             text += SEPARATOR
         # An answer that begins inside open reasoning would be read as part of it.
-        if opened := find_opened(question, thinking):
-            text += f"\n{opened[1]}\n\n"
+        _, closing = find_opened(question, thinking)
+        if closing:
+            text += f"\n{closing}\n\n"
     position = len(text)
     text += join_texts(prompt.answer)
-    built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(question) :])
-    if tokenizer is None:
+    built = BuiltPrompt(
+        prompt=prompt, text=text, answer_prefix=text[len(question) :], thinking=thinking
+    )
+    if model is None:
         return built
     spans = find_segments(prompt, question)
     for segment in prompt.answer:
@@ -180,7 +183,7 @@ def measure_prompt(
         if segment.role == "filler":
             spans.append((segment.role, (position, end)))
         position = end
-    return tokenize(built, spans, tokenizer)
+    return tokenize(built, spans, model.tokenizer)
 
 
 def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBase) -> BuiltPrompt:

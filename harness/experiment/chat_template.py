@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.prompt import Prompt, Role, join_texts
-from harness.reasoning_markers import Markers, family_markers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,33 +108,6 @@ def has_system_turn(
         )
     except ModelError:
         return False
-
-
-_MARKED_REASONING = re.compile(r"(<[^<>\s]+>|\[[^][\s]+\])\s*REASONING\s*(<[^<>\s]+>|\[[^][\s]+\])")
-
-
-def read_markers(
-    tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[Markers, ...]:
-    """The markers of reasoning in the chat template; empty if it has none.
-
-    They are those of a known family, else the tags around the reasoning of a templated turn.
-    """
-    if not tokenizer.chat_template:
-        return ()
-    if markers := family_markers(tokenizer.get_chat_template()):
-        return markers
-    # templates read the reasoning from one of these fields
-    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "REASONING")
-    turns = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "ANSWER", **fields},
-    ]
-    try:
-        text = apply_chat_template(tokenizer, turns, add_generation_prompt=False, switches=switches)
-    except ModelError:
-        return ()
-    return tuple(dict.fromkeys(_MARKED_REASONING.findall(text)))
 
 
 def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:

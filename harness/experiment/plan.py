@@ -24,7 +24,6 @@ from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode
-from harness.reasoning_markers import Markers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,6 @@ class Plan:
         example_ids: The ids of the examples; None if there are none, or if they are a file's.
         layout_reason: Why the run has these layouts.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
-        thinking: The markers of reasoning of the config or the chat template; else empty.
     """
 
     config: RunConfig
@@ -53,7 +51,6 @@ class Plan:
     example_ids: ExampleIds | None = None
     layout_reason: str
     raw_prefix: str = ""
-    thinking: tuple[Markers, ...] = ()
 
     @property
     def size(self) -> int:
@@ -125,10 +122,7 @@ def make_plan(
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
     raw_prefix = ""
-    thinking = config.thinking.pairs if config.thinking else ()
     if model is not None:
-        model = replace(model, thinking=thinking or model.thinking)
-        thinking = model.thinking
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
@@ -142,7 +136,6 @@ def make_plan(
         example_ids=example_ids,
         layout_reason=layout_reason,
         raw_prefix=raw_prefix,
-        thinking=thinking,
     )
 
 
@@ -211,7 +204,9 @@ def _build_arms(
         if draw is not None:
             problems = draw.select(problems)
             draw = draw if has_examples else replace(draw, examples=())
-        settings = PromptSettings(layout=layout, instruction=config.instruction, draw=draw)
+        settings = PromptSettings(
+            layout=layout, instruction=config.instruction, draw=draw, thinking=config.markers
+        )
         for arm in build_checked_prompts(
             problems, conditions, settings, model, max_gen_toks=config.max_gen_toks
         ):

@@ -23,6 +23,7 @@ from harness.errors import PromptMismatchError
 from harness.experiment.conditions import REFERENCE_FIELDS, Condition, Placement
 from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import Problem
+from harness.reasoning_markers import Markers
 
 INSTRUCTION = (
     "You are an expert mathematician. Reason step by step, and put your final answer within "

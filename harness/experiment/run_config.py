@@ -59,17 +59,12 @@ class AcrossConfig(Strict):
 
 
 class ThinkingConfig(Strict):
-    """The markers of a model's reasoning."""
+    """The texts around a model's reasoning."""
 
     start: str = Field(pattern=r"\S")
-    """The text with which reasoning begins, such as `<think>`."""
+    """The text with which it begins, such as `<think>`."""
     end: str = Field(pattern=r"\S")
     """The text with which it ends."""
-
-    @property
-    def pairs(self) -> tuple[Markers, ...]:
-        """Start and end, as the only markers of the model."""
-        return ((self.start, self.end),)
 
 
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
@@ -112,8 +107,8 @@ class RunConfig(Strict):
     answer: Literal["box", "line"] = "box"
     """The answer: the last `box`, or the first `line`, which ends the completion."""
     thinking: ThinkingConfig | None = None
-    """Texts around the model's reasoning: `{start, end}`. By default those of its chat template,
-    else of all known families."""
+    """The texts around the model's reasoning, which is never read. By default those of its chat
+    template, else of all known families."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
@@ -289,6 +284,11 @@ class RunConfig(Strict):
         if self.record_attention == "all":
             return "all"
         return sorted({layer - 1 for layer in self.record_attention or ()})
+
+    @property
+    def markers(self) -> Markers:
+        """The markers of reasoning that the config sets."""
+        return ((self.thinking.start, self.thinking.end),) if self.thinking else ()
 
     @property
     def sampling_words(self) -> str:

@@ -107,7 +107,6 @@ def _build_prompts(
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
     tokenizer = model.tokenizer if model else None
-    template = {"switches": model.switches, "thinking": model.thinking} if model else {}
     # all prompts have the same filler unless it is fresh, so it is fitted once
     filler_text = "" if condition.fresh else fit_filler(condition, tokenizer)
     prompts = []
@@ -121,7 +120,7 @@ def _build_prompts(
             key=problem.id,
             settings=settings,
         )
-        prompts.append(measure_prompt(prompt, settings.layout, tokenizer, **template))
+        prompts.append(measure_prompt(prompt, settings, model))
     return tuple(prompts)
 
 

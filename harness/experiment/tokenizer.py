@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from harness import smollm2_model
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
-from harness.experiment.chat_template import read_markers, template_switches
+from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import Condition
 from harness.experiment.prompt import hash_text
-from harness.reasoning_markers import Markers
+from harness.reasoning_markers import Markers, read_markers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,14 +32,14 @@ class ModelTokenizer:
         tokenizer: The tokenizer.
         context_length: The number of positions; None if it is unknown.
         switches: The variables of its chat template; see `template_switches`.
-        thinking: Its markers of reasoning; those of all families if there are none.
+        thinking: The markers of reasoning in its chat template.
     """
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     context_length: int | None = None
     switches: Mapping[str, Any] = field(default_factory=dict)
-    thinking: tuple[Markers, ...] = ()
+    thinking: Markers = ()
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
@@ -84,7 +84,7 @@ class ModelTokenizer:
             tokenizer=tokenizer,
             context_length=length,
             switches=switches,
-            thinking=read_markers(tokenizer, switches),
+            thinking=read_markers(template),
         )
 
 

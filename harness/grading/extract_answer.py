@@ -52,7 +52,7 @@ class GradeJob:
     target: str
     finish_reason: str | None = None
     line: bool = False
-    thinking: tuple[Markers, ...] = ()
+    thinking: Markers = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ class AuditJob:
     target: str
     solution: str
     line: bool = False
-    thinking: tuple[Markers, ...] = ()
+    thinking: Markers = ()
 
     def essential(self) -> AuditJob:
         r"""This job without its prompt if no grader reads it, so that equal jobs are done once.

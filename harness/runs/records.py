@@ -23,7 +23,7 @@ from harness.experiment.prompt import document_prompt, make_document
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
-from harness.reasoning_markers import Markers, find_opened
+from harness.reasoning_markers import Markers
 
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
@@ -81,9 +81,7 @@ class Prompt(Struct, omit_defaults=True):
         prompt: The text; empty where only a server knew it.
         doc: The document that lm-eval gets: a `Document`, or that of another task.
         answer_prefix: The beginning of the answer at the prompt's end, which the model continues.
-        thinking: The model's markers of reasoning, from the config or its chat template; empty if
-            both state none.
-        thinking_opened: The start of reasoning at the prompt's end, as some templates write it.
+        thinking: The model's markers of reasoning; see `BuiltPrompt`.
         read: Where the answer is read: `box` or `line`.
     """
 
@@ -103,8 +101,7 @@ class Prompt(Struct, omit_defaults=True):
     ]
     doc: JsonObject
     answer_prefix: str = ""
-    thinking: tuple[Markers, ...] = ()
-    thinking_opened: str = ""
+    thinking: Markers = ()
     read: str = "box"
     draw: Annotated[
         int, column("number of the draw of examples, from 1; no column without several draws")
@@ -112,15 +109,9 @@ class Prompt(Struct, omit_defaults=True):
 
     @staticmethod
     def of(
-        task: str,
-        arm: ConditionPrompts,
-        problem: Problem,
-        built: BuiltPrompt,
-        read: str = "box",
-        thinking: tuple[Markers, ...] = (),
+        task: str, arm: ConditionPrompts, problem: Problem, built: BuiltPrompt, read: str = "box"
     ) -> Prompt:
         """The stored form of a built prompt of a condition."""
-        opened = find_opened(built.text, thinking)
         return Prompt(
             task=task,
             condition=arm.condition.name,
@@ -130,8 +121,7 @@ class Prompt(Struct, omit_defaults=True):
             prompt_token_sha256=built.prompt_token_sha256,
             doc=make_document(problem, built.prompt, arm.condition, arm.layout),
             answer_prefix=built.answer_prefix,
-            thinking=thinking,
-            thinking_opened=opened[0] if opened else "",
+            thinking=built.thinking,
             read=read,
             draw=arm.draw,
         )
@@ -149,8 +139,7 @@ class Prompt(Struct, omit_defaults=True):
 
 def stored_prompts(plan: Plan) -> list[Prompt]:
     """The stored form of every prompt of a plan, by problem and then by arm."""
-    read, thinking = plan.config.answer, plan.thinking
-    return [Prompt.of(*row, read=read, thinking=thinking) for row in plan.rows]
+    return [Prompt.of(*row, read=plan.config.answer) for row in plan.rows]
 
 
 # A run has up to a million samples. Without cycles among them the garbage collector can skip them.
