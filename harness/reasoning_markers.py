@@ -1,10 +1,16 @@
 """Where the reasoning of a completion begins and ends, by the markers of the model's family."""
 
+from __future__ import annotations
+
 import re
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Markers = tuple[tuple[str, str], ...]
 """Texts with which a model's reasoning begins and ends: a pair for each form that it may have."""
@@ -26,8 +32,9 @@ def family_markers(template: str | None = None) -> Markers:
     return tuple(dict.fromkeys((row["start"], row["end"]) for row in rows))
 
 
-def read_markers(template: str) -> Markers:
+def read_markers(tokenizer: PreTrainedTokenizerBase) -> Markers:
     """The markers in a chat template: those of known families, else tags around the reasoning."""
+    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     names = dict.fromkeys(_TAGS_IN_TEMPLATE.findall(template))
     return family_markers(template) or tuple((f"<{name}>", f"</{name}>") for name in names)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,25 +154,24 @@ def measure_prompt(
         PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be
             found.
     """
-    question, is_chat, thinking = prompt.text, settings.layout is Layout.CHAT, settings.thinking
-    if model is not None:
-        thinking = thinking or model.thinking
-        if is_chat:
-            question = apply_chat_template(
-                model.tokenizer, prompt.messages, switches=model.switches
-            )
+    question = prompt.text
+    if model is not None and settings.layout is Layout.CHAT:
+        question = apply_chat_template(model.tokenizer, prompt.messages, switches=model.switches)
     text = question
     if prompt.answer:
-        if not is_chat:
+        if settings.layout is not Layout.CHAT:
             text += SEPARATOR
         # An answer that begins inside open reasoning would be read as part of it.
-        _, closing = find_opened(question, thinking)
+        _, closing = find_opened(question, settings.thinking)
         if closing:
             text += f"\n{closing}\n\n"
     position = len(text)
     text += join_texts(prompt.answer)
     built = BuiltPrompt(
-        prompt=prompt, text=text, answer_prefix=text[len(question) :], thinking=thinking
+        prompt=prompt,
+        text=text,
+        answer_prefix=text[len(question) :],
+        thinking=settings.thinking,
     )
     if model is None:
         return built

@@ -129,12 +129,14 @@ class PromptSettings:
         draw: The examples before the question.
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
+        thinking: The markers of the model's reasoning; those of all families if there are none.
     """
 
     layout: Layout = Layout.RAW
     instruction: str | None = None
     draw: Draw | None = None
     has_system_turn: bool = True
+    thinking: Markers = ()
 
     def choose_instruction(self, condition: Condition) -> str:
         """The system prompt under a condition."""

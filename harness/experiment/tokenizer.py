@@ -17,7 +17,6 @@ from harness.errors import ConfigError, ModelError, PromptMismatchError, explain
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import Condition
 from harness.experiment.prompt import hash_text
-from harness.reasoning_markers import Markers, read_markers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,14 +31,12 @@ class ModelTokenizer:
         tokenizer: The tokenizer.
         context_length: The number of positions; None if it is unknown.
         switches: The variables of its chat template; see `template_switches`.
-        thinking: The markers of reasoning in its chat template.
     """
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     context_length: int | None = None
     switches: Mapping[str, Any] = field(default_factory=dict)
-    thinking: Markers = ()
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
@@ -79,13 +76,7 @@ class ModelTokenizer:
         for switch in switches:
             if not re.search(rf"\b{re.escape(switch)}\b", template):
                 raise ConfigError(f"The chat template of {name} reads no switch {switch!r}.")
-        return cls(
-            name=name,
-            tokenizer=tokenizer,
-            context_length=length,
-            switches=switches,
-            thinking=read_markers(template),
-        )
+        return cls(name=name, tokenizer=tokenizer, context_length=length, switches=switches)
 
 
 def _stated_length(arguments: Mapping[str, Any]) -> int | None:
