@@ -1,23 +1,14 @@
 """Where the reasoning of a completion begins and ends, by the markers of the model's family."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Markers = tuple[tuple[str, str], ...]
 """Texts with which a model's reasoning begins and ends: a pair for each form that it may have."""
 
-BARE_START = "analysis"
-"""The start of gpt-oss where its control tokens are left out."""
-_BARE_START = re.compile(rf"{BARE_START}[A-Za-z]")  # `analysisWe need`, but not `analysis of`
 _TAGS_IN_TEMPLATE = re.compile(r"<([^<>/\s]+)>[^<>]*(?:reason|think|thought)[^<>]*</\1>")
 """Tags around the variable of a template that holds the reasoning."""
 
@@ -32,14 +23,13 @@ def family_markers(template: str | None = None) -> Markers:
     return tuple(dict.fromkeys((row["start"], row["end"]) for row in rows))
 
 
-def read_markers(tokenizer: PreTrainedTokenizerBase) -> Markers:
+def read_markers(template: str) -> Markers:
     """The markers in a chat template: those of known families, else tags around the reasoning."""
-    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     names = dict.fromkeys(_TAGS_IN_TEMPLATE.findall(template))
     return family_markers(template) or tuple((f"<{name}>", f"</{name}>") for name in names)
 
 
-def find_opened(prompt: str, markers: Markers) -> tuple[str, str]:
+def find_opened(prompt: str, markers: Markers = ()) -> tuple[str, str]:
     """The markers whose start ends a prompt, so that its completion is reasoning; else no text.
 
     Args:
@@ -48,7 +38,8 @@ def find_opened(prompt: str, markers: Markers) -> tuple[str, str]:
     """
     text = prompt.rstrip()
     for start, end in markers or family_markers():
-        if start != BARE_START and text.endswith(start.rstrip()):
+        # a bare word may end any prompt
+        if text.endswith(start.rstrip()) and not start.isalpha():
             return start, end
     return "", ""
 
@@ -64,8 +55,11 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
     for _, end in markers:
         completion = completion.rpartition(end)[2]
     for start, _ in markers:
-        is_bare = start == BARE_START
-        if _BARE_START.match(completion) if is_bare else start in completion:
+        is_open = start in completion
+        if start.isalpha():
+            # `analysisWe need`, but not `analysis of`
+            is_open = re.match(rf"{start}\w", completion) is not None
+        if is_open:
             return None
     return completion
 

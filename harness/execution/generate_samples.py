@@ -199,7 +199,7 @@ class _Session:
         sample = Sample.of(
             request,
             key,
-            add_reasoning(completion.text, completion.reasoning, self._folder.prompts[0].thinking),
+            add_reasoning(completion.text, completion.reasoning, self._plan.thinking),
             tokens=tokens,
             reason=completion.finish_reason,
         )

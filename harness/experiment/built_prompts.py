@@ -15,7 +15,7 @@ from harness.experiment.chat_template import apply_chat_template, find_segments
 from harness.experiment.intervention_settings import Resolved
 from harness.experiment.prompt import Layout, Prompt, PromptSettings, Role, hash_text, join_texts
 from harness.experiment.tokenizer import ModelTokenizer, encode, hash_token_ids
-from harness.reasoning_markers import Markers, find_opened
+from harness.reasoning_markers import find_opened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,8 +58,6 @@ class BuiltPrompt:
         filler_span: The half-open range of positions from the first to the last filler token. None:
             there is no filler token.
         intervention: The intervention while the model answers.
-        thinking: The model's markers of reasoning, from the config or its chat template; empty if
-            both state none.
     """
 
     prompt: Prompt
@@ -73,7 +71,6 @@ class BuiltPrompt:
     straddling: int = 0
     filler_span: tuple[int, int] | None = None
     intervention: Resolved | None = None
-    thinking: Markers = ()
 
     @cached_property
     def prompt_sha256(self) -> str:
@@ -167,12 +164,7 @@ def measure_prompt(
             text += f"\n{closing}\n\n"
     position = len(text)
     text += join_texts(prompt.answer)
-    built = BuiltPrompt(
-        prompt=prompt,
-        text=text,
-        answer_prefix=text[len(question) :],
-        thinking=settings.thinking,
-    )
+    built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(question) :])
     if model is None:
         return built
     spans = find_segments(prompt, question)

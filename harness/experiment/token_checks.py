@@ -20,7 +20,6 @@ from harness.experiment.intervention_settings import Intervention
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, PromptSettings, build_prompt
 from harness.experiment.tokenizer import ModelTokenizer, fit_filler
-from harness.reasoning_markers import read_markers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +77,7 @@ def build_checked_prompts(
     if model is not None:
         accepts_system = has_system_turn(model.tokenizer, model.switches)
         # a template that drops the system turn would drop the instruction
-        settings = replace(
-            settings,
-            has_system_turn=accepts_system,
-            thinking=settings.thinking or read_markers(model.tokenizer),
-        )
+        settings = replace(settings, has_system_turn=accepts_system)
     baseline_prompts = _build_prompts(problems, named_conditions()[BASELINE], settings, model)
     arms = []
     for condition in conditions:

@@ -81,7 +81,7 @@ class Prompt(Struct, omit_defaults=True):
         prompt: The text; empty where only a server knew it.
         doc: The document that lm-eval gets: a `Document`, or that of another task.
         answer_prefix: The beginning of the answer at the prompt's end, which the model continues.
-        thinking: The model's markers of reasoning; see `BuiltPrompt`.
+        thinking: The model's markers of reasoning; see `Plan`.
         read: Where the answer is read: `box` or `line`.
     """
 
@@ -109,7 +109,13 @@ class Prompt(Struct, omit_defaults=True):
 
     @staticmethod
     def of(
-        task: str, arm: ConditionPrompts, problem: Problem, built: BuiltPrompt, read: str = "box"
+        task: str,
+        arm: ConditionPrompts,
+        problem: Problem,
+        built: BuiltPrompt,
+        *,
+        read: str = "box",
+        thinking: Markers = (),
     ) -> Prompt:
         """The stored form of a built prompt of a condition."""
         return Prompt(
@@ -121,7 +127,7 @@ class Prompt(Struct, omit_defaults=True):
             prompt_token_sha256=built.prompt_token_sha256,
             doc=make_document(problem, built.prompt, arm.condition, arm.layout),
             answer_prefix=built.answer_prefix,
-            thinking=built.thinking,
+            thinking=thinking,
             read=read,
             draw=arm.draw,
         )
@@ -139,7 +145,7 @@ class Prompt(Struct, omit_defaults=True):
 
 def stored_prompts(plan: Plan) -> list[Prompt]:
     """The stored form of every prompt of a plan, by problem and then by arm."""
-    return [Prompt.of(*row, read=plan.config.answer) for row in plan.rows]
+    return [Prompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows]
 
 
 # A run has up to a million samples. Without cycles among them the garbage collector can skip them.
