@@ -9,6 +9,11 @@ import yaml
 Markers = tuple[tuple[str, str], ...]
 """Texts with which a model's reasoning begins and ends: a pair for each form that it may have."""
 
+NO_MARKERS = (
+    "No chat template states the markers of this model's reasoning, so those of all known families "
+    "count. Others can be set: `thinking: {start: ..., end: ...}`."
+)
+"""The note on a model that reasons between unknown markers."""
 _TAGS_IN_TEMPLATE = re.compile(r"<([^<>/\s]+)>[^<>]*(?:reason|think|thought)[^<>]*</\1>")
 """Tags around the variable of a template that holds the reasoning."""
 

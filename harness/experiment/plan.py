@@ -6,6 +6,7 @@ every request with the same key.
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ class Plan:
         layout_reason: Why the run has these layouts.
         thinking: The model's markers of reasoning, from the config or the chat template; empty if
             both state none.
+        lacks_markers: Whether the chat template speaks of reasoning, without known markers.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
 
@@ -54,6 +56,7 @@ class Plan:
     example_ids: ExampleIds | None = None
     layout_reason: str
     thinking: Markers = ()
+    lacks_markers: bool = False
     raw_prefix: str = ""
 
     @property
@@ -125,9 +128,12 @@ def make_plan(
     model = ModelTokenizer.from_arguments(arguments)
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
-    raw_prefix, thinking = "", config.markers
+    raw_prefix, thinking, lacks_markers = "", config.markers, False
     if model is not None:
         thinking = thinking or read_markers(model.template)
+        # the names of variables; "reason step by step" is also in templates of other models
+        mentions_reasoning = re.search("reasoning_|thinking", model.template)
+        lacks_markers = mentions_reasoning is not None and not thinking
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
@@ -141,6 +147,7 @@ def make_plan(
         example_ids=example_ids,
         layout_reason=layout_reason,
         thinking=thinking,
+        lacks_markers=lacks_markers,
         raw_prefix=raw_prefix,
     )
 
