@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from harness.engines.vllm_engine import VLLMEngine
 
+
 class Page(str):
     """An HTML page that a notebook displays."""
 
