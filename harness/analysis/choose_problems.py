@@ -171,7 +171,7 @@ def _list_candidates(source: Source, criterion: Criterion) -> list[Problem]:
         present = {getattr(problem, name) for problem in source.problems}
         for value in values:
             if value not in present:
-                near = list_near(str(value), sorted(map(str, present)))
+                near = list_near(str(value), present)
                 raise ConfigError(
                     f"{source.name} has no problem of the {name} {value!r}: expected one of {near}."
                 )
