@@ -17,8 +17,11 @@ class HarnessError(Exception):
     """Base of all errors that a user can cause and fix."""
 
 
-class ConfigError(HarnessError):
-    """A condition, a run config or a command-line value is not usable as written."""
+class ConfigError(HarnessError, ValueError):
+    """A condition, a run config or a command-line value is not usable as written.
+
+    It is a ValueError, so that pydantic adds the key when a validator raises it.
+    """
 
 
 class DataError(HarnessError):
@@ -66,13 +69,8 @@ class GraderError(HarnessError):
 
 
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
-    """The valid names that a message suggests: the most similar ones, and the number of the others.
-
-    If there are few names, all are listed, in their own order.
-    """
+    """The valid names that a message suggests: the most similar first, and the number of others."""
     valid = [str(name) for name in names]
-    if len(valid) <= most:
-        return ", ".join(valid)
     return list_first(difflib.get_close_matches(got, valid, n=len(valid), cutoff=0), most)
 
 

@@ -1,9 +1,10 @@
 """Reads YAML files of settings, overrides keys, and explains errors in one line each."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -44,6 +45,8 @@ class Strict(BaseModel):
     """Base of all config models: unknown keys are refused, and values are constant."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    inner_keys: ClassVar[tuple[str, ...]] = ()
+    """Dotted keys that may be meant by an unknown key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,9 +55,8 @@ class Strict(BaseModel):
         keys = values if isinstance(values, Mapping) else ()
         if unknown := [str(key) for key in keys if key not in cls.model_fields]:
             public = [name for name, field in cls.model_fields.items() if not field.exclude]
-            raise PydanticCustomError(
-                _UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": list_near(unknown[0], public)}
-            )
+            near = list_near(unknown[0], [*public, *cls.inner_keys])
+            raise PydanticCustomError(_UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": near})
         return values
 
 
@@ -90,30 +92,40 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
+        names = list_near(path.name, os.listdir(shipped.parent), most=3)
         raise ConfigError(
-            f"Config {path}: {error.strerror}. The shipped ones are in {shipped.parent}."
+            f"Config {path}: {error.strerror}. Shipped in {shipped.parent}: {names}."
         ) from None
-    except (ConfigError, *_NOT_YAML) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except _NOT_YAML as error:
+        # PyYAML marks the column with ^, which has no meaning in one line
+        raise ConfigError(
+            f"{path} is not valid YAML: {' '.join(str(error).split()).rstrip(' ^')}"
+        ) from None
     for override in overrides:
         _apply_override(values, override)
     return values
 
 
 def _apply_override(values: Any, override: str) -> None:
-    """Set a dotted key of nested mappings and lists; missing mappings are created."""
-    key, _, text = override.partition("=")
+    """Set a dotted key of nested mappings and lists. Where there is no mapping, one is made."""
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {override!r}: expected KEY=VALUE, such as seed=1.")
     *parents, last = key.split(".")
     value = parse_option(f"--set {key}", text)
     try:
         for parent in parents:
             if isinstance(values, list):
                 values = values[int(parent)]
-            else:
-                values = values.setdefault(parent, {})
+                continue
+            if not isinstance(values.get(parent), dict | list):
+                values[parent] = {}
+            values = values[parent]
         values[int(last) if isinstance(values, list) else last] = value
     except (AttributeError, IndexError, TypeError, ValueError):
-        raise ConfigError(f"--set {override!r}: the config has no such key.") from None
+        raise ConfigError(
+            f"--set {override!r}: the config has no such key. Entries of a list count from 0."
+        ) from None
 
 
 def validate(schema: type[Schema], values: Any, where: object) -> Schema:
@@ -142,7 +154,12 @@ def explain(error: ValidationError, where: str) -> str:
     key = _name_key(worst)
     if worst["type"] == _UNKNOWN_KEY:
         return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
-    messages = [detail["msg"] for detail in details if _name_key(detail) == key]
+    # a tuple is Python's name of a list in YAML
+    messages = [
+        detail["msg"].replace("valid tuple", "list, such as [a, b]")
+        for detail in details
+        if _name_key(detail) == key
+    ]
     reasons = dict.fromkeys(message.removeprefix("Value error, ") for message in messages)
     text = ": ".join(filter(None, [where, key, "; or ".join(reasons)])).rstrip(".")
     if worst["type"] not in ("value_error", "missing"):

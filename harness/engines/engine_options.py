@@ -1,7 +1,9 @@
 """lm-eval's model arguments as vLLM's engine arguments, and the defaults that mless adds."""
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's model arguments as vLLM's engine arguments.
 
     Raises:
-        ConfigError: no model is named, or an argument changes prompts.
+        ConfigError: no model is named, or an argument is unknown or changes prompts.
     """
     if not arguments.get("pretrained"):
         raise ConfigError(
@@ -55,15 +57,27 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"The model argument {name!r} changes prompts after they were checked. Remove it."
             )
-    return {
+    options = {
         ENGINE_NAMES.get(name, name): value
         for name, value in arguments.items()
         if value is not None and name not in NON_ENGINE_ARGUMENTS
     }
+    _refuse_unknown_arguments(options)
+    return options
 
 
-def refuse_unknown_arguments(options: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raise ConfigError if an argument has none of the names that vLLM knows."""
+def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an argument has none of the names that the installed vLLM knows.
+
+    They are read from its source, because importing it takes eight seconds.
+    """
+    package = find_spec("vllm")
+    if package is None:
+        return
+    source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
+    # the fields of its classes, of which EngineArgs has nearly all
+    names = re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.M)
+    names += ["batch_invariant", "interventions"]  # arguments of VLLMEngine itself
     for name in options:
         if name not in names:
             near = list_near(name, [*names, *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS], most=3)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -36,7 +36,6 @@ from harness.engines.engine_options import (
     engine_arguments,
     fetch_weights,
     fit_to_cpu,
-    refuse_unknown_arguments,
 )
 from harness.engines.engine_processes import read_fact
 from harness.engines.interventions import check_arms
@@ -140,7 +139,6 @@ class VLLMEngine:
         self._layers = interventions.get("layers")
         if self._layers:
             open_layers(options, self._layers)
-        refuse_unknown_arguments(options, [field.name for field in fields(EngineArgs)])
         if current_platform.is_cpu():
             fit_to_cpu(options, sampled=sampled)
         # the user's arguments win

@@ -136,9 +136,9 @@ PATH_VARIABLE = "MATH500_PATH"
 
 
 def _as_text(value: Any) -> Any:
-    """A number as text. NaN, which tables have for missing values, is not changed, and refused."""
+    """A number as text. NaN, which tables have for missing values, and infinity stay, refused."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number and value == value else value
+    return str(value) if is_number and math.isfinite(value) else value
 
 
 Needed = Annotated[str, Field(pattern=r"\S"), BeforeValidator(_as_text)]
@@ -199,7 +199,7 @@ class DatasetConfig(Strict):
 def _tag(value: Any) -> str:
     """The form of a `dataset`, so that an error message names only the keys of this form."""
     if not isinstance(value, dict | Strict):
-        return "[name]"
+        return "[name]" if value == "math500" else "DatasetConfig"
     return "MadeConfig" if "make" in dict(value) else "DatasetConfig"
 
 
@@ -266,10 +266,17 @@ def _read_jsonl(fields: DatasetConfig) -> Dataset:
             continue
         location = f"{path}, line {number}"
         try:
-            records.append((location, dict(json.loads(line))))
-        except (ValueError, TypeError) as error:
+            # as pairs, because a dict keeps only the last value of a key that stands twice
+            pairs = json.loads(line, object_pairs_hook=tuple)
+            if not isinstance(pairs, tuple):
+                raise ValueError("it is another value")
+            record = dict(pairs)
+            if len(record) < len(pairs):
+                raise ValueError(f"a key stands twice: {', '.join(key for key, _ in pairs)}")
+            records.append((location, record))
+        except ValueError as error:
             raise DataError(
-                f"{location}: expected a JSON object, got {line[:40]!r} ({error})."
+                f"{location}: expected a JSON object on each line, got {line[:40]!r} ({error})."
             ) from None
     problems = _read_problems(records, fields, str(path))
     return Dataset(name=path.stem, source=str(path), problems=problems)

@@ -199,9 +199,9 @@ def _refuse_faults(arm: ConditionPrompts, model: ModelTokenizer, max_gen_toks: i
     elif model.context_length is not None and longest + max_gen_toks > model.context_length:
         fault = (
             f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
-            f"exceed the context length of {model.context_length}. Raise max_model_len, or lower "
-            f"max_gen_toks to {model.context_length - longest} (for lm_eval in --metadata, such as "
-            "'{\"max_gen_toks\": 64}')."
+            f"exceed the context length of {model.context_length} by "
+            f"{longest + max_gen_toks - model.context_length}. Raise max_model_len, or lower "
+            "max_gen_toks (for lm_eval in --metadata, such as '{\"max_gen_toks\": 64}')."
         )
     if fault:
         raise PromptMismatchError(

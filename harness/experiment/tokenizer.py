@@ -90,7 +90,7 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     Without `max_length`, lm-eval assumes 2048 for a completions API, reserves 2047 for prompt and
     completion, and cuts the front of longer prompts. So it must be stated there.
     """
-    length = arguments.get("max_model_len") or arguments.get("max_length")
+    length = arguments.get("max_model_len", arguments.get("max_length"))
     base_url = str(arguments.get("base_url") or "").rstrip("/")
     is_completions = bool(base_url) and not base_url.endswith("chat/completions")
     if length is None and not is_completions:
@@ -98,7 +98,7 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     if not str(length).isdigit() or not int(str(length)):
         reason = ", without which lm-eval cuts prompts to 2048 tokens" if is_completions else ""
         raise ConfigError(
-            f"The context length max_length{reason}: "
+            f"The context length, model.model_args.max_model_len or max_length{reason}: "
             f"expected a whole number above 0, got {length!r}."
         )
     # lm-eval's client for completions APIs reserves one token
@@ -142,8 +142,8 @@ def refuse_missing_folder(name: str) -> None:
     """Raise ModelError if `name` looks like a path, and there is no such folder."""
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     path = Path(name).expanduser()
-    if looks_like_path and not path.is_dir():
-        trouble = "is a file" if path.is_file() else "does not exist"
+    if looks_like_path and not any(path.glob("*.json")):
+        trouble = "is a file" if path.is_file() else "does not exist, or has no config.json"
         raise ModelError(
             f"Model folder {name} {trouble}. Expected a folder, a hub name or `smollm2`."
         )

@@ -142,11 +142,12 @@ def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:
     with open_stored(path) as stream:
         for number, text in enumerate(stream, start=1):
             origin = f"{path}, line {number}"
+            fault = f"{origin}: not a line of lm_eval --log_samples"
             try:
                 values = json.loads(text)  # accepts NaN, which lm-eval writes
             except (ValueError, RecursionError) as error:
-                raise RunError(f"{origin}: not a line of lm_eval --log_samples: {error}.") from None
-            yield origin, values, fit(LogLine, values, origin)
+                raise RunError(f"{fault}: {error}.") from None
+            yield origin, values, fit(LogLine, values, fault)
 
 
 def read_results(log: Path) -> ResultsFile:

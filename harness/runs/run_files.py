@@ -42,6 +42,8 @@ def read_receipt(folder: Path) -> JsonObject:
             key that is read.
     """
     path = folder / RECEIPT
+    if not folder.exists():
+        raise RunError(f"{folder} does not exist.")
     if not path.is_file():
         if is_stored(folder / JOURNAL):
             remedy = "repeat the command that began it"

@@ -1,5 +1,6 @@
 """An open run folder: its lock, what a run adds to it, and whether the run can be continued."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -140,9 +141,13 @@ def lock(path: Path) -> FileLock:
 def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
     """Raise JournalError if a folder holds other files and not the file that a run begins with.
 
-    If the path is a file, the operating system raises the error.
+    It does so too if nothing can be written there.
     """
     leftovers = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    # a file is not accessible under a folder's name
+    if not os.access(f"{nearest}/", os.W_OK):
+        raise JournalError(f"{nearest} is no writable folder. Choose another --output.")
     if not path.exists() or is_stored(path / name):
         return
     if any(file.name not in leftovers for file in path.iterdir()):
