@@ -14,6 +14,10 @@ def figure(
         Path, typer.Argument(metavar="CONFIG|TRACES", help="A figure config or a folder of traces.")
     ],
     overrides: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Draw the config for another model, with heads from its first to last."),
+    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(help="With traces: only these layers, such as 1-3, in a figure each."),
@@ -36,9 +40,9 @@ def figure(
     from harness.layers_and_heads import parse_numbers
 
     is_folder = source.is_dir()
-    if (is_folder and overrides) or (not is_folder and (layers or heads)):
+    if (is_folder and (overrides or model)) or (not is_folder and (layers or heads)):
         raise ConfigError(
-            "--set changes a config; --layers and --heads choose from a folder of traces."
+            "--set and --model change a config; --layers and --heads choose from traces."
         )
     if is_folder:
         layer_numbers = parse_numbers(layers, "--layers")
@@ -47,6 +51,6 @@ def figure(
         from attention_probe.figures.make_figure import make_figure  # it needs torch
 
         with progress_bar("figure") as advance:
-            config = load_figure_config(source, overrides or ())
+            config = load_figure_config(source, overrides or (), model=model)
             files = make_figure(config, device=device, folder=output, advance=advance)
     typer.echo("\n".join(f"{path.suffix[1:]:<6}  {path}" for path in files))
