@@ -44,6 +44,7 @@ _RUN, _READ, _MODEL = "Run", "Read the result", "Look into the model"
 _INSTALLATION = "Use lm-eval, check the installation"
 COMMANDS = (
     Command(_RUN, "harness.commands.run", "mless run --model Qwen/Qwen2.5-Math-7B"),
+    Command(_RUN, "harness.commands.study", "mless study smollm2 Qwen/Qwen2.5-Math-7B --limit 40"),
     Command(_RUN, "harness.commands.regrade", "mless regrade results/mine"),
     Command(
         _RUN, "harness.commands.fetch", "mless fetch configs/runs/qwen2.5-math-7b-published.yaml"

@@ -11,6 +11,10 @@ from harness.commands.options import Overrides
 def figure(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A figure config.")],
     overrides: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Draw the config for another model, with heads from its first to last."),
+    ] = None,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
         "results/figures"
@@ -22,6 +26,6 @@ def figure(
     from harness.display.progress import progress_bar
 
     with progress_bar("figure") as advance:
-        figure_config = load_figure_config(config, overrides or ())
+        figure_config = load_figure_config(config, overrides or (), model=model)
         files = make_figure(figure_config, device=device, folder=output, advance=advance)
     typer.echo("\n".join(f"{path.suffix[1:]:<6}  {path}" for path in files))

@@ -13,7 +13,8 @@ from harness.analysis.choose_problems import CHANGED, CHANGES
 from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
 from harness.display.format_values import label
-from harness.smollm2_model import label_model
+from harness.errors import ModelError, explain_hub_error
+from harness.smollm2_model import label_model, resolve_model
 from harness.yaml_settings import Strict, read_values, validate
 
 Shown = Literal[View, "difference"]
@@ -249,7 +250,9 @@ class FigureConfig(Strict):
         return panels
 
 
-def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig:
+def load_figure_config(
+    path: Path, overrides: Iterable[str] = (), *, model: str | None = None
+) -> FigureConfig:
     """Read and check a figure config.
 
     If an override names another model, the values of MODEL_KEYS in the file are dropped, unless
@@ -258,13 +261,34 @@ def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfi
     Args:
         path: The YAML file.
         overrides: `key=value` with dotted keys and YAML values.
+        model: Another model for all panels. Heads of different models cannot be compared by their
+            numbers, so its heads are evenly spread from the first to the last.
 
     Raises:
+        ModelError: the other model's config cannot be read.
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
     values = read_values(path, "figures", overrides)
+    if model:
+        values["model"] = model
+        _spread_heads(values["heads"], model)
     _drop_model_values(values, read_values(path, "figures"))
     return validate(FigureConfig, values, path)
+
+
+def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
+    """Give each panel a head of the model: from the first to the last, or the middle one."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(resolve_model(model)).get_text_config()
+    except (OSError, ValueError) as error:
+        raise ModelError(explain_hub_error(model, error)) from None
+    last = config.num_attention_heads - 1
+    for index, head in enumerate(heads):
+        share = index / (len(heads) - 1) if len(heads) > 1 else 0.5
+        head["head"] = 1 + round(share * last)
+        head.pop("model", None)
 
 
 def _drop_model_values(values: Any, file_values: Any) -> None:

@@ -1,9 +1,11 @@
-"""`harness.run`: an experiment from Python, in a process of its own."""
+"""`harness.run`: an experiment from Python, in a process of its own; also other commands."""
 
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import yaml
 
@@ -41,21 +43,34 @@ def run(
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary, f"{settings.name}.yaml")
         path.write_text(yaml.safe_dump(settings.as_written()), encoding="utf-8")
-        command = [sys.executable, "-m", "harness.cli", "run", str(path), "--quiet"]
+        arguments = ["run", str(path), "--quiet"]
         options = {"--output": folder, "--limit": limit, "--engines": engines}
         for name, value in options.items():
             if value not in (None, ""):
-                command += [name, str(value)]
-        message = ""
-        with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stderr is not None  # because of PIPE
-            for line in process.stderr:
-                message = line.rstrip("\n")
-                print(message, file=sys.stderr, flush=True)
-    # 130 is the command's exit code after an interruption
+                arguments += [name, str(value)]
+        call_command(arguments)
+    return Run.load(folder)
+
+
+def call_command(arguments: Sequence[str], stdout: int | IO[str] = subprocess.DEVNULL) -> None:
+    """Call `mless` in a process of its own, and print its messages on stderr line by line.
+
+    Args:
+        arguments: The command and its options.
+        stdout: Where its output goes.
+
+    Raises:
+        RunError: the command failed. The message is the command's.
+        RunInterrupted: the command was interrupted.
+    """
+    command = [sys.executable, "-m", "harness.cli", *arguments]
+    message = ""
+    with subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None  # because of PIPE
+        for line in process.stderr:
+            message = line.rstrip("\n")
+            print(message, file=sys.stderr, flush=True)
+    # 130 is a command's exit code after an interruption
     if process.returncode:
         error = RunInterrupted if process.returncode == 130 else RunError
-        raise error(message.removeprefix("mless: "))
-    return Run.load(folder)
+        raise error(message.removeprefix("mless: ") or f"exit code {process.returncode}")

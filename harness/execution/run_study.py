@@ -1,0 +1,114 @@
+"""The study for several models: accuracies, flipped problems, their attention, and five figures.
+
+Each step is a command of mless in a process of its own. So the memory of a model is free before the
+next is loaded, and a model that fails, even by running out of memory, leaves the others alone. A
+step that is finished is not repeated: the same call continues a study that was interrupted.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from subprocess import DEVNULL
+
+from harness import resources
+from harness.display.table_page import TableOptions, make_table
+from harness.errors import ConfigError, RunError
+from harness.execution.run_in_subprocess import call_command
+from harness.runs.run_files import RECEIPT
+from harness.runs.stored_files import is_stored
+
+ACCURACY_FIGURE = "accuracy-bars-and-head-14"
+"""The figure that also has the accuracies of the run."""
+FIGURES = (
+    "qwen-heads-12-13-14",
+    "mless-vs-random-sentence",
+    "qwen-layers-1-2-3-head-22",
+    "llama-heads-20-25-26",
+    ACCURACY_FIGURE,
+)
+"""The configs of the study's five figures, which are drawn for each model."""
+
+
+def run_study(
+    models: Sequence[str],
+    output: Path,
+    *,
+    overrides: Sequence[str] = (),
+    limit: int | None = None,
+    layers: str = "1-3",
+) -> str:
+    """Run the study, or continue it.
+
+    Args:
+        models: Hub names or folders.
+        output: The folder of the study, with a run folder for each model.
+        overrides: Changes of configs/runs/any-model.yaml, as of `--set`.
+        limit: The number of problems, from the dataset's first.
+        layers: The layers of the flipped problems whose attention is recorded, such as `1-3`.
+
+    Returns:
+        The table of all models, and below it the steps that failed. It is also in table.txt.
+
+    Raises:
+        ConfigError: two models have the same folder.
+        RunError: no model has a finished run.
+        RunInterrupted: a step was interrupted.
+    """
+    folders: dict[str, Path] = {}
+    for model in models:
+        folder = output / Path(model).name
+        if folder in folders.values():
+            raise ConfigError(f"{model}: two models have the folder {folder}. Name each only once.")
+        folders[model] = folder
+    failures = []
+    for number, (model, folder) in enumerate(folders.items(), start=1):
+        for step, arguments in _steps(model, folder, overrides, limit, layers):
+            place = f"model {number} of {len(models)}"
+            print(f"study   {place}, {model}: {step}", file=sys.stderr, flush=True)
+            try:
+                _take_step(folder, step, arguments)
+            except RunError as error:
+                failures.append(f"{model}: {step}: {error}")
+                if step == "run":
+                    break
+    finished = [str(folder) for folder in folders.values() if is_stored(folder / RECEIPT)]
+    if not finished:
+        raise RunError(f"no model has a finished run. {' '.join(failures)}")
+    page = make_table(finished, TableOptions(models=True))
+    if failures:
+        page += "\n\nFailed:\n" + "\n".join(failures)
+    (output / "table.txt").write_text(f"{page}\n", encoding="utf-8")
+    return page
+
+
+def _steps(
+    model: str, folder: Path, overrides: Sequence[str], limit: int | None, layers: str
+) -> Iterator[tuple[str, list[str]]]:
+    """The steps of a model: their names and the arguments of their commands."""
+    run = ["run", "--model", model, "--output", str(folder), "--quiet"]
+    for override in overrides:
+        run += ["--set", override]
+    if limit is not None:
+        run += ["--limit", str(limit)]
+    yield "run", run
+    yield "flipped problems", ["show", str(folder), "--changed"]
+    traces = folder / "flipped.traces"
+    chosen = ["--flip", "changed", "--controls", "--layers", layers, "--rows", "last:16"]
+    yield "attention", ["probe", str(folder), *chosen, "-o", str(traces)]
+    attention = ["--traces", str(traces)] if traces.exists() else []
+    yield "report", ["report", str(folder), *attention, "-o", str(folder / "report.html")]
+    for name in FIGURES:
+        config = resources.folder("configs") / "figures" / f"{name}.yaml"
+        arguments = ["figure", str(config), "--model", model, "-o", str(folder / "figures")]
+        if name == ACCURACY_FIGURE:
+            arguments += ["--set", f"bars={{title: Accuracy, runs: [{folder}]}}"]
+        yield f"figure {name}", arguments
+
+
+def _take_step(folder: Path, step: str, arguments: Sequence[str]) -> None:
+    """Call the command of a step. The flipped problems, which it prints, go to flipped.txt."""
+    if step != "flipped problems":
+        call_command(arguments, DEVNULL)
+        return
+    with (folder / "flipped.txt").open("w", encoding="utf-8") as file:
+        call_command(arguments, file)

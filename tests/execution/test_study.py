@@ -1,0 +1,107 @@
+"""The complete study with four tiny models of its architectures, killed in each of its stages."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from harness.errors import ConfigError
+from harness.execution.run_study import FIGURES, run_study
+from tests.conftest import gpu_share_options
+from tests.make import TOY_MODEL
+
+PROBLEMS = 40
+OPTIONS = [
+    f"--limit={PROBLEMS}",
+    "--set=max_gen_toks=48",
+    "--set=layouts=[raw]",
+    "--set=replicates=1",
+    "--set=model.model_args.dtype=float32",
+]
+MOMENTS = ("model 2 of 5", "trained: attention", "trained: figure llama-heads-20-25-26")
+"""Announcements after which the study is killed. Of these models only the trained one answers some
+problems, so only its problems flip."""
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Folders of random models, of a trained Qwen2, and of none."""
+    names = {"qwen": "qwen2", "llama": "llama", "gemma": "gemma3_text"}
+    tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
+    for seed, (name, kind) in enumerate(names.items()):
+        config = AutoConfig.for_model(
+            kind,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=3,
+            vocab_size=len(tokenizer),
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=4096,
+            pad_token_id=0,
+        )
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).float().save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "trained").symlink_to(TOY_MODEL)
+    return [str(tmp_path / name) for name in (*names, "missing", "trained")]
+
+
+def start(models, folder):
+    options = [*OPTIONS, *gpu_share_options(), "--output", str(folder)]
+    return subprocess.Popen(
+        [str(Path(sys.executable).with_name("mless")), "study", *models, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_study_continues_after_a_kill_in_each_stage_and_without_a_model_that_fails(
+    models, tmp_path
+):
+    folder = tmp_path / "study"
+    for moment in MOMENTS:
+        study = start(models, folder)
+        assert any(moment in line for line in study.stderr), moment
+        os.killpg(study.pid, signal.SIGKILL)
+        study.communicate()
+    receipt = folder / "qwen/run.json"
+    written_at = receipt.stat().st_mtime_ns
+    study = start(models, folder)
+    page, messages = study.communicate()
+    assert study.returncode == 0, messages[-3000:]
+    assert receipt.stat().st_mtime_ns == written_at, "a finished run is not repeated"
+    assert (folder / "table.txt").read_text() == page
+    finished = [Path(model).name for model in models if not model.endswith("missing")]
+    assert all(name in page for name in finished)
+    assert "missing: run: Model folder " in page.partition("Failed:")[2]
+    assert "qwen: attention: " in page, "no problem of a random model flips"
+    for name in finished:
+        for figure in FIGURES:
+            assert (folder / name / "figures" / f"{figure}.png").exists()
+        assert (folder / name / "report.html").exists()
+    assert f"of {PROBLEMS} problems, changed" in (folder / "trained/flipped.txt").read_text()
+    assert [*(folder / "trained/flipped.traces").glob("*.safetensors")]
+
+
+def test_two_models_with_one_folder_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"b/same: two models have the folder .*same"):
+        run_study(["a/same", "b/same"], tmp_path)
+
+
+def test_a_study_in_which_no_model_loads_names_every_reason(mless, tmp_path):
+    process = mless("study", "./one", "./two", "--limit=1", "-o", str(tmp_path))
+    assert process.returncode == 2
+    for name in ("one", "two"):
+        assert f"./{name}: run: Model folder ./{name} does not exist." in process.stderr
+    assert "no model has a finished run" in process.stderr
