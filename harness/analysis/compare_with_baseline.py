@@ -43,7 +43,7 @@ COMPARISON_COLUMNS = {
     "answered_difference": "difference among answered samples",
     "answered_low": "lower end of its 95 % interval",
     "answered_high": "upper end",
-    "by_format": "whether a change of format alone can explain better or worse",
+    "by_format": "whether format or unfinished reasoning alone can explain better or worse",
     "graded": "percent of samples with a graded answer",
     "wrong_to_right": "problems from wrong to right, mean over sample pairs with equal examples",
     "right_to_wrong": "problems from right to wrong",

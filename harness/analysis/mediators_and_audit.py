@@ -17,6 +17,7 @@ MEDIATOR_COLUMNS = {
     "samples": "number of samples, without repeat runs",
     "no_box": "percent that ended without an answer in a closed box",
     "truncated": "percent that reached the token limit without an answer in a closed box",
+    "unfinished": "percent whose reasoning did not end",
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
@@ -39,6 +40,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     shares = {
         "no_box": verdict == "no_box",
         "truncated": verdict == "truncated",
+        "unfinished": verdict == "unfinished",
         "refused": verdict == "refused",
         "timed_out": verdict.isin(["timeout", "crashed"]),
         "looping": samples["looping"],

@@ -72,7 +72,7 @@ VERDICT = Column(
     f"equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for several tests, "
     f"lies between {MINUS}{{margin:g}} and +{{margin:g}} points, on at least {{fewest}}; "
     "inconclusive: none of these, so there may be an effect; "
-    "(format): the difference may be due to format alone. "
+    "(format): the difference may be due to format or unfinished reasoning alone. "
     "Verdicts are for {prompts}",
     numeric=False,
     strong=True,
@@ -87,6 +87,7 @@ It is bold if its test was passed, and in brackets if it is exploratory.
 UNGRADED_ENDINGS = {
     "no box": Column("no_box", "no box %", number),
     "cut off": Column("truncated", "truncated", number),
+    "unfinished": Column("unfinished", "unfinished", number),
     "refused": Column("refused", "refused", number),
     "timeout": Column("timed_out", "timeout", number),
 }

@@ -28,6 +28,7 @@ ADVICE = {
     "no box": "Without a box nothing is graded: show examples (--num-fewshot 8), or read the "
     "first line (--answer line).",
     "cut off": "Raise max_gen_toks.",
+    "unfinished": "Reasoning without an end is no answer. Raise max_gen_toks.",
     "refused": "The grader cannot compare these answers; --audit shows what other graders say.",
     "timeout": "The comparison took too long; --audit shows what other graders say.",
 }

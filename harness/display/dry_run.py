@@ -23,6 +23,7 @@ from harness.experiment.plan import Plan, group_name
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import describe_gold
+from harness.reasoning_markers import NO_MARKERS
 
 PLANNED_DISCORDANCE = 0.1
 """The assumed share of problems on which single samples of two conditions disagree. It has the
@@ -154,6 +155,8 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
         if notes:
             more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
             yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{more}"
+    if plan.lacks_markers:
+        yield f"note      {NO_MARKERS}"
     before_raw = plan.raw_prefix or "no BOS token"
     layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
     yield f"layouts   {layouts}; before text outside a chat: {before_raw}"

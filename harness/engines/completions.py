@@ -24,6 +24,7 @@ class Completion:
 
     Attributes:
         text: Special tokens other than the end are kept, as lm-eval keeps them.
+        reasoning: Reasoning that a server returns apart from the text.
         token_ids: Its tokens, with the end token; None where the backend does not report them.
         completion_tokens: Their number; None where the backend does not report it.
         request_id: The engine's name of the request; empty for other backends.
@@ -34,6 +35,7 @@ class Completion:
     """
 
     text: str
+    reasoning: str = ""
     request_id: str = ""
     token_ids: Sequence[int] | None = None
     completion_tokens: int | None = None

@@ -263,7 +263,9 @@ def _read_completion(body: Any) -> Completion | None:
     """The completion in an answer of OpenAI's format; None if the answer has another format."""
     try:
         (choice,) = body["choices"]
-        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        message = choice.get("message") or {}
+        text = choice["text"] if "text" in choice else message["content"]
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
         reason = choice.get("finish_reason")
         tokens = (body.get("usage") or {}).get("completion_tokens")
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -272,7 +274,9 @@ def _read_completion(body: Any) -> Completion | None:
         return None
     if reason not in FINISH_REASONS:
         reason = None
-    return Completion(text=text or "", completion_tokens=tokens, finish_reason=reason)
+    return Completion(
+        text=text or "", reasoning=str(reasoning), completion_tokens=tokens, finish_reason=reason
+    )
 
 
 def _message(body: Any) -> str:

@@ -21,6 +21,7 @@ from harness.errors import JournalError
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
+from harness.reasoning_markers import NO_MARKERS, add_reasoning, skip_reasoning
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, Sample, Score
 from harness.runs.run_files import RECORDED, read_samples
@@ -79,6 +80,7 @@ class _Session:
             request for key, request in self._requests.items() if key not in folder.journal.keys
         ]
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
+        self._has_reasoning = False
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
 
@@ -133,6 +135,8 @@ class _Session:
             self._progress.running = lambda: self._unfinished_samples(backend)
             with self._progress:
                 self._take_completions(backend.stream(requests), recorder, scorer)
+        if self._has_reasoning and not (self._plan.thinking or self._plan.lacks_markers):
+            _print_message(NO_MARKERS)
 
     def _unfinished_samples(self, backend: Any) -> list[tuple[str, int]]:
         """The display's line and the tokens so far of each sample; only vLLM counts them."""
@@ -195,13 +199,9 @@ class _Session:
 
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
-        sample = Sample.of(
-            request,
-            key,
-            completion.text,
-            tokens=tokens,
-            reason=completion.finish_reason,
-        )
+        text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
+        self._has_reasoning |= skip_reasoning(completion.text) != completion.text
+        sample = Sample.of(request, key, text, tokens=tokens, reason=completion.finish_reason)
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)

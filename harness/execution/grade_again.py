@@ -13,6 +13,7 @@ from harness.execution.execute_plan import finish
 from harness.execution.grade_samples import Scorer
 from harness.grading import GradeJob, GraderPool
 from harness.grading.grade_answer import GRADER_VERSION
+from harness.reasoning_markers import find_opened, skip_reasoning
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.journal import Journal, read_header, read_records
 from harness.runs.read_sample_log import read_log
@@ -153,19 +154,22 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
 def _make_job(completion: str, solution: str, filtered_answer: str | None = None) -> GradeJob:
     """Grade the last box; without a box, the answer of a log's filter, else the last line."""
     gold = solution.rpartition("####")[2].strip()  # GSM8K's solutions end in `#### ANSWER`
-    if "\\boxed" in completion or "\\fbox" in completion:
+    text = skip_reasoning(completion)
+    # None: the reasoning did not end, so nothing is an answer, not even what a filter extracted
+    if text is None or "\\boxed" in text or "\\fbox" in text:
         return GradeJob(completion=completion, target=gold)
-    lines = completion.strip().splitlines() or [""]
+    lines = text.strip().splitlines() or [""]
     return GradeJob(completion=filtered_answer or lines[-1], target=gold, line=True)
 
 
 def _read_log_jobs(path: Path, metric: str | None) -> Iterator[tuple[Row, GradeJob]]:
     for prompt in read_log(path, metric=metric).prompts:
         gold = prompt.doc["answer"]
+        start, _ = find_opened(prompt.prompt)
         for sample, score in prompt.graded_samples:
             is_right = score.verdict == "correct" if score.verdict else None
             row = {"name": prompt.problem_id, "gold": gold, "theirs": is_right}
-            yield row, _make_job(sample.completion or "", gold, score.answer)
+            yield row, _make_job(start + (sample.completion or ""), gold, score.answer)
 
 
 def _read_table_jobs(path: Path, completion: str, gold: str) -> Iterator[tuple[Row, GradeJob]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
+from harness.reasoning_markers import find_opened
 from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample, Score
 from harness.runs.run_files import PromptIndex
@@ -13,8 +14,8 @@ def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
     """The grader's job for a sample: its completion after the answer prefix of the prompt.
 
     An answer prefix, as in `... is \\boxed{`, is graded together with its completion. Where the
-    first line is read, this holds only if the prefix begins a box. In a think block that the
-    template opened, no box counts as an answer before `</think>`.
+    first line is read, this holds only if the prefix begins a box. If the prompt opened the
+    reasoning, its start is put before the completion, so that nothing is read before its end.
 
     Args:
         prompt: The sample's prompt.
@@ -22,15 +23,15 @@ def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
     """
     is_line = prompt.read == "line"
     prefix = prompt.answer_prefix
-    if prompt.thinking_opened:
-        prefix = f"<think>{prefix}"
     if is_line and "boxed" not in prefix:
         prefix = ""
+    start, _ = find_opened(prompt.prompt, prompt.thinking)
     return GradeJob(
-        completion=prefix + sample.completion,
+        completion=start + prefix + sample.completion,
         target=prompt.doc["answer"],
         finish_reason=sample.finish_reason,
         line=is_line,
+        thinking=prompt.thinking,
     )
 
 
@@ -69,6 +70,7 @@ class Scorer:
                 target=job.target,
                 solution=prompt.doc["solution"] or "",
                 line=job.line,
+                thinking=job.thinking,
             )
             self._pool.submit((key, "audit"), audit)
         else:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,9 @@ from numpy.typing import NDArray
 from harness.constants import SEPARATOR
 from harness.experiment.chat_template import apply_chat_template, find_segments
 from harness.experiment.intervention_settings import Resolved
-from harness.experiment.prompt import Layout, Prompt, Role, hash_text, join_texts
-from harness.experiment.tokenizer import encode, hash_token_ids
+from harness.experiment.prompt import Layout, Prompt, PromptSettings, Role, hash_text, join_texts
+from harness.experiment.tokenizer import ModelTokenizer, encode, hash_token_ids
+from harness.reasoning_markers import find_opened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -145,20 +145,15 @@ def count_characters(
 
 
 def measure_prompt(
-    prompt: Prompt,
-    layout: Layout,
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    switches: Mapping[str, Any] = MappingProxyType({}),
+    prompt: Prompt, settings: PromptSettings, model: ModelTokenizer | None
 ) -> BuiltPrompt:
     """Tokenize a prompt, and find its segments in its tokens.
 
     Args:
         prompt: The prompt. Without a template a separator stands before the beginning of the
-            answer. If the template opens a think block, it is closed there.
-        layout: `chat` applies the model's template; all other layouts take the text as it is.
-        tokenizer: The model's tokenizer. None: it is unknown, and nothing is measured.
-        switches: The variables of the chat template; see `chat_template.template_switches`.
+            answer. If the template opens the reasoning, it is closed there.
+        settings: The layout `chat` applies the model's template; all others take the text as it is.
+        model: The model's tokenizer. None: it is unknown, and nothing is measured.
 
     Raises:
         ModelError: the layout is `chat`, and the chat template is missing or fails.
@@ -166,19 +161,20 @@ def measure_prompt(
             found.
     """
     question = prompt.text
-    if tokenizer is not None and layout is Layout.CHAT:
-        question = apply_chat_template(tokenizer, prompt.messages, switches=switches)
+    if model is not None and settings.layout is Layout.CHAT:
+        question = apply_chat_template(model.tokenizer, prompt.messages, switches=model.switches)
     text = question
     if prompt.answer:
-        if layout is not Layout.CHAT:
+        if settings.layout is not Layout.CHAT:
             text += SEPARATOR
-        # An answer that begins inside an open think block would be read as part of the thinking.
-        if question.rstrip().endswith("<think>"):
-            text += "\n</think>\n\n"
+        # An answer that begins inside open reasoning would be read as part of it.
+        _, closing = find_opened(question, settings.thinking)
+        if closing:
+            text += f"\n{closing}\n\n"
     position = len(text)
     text += join_texts(prompt.answer)
     built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(question) :])
-    if tokenizer is None:
+    if model is None:
         return built
     spans = find_segments(prompt, question)
     for segment in prompt.answer:
@@ -186,7 +182,7 @@ def measure_prompt(
         if segment.role == "filler":
             spans.append((segment.role, (position, end)))
         position = end
-    return tokenize(built, spans, tokenizer)
+    return tokenize(built, spans, model.tokenizer)
 
 
 def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBase) -> BuiltPrompt:

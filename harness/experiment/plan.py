@@ -6,6 +6,7 @@ every request with the same key.
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode
+from harness.reasoning_markers import Markers, read_markers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,9 @@ class Plan:
         limit: The maximum number of problems.
         example_ids: The ids of the examples; None if there are none, or if they are a file's.
         layout_reason: Why the run has these layouts.
+        thinking: The model's markers of reasoning, from the config or the chat template; empty if
+            both state none.
+        lacks_markers: Whether the chat template speaks of reasoning, without known markers.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
 
@@ -50,6 +55,8 @@ class Plan:
     limit: int | None = None
     example_ids: ExampleIds | None = None
     layout_reason: str
+    thinking: Markers = ()
+    lacks_markers: bool = False
     raw_prefix: str = ""
 
     @property
@@ -121,8 +128,12 @@ def make_plan(
     model = ModelTokenizer.from_arguments(arguments)
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
-    raw_prefix = ""
+    raw_prefix, thinking, lacks_markers = "", config.markers, False
     if model is not None:
+        thinking = thinking or read_markers(model.template)
+        # the names of variables; "reason step by step" is also in templates of other models
+        mentions_reasoning = re.search("reasoning_|thinking", model.template)
+        lacks_markers = mentions_reasoning is not None and not thinking
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
@@ -130,11 +141,13 @@ def make_plan(
         config=config,
         dataset=dataset,
         full_dataset=full_dataset,
-        arms=_build_arms(config, dataset, draws, model),
+        arms=_build_arms(config, dataset, draws, model, thinking),
         model_arguments=arguments,
         limit=limit,
         example_ids=example_ids,
         layout_reason=layout_reason,
+        thinking=thinking,
+        lacks_markers=lacks_markers,
         raw_prefix=raw_prefix,
     )
 
@@ -189,6 +202,7 @@ def _build_arms(
     dataset: Dataset,
     draws: Sequence[Draw | None],
     model: ModelTokenizer | None,
+    thinking: Markers,
 ) -> dict[str, ConditionPrompts]:
     """Build the prompts of each condition in each layout and draw, by lm-eval's task name."""
     arms = {}
@@ -204,7 +218,9 @@ def _build_arms(
         if draw is not None:
             problems = draw.select(problems)
             draw = draw if has_examples else replace(draw, examples=())
-        settings = PromptSettings(layout=layout, instruction=config.instruction, draw=draw)
+        settings = PromptSettings(
+            layout=layout, instruction=config.instruction, draw=draw, thinking=thinking
+        )
         for arm in build_checked_prompts(
             problems, conditions, settings, model, max_gen_toks=config.max_gen_toks
         ):

@@ -23,6 +23,7 @@ from harness.errors import PromptMismatchError
 from harness.experiment.conditions import REFERENCE_FIELDS, Condition, Placement
 from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import Problem
+from harness.reasoning_markers import Markers
 
 INSTRUCTION = (
     "You are an expert mathematician. Reason step by step, and put your final answer within "
@@ -128,12 +129,14 @@ class PromptSettings:
         draw: The examples before the question.
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
+        thinking: The markers of the model's reasoning; those of all families if there are none.
     """
 
     layout: Layout = Layout.RAW
     instruction: str | None = None
     draw: Draw | None = None
     has_system_turn: bool = True
+    thinking: Markers = ()
 
     def choose_instruction(self, condition: Condition) -> str:
         """The system prompt under a condition."""

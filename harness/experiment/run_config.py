@@ -34,6 +34,7 @@ from harness.experiment.intervention_settings import Layers
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
+from harness.reasoning_markers import Markers
 from harness.yaml_settings import Strict, read_values, validate
 
 
@@ -55,6 +56,15 @@ class AcrossConfig(Strict):
         min_length=1, max_length=99
     )
     """Texts, or a file with one in each line."""
+
+
+class ThinkingConfig(Strict):
+    """The texts around a model's reasoning."""
+
+    start: str = Field(pattern=r"\S")
+    """The text with which it begins, such as `<think>`."""
+    end: str = Field(pattern=r"\S")
+    """The text with which it ends."""
 
 
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
@@ -96,6 +106,9 @@ class RunConfig(Strict):
     """Examples before the question."""
     answer: Literal["box", "line"] = "box"
     """The answer: the last `box`, or the first `line`, which ends the completion."""
+    thinking: ThinkingConfig | None = None
+    """The texts around the model's reasoning, which is never read. By default those of its chat
+    template, else of all known families."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
@@ -272,6 +285,11 @@ class RunConfig(Strict):
         return sorted({layer - 1 for layer in self.record_attention or ()})
 
     @property
+    def markers(self) -> Markers:
+        """The markers of reasoning that the config sets."""
+        return ((self.thinking.start, self.thinking.end),) if self.thinking else ()
+
+    @property
     def sampling_words(self) -> str:
         """A short description of the sampling."""
         description = str(self.gen_kwargs)
@@ -318,6 +336,7 @@ class RunConfig(Strict):
             "across",
             "positive_control",
             "fewshot",
+            "thinking",
             "record_attention",
             "planned",
         ):

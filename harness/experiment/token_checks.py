@@ -106,7 +106,7 @@ def _build_prompts(
     model: ModelTokenizer | None,
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
-    tokenizer, switches = (model.tokenizer, model.switches) if model else (None, {})
+    tokenizer = model.tokenizer if model else None
     # all prompts have the same filler unless it is fresh, so it is fitted once
     filler_text = "" if condition.fresh else fit_filler(condition, tokenizer)
     prompts = []
@@ -120,7 +120,7 @@ def _build_prompts(
             key=problem.id,
             settings=settings,
         )
-        prompts.append(measure_prompt(prompt, settings.layout, tokenizer, switches=switches))
+        prompts.append(measure_prompt(prompt, settings, model))
     return tuple(prompts)
 
 

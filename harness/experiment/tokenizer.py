@@ -38,6 +38,11 @@ class ModelTokenizer:
     context_length: int | None = None
     switches: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def template(self) -> str:
+        """The chat template; empty if there is none."""
+        return self.tokenizer.get_chat_template() if self.tokenizer.chat_template else ""
+
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
         """Load the tokenizer that lm-eval's model arguments name; None if they name no local one.
@@ -72,11 +77,11 @@ class ModelTokenizer:
             lengths = (length, _load_context_length(path, revision, trusts_code))
             length = min(filter(None, lengths), default=None)
         switches = template_switches(arguments)
-        template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+        model = cls(name=name, tokenizer=tokenizer, context_length=length, switches=switches)
         for switch in switches:
-            if not re.search(rf"\b{re.escape(switch)}\b", template):
+            if not re.search(rf"\b{re.escape(switch)}\b", model.template):
                 raise ConfigError(f"The chat template of {name} reads no switch {switch!r}.")
-        return cls(name=name, tokenizer=tokenizer, context_length=length, switches=switches)
+        return model
 
 
 def _stated_length(arguments: Mapping[str, Any]) -> int | None:

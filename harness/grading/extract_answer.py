@@ -4,11 +4,15 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.reasoning_markers import Markers, skip_reasoning
+
 LONGEST_ANSWER = 2000
 """Characters of an answer that are read. The longest gold answer of MATH-500 has 53 characters.
 lm-eval's normalisation, which takes quadratic time, gets no more either."""
 
-Verdict = Literal["correct", "incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
+Verdict = Literal[
+    "correct", "incorrect", "no_box", "truncated", "unfinished", "refused", "timeout", "crashed"
+]
 GRADED = ("correct", "incorrect")
 """The verdicts of an answer that was compared with the gold answer."""
 
@@ -35,18 +39,20 @@ class GradeJob:
 
     Attributes:
         completion: The text that the model wrote, after the beginning of it that the prompt
-            contains: the beginning of an answer, or `<think>` (see
+            contains: the beginning of an answer, or the start of reasoning (see
             `harness.execution.grade_samples.grade_job`).
         target: The gold answer, as it would stand in a box.
         finish_reason: vLLM's finish reason, if known. `length` tells a truncated completion from
             one without a box.
         line: Whether the answer is the first line instead of the content of the last box.
+        thinking: The model's markers of reasoning; those of all families if there are none.
     """
 
     completion: str
     target: str
     finish_reason: str | None = None
     line: bool = False
+    thinking: Markers = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +62,10 @@ class Grade:
     Attributes:
         verdict: `correct` or `incorrect` if a closed box was read, however generation ended.
             Without such a box, `truncated` if generation reached its limit, else `no_box`; an empty
-            box counts as no box. `refused`: the content of the box is too long to be read, or its
-            value too large. `timeout` and `crashed`: the comparison did not end, or failed. These
-            three are counted separately, and never as correct.
+            box counts as no box. `unfinished`: the reasoning did not end, so nothing is read.
+            `refused`: the content of the box is too long to be read, or its value too large.
+            `timeout` and `crashed`: the comparison did not end, or failed. These four are counted
+            separately, and never as correct.
         answer: The content of the last closed box that is not empty, or the first line, cut to
             `LONGEST_ANSWER` characters. None: there is no answer.
         reason: Why the verdict is `refused`, `timeout` or `crashed`, in a few words. None for the
@@ -80,10 +87,10 @@ def read_answer(job: GradeJob) -> Grade | str:
 
     This takes linear time and is safe in any process.
     """
-    if job.line:
-        answers = read_line(job.completion, job.finish_reason)
-    else:
-        answers = read_boxes(job.completion)
+    text = skip_reasoning(job.completion, job.thinking)
+    if text is None:
+        return Grade(verdict="unfinished", answer=None)
+    answers = read_line(text, job.finish_reason) if job.line else read_boxes(text)
     if not answers:
         is_truncated = job.finish_reason == "length"
         return Grade(verdict="truncated" if is_truncated else "no_box", answer=None)
@@ -93,14 +100,13 @@ def read_answer(job: GradeJob) -> Grade | str:
     return answer
 
 
-def read_line(completion: str, finish_reason: str | None = None) -> list[str]:
+def read_line(text: str, finish_reason: str | None = None) -> list[str]:
     """Read the boxes of the first line, or if it has none, the line without its full stop.
 
     The list is empty if the line is empty, or if generation reached its limit before the end of the
     line, because the answer might have gone on.
     """
-    text = completion.rpartition("</think>")[2].lstrip()
-    line, line_break, _ = text.partition("\n")
+    line, line_break, _ = text.lstrip().partition("\n")
     # the line has not ended, so its answer may be incomplete
     if finish_reason == "length" and not line_break:
         return []
@@ -111,19 +117,17 @@ def read_line(completion: str, finish_reason: str | None = None) -> list[str]:
     return [answer]
 
 
-def read_boxes(completion: str) -> list[str]:
+def read_boxes(text: str) -> list[str]:
     r"""Read the contents of all closed `\boxed{...}` and `\fbox{...}` that are not empty, in order.
 
-    Only the text after the last `</think>` is read, up to a `<think>` that never ends. A box inside
-    a closed box is part of its content, and a box that contains only a box is that box. Escaped
-    braces do not nest.
+    A box inside a closed box is part of its content, and a box that contains only a box is that
+    box. Escaped braces do not nest.
 
     An unclosed box is skipped, so an earlier closed box still counts. An empty box is skipped too:
     a base model that repeats its prompt ("put your final answer within \boxed{}") has not withdrawn
     its answer. `\boxed 5` and a doubled backslash, as in a text that was escaped twice, are read
     too.
     """
-    text = completion.rpartition("</think>")[2].partition("<think>")[0]
     contents = []
     for start, end, is_doubled in _find_boxes(text):
         if _NOTHING.fullmatch(text, start, end):

@@ -21,6 +21,7 @@ from msgspec import Meta, Struct, structs
 
 from harness.grading.authors_rule import authors_rule
 from harness.grading.extract_answer import LONGEST_ANSWER, Grade, read_boxes
+from harness.reasoning_markers import Markers, skip_reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class AuditJob:
         solution: The worked solution, from which lm-eval's graders take the gold answer. "" stands
             for `\boxed{target}`.
         line: Whether the answer is the first line. Then graders that read a box are left out.
+        thinking: The markers of reasoning, as in `GradeJob`.
     """
 
     prompt: str
@@ -41,6 +43,7 @@ class AuditJob:
     target: str
     solution: str
     line: bool = False
+    thinking: Markers = ()
 
     def essential(self) -> AuditJob:
         r"""This job without its prompt if no grader reads it, so that equal jobs are done once.
@@ -52,6 +55,11 @@ class AuditJob:
         if "\\boxed" in self.completion or self.line:
             return replace(self, prompt="")
         return self
+
+    @property
+    def boxes(self) -> list[str]:
+        """The contents of all boxes after the reasoning."""
+        return read_boxes(skip_reasoning(self.completion, self.thinking) or "")
 
     @property
     def steps(self) -> list[str]:
@@ -147,7 +155,7 @@ def _authors_rule(job: AuditJob) -> StepResult:
 
 def _exact_match_boxed(job: AuditJob) -> StepResult:
     """lm-eval's comparison of the last box. It judges the answer wrong if its code fails."""
-    boxes = read_boxes(job.completion)
+    boxes = job.boxes
     if not boxes:
         return {"exact_match_boxed": False}, None
     answer = boxes[-1]
@@ -164,7 +172,7 @@ def _exact_match_boxed(job: AuditJob) -> StepResult:
 
 
 def _boxes_after_first(job: AuditJob) -> StepResult:
-    return {"boxes_after_first": max(0, len(read_boxes(job.completion)) - 1)}, None
+    return {"boxes_after_first": max(0, len(job.boxes) - 1)}, None
 
 
 def _math_verify(job: AuditJob) -> StepResult:

@@ -23,6 +23,7 @@ from harness.experiment.prompt import document_prompt, make_document
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
+from harness.reasoning_markers import Markers
 
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
@@ -80,7 +81,7 @@ class Prompt(Struct, omit_defaults=True):
         prompt: The text; empty where only a server knew it.
         doc: The document that lm-eval gets: a `Document`, or that of another task.
         answer_prefix: The beginning of the answer at the prompt's end, which the model continues.
-        thinking_opened: Whether the prompt ends in an opened think block, as some templates do.
+        thinking: The model's markers of reasoning; see `Plan`.
         read: Where the answer is read: `box` or `line`.
     """
 
@@ -100,7 +101,7 @@ class Prompt(Struct, omit_defaults=True):
     ]
     doc: JsonObject
     answer_prefix: str = ""
-    thinking_opened: bool = False
+    thinking: Markers = ()
     read: str = "box"
     draw: Annotated[
         int, column("number of the draw of examples, from 1; no column without several draws")
@@ -108,7 +109,13 @@ class Prompt(Struct, omit_defaults=True):
 
     @staticmethod
     def of(
-        task: str, arm: ConditionPrompts, problem: Problem, built: BuiltPrompt, read: str = "box"
+        task: str,
+        arm: ConditionPrompts,
+        problem: Problem,
+        built: BuiltPrompt,
+        *,
+        read: str = "box",
+        thinking: Markers = (),
     ) -> Prompt:
         """The stored form of a built prompt of a condition."""
         return Prompt(
@@ -120,7 +127,7 @@ class Prompt(Struct, omit_defaults=True):
             prompt_token_sha256=built.prompt_token_sha256,
             doc=make_document(problem, built.prompt, arm.condition, arm.layout),
             answer_prefix=built.answer_prefix,
-            thinking_opened=built.text.rstrip().endswith("<think>"),
+            thinking=thinking,
             read=read,
             draw=arm.draw,
         )
@@ -138,7 +145,7 @@ class Prompt(Struct, omit_defaults=True):
 
 def stored_prompts(plan: Plan) -> list[Prompt]:
     """The stored form of every prompt of a plan, by problem and then by arm."""
-    return [Prompt.of(*row, read=plan.config.answer) for row in plan.rows]
+    return [Prompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows]
 
 
 # A run has up to a million samples. Without cycles among them the garbage collector can skip them.
@@ -203,7 +210,8 @@ class Graded(AuditColumns, frozen=True, kw_only=True):
     """A grade with its audit, as our tasks write it into sample logs."""
 
     verdict: Annotated[
-        Verdict, column("correct, incorrect, no_box, truncated, refused, timeout or crashed")
+        Verdict,
+        column("correct, incorrect, no_box, truncated, unfinished, refused, timeout or crashed"),
     ]
     answer: Annotated[
         str | None, column("content of the last closed box, or the first line; missing if empty")

@@ -34,9 +34,9 @@ def find_mediators(verdicts):
 def test_the_shares_of_mediators_by_hand():
     table = find_mediators(VERDICTS)
     assert list(table.columns) == ["model", "layout", *MEDIATOR_COLUMNS]
-    columns = ["samples", "no_box", "truncated", "timed_out", "looping"]
-    assert table.loc["wo", columns].tolist() == [5, 20, 20, 0, 20]
-    assert table.loc["mless", "timed_out"] == 20
+    columns = ["samples", "no_box", "truncated", "unfinished", "timed_out", "looping"]
+    assert table.loc["wo", columns].tolist() == [5, 20, 20, 0, 0, 20]
+    assert table.loc["mless", ["unfinished", "timed_out"]].tolist() == [0, 20]
 
 
 def test_mediators_leave_out_replicates_and_can_be_split():
@@ -76,7 +76,8 @@ def test_it_is_the_mean_over_all_pairs_of_the_samples_of_a_problem(seed, k, chan
     assert compare_verdicts(verdicts)["answered_difference"] == expected
 
 
-CUT, WRONG, RIGHT = ["truncated"] * 2, ["incorrect"] * 2, ["correct"] * 2
+CUT, OPEN = ["truncated"] * 2, ["unfinished"] * 2
+WRONG, RIGHT = ["incorrect"] * 2, ["correct"] * 2
 HALF_RIGHT = [RIGHT, WRONG] * 200
 
 
@@ -122,8 +123,11 @@ def test_the_report_splits_verdicts_as_the_table_does_also_by_the_positive_contr
     assert str(by_level.cells).count("text='unmeasured'") == 5
 
 
-def test_a_gain_only_of_fewer_truncated_samples_is_called_format():
-    half = [RIGHT, CUT] * 200
+@pytest.mark.parametrize(
+    ("ending", "name"), [(CUT, "cut off"), (OPEN, "unfinished")], ids=["cut off", "unfinished"]
+)
+def test_a_gain_only_of_fewer_samples_without_an_answer_is_called_format(ending, name):
+    half = [RIGHT, ending] * 200
     board = make_leaderboard([evaluation({"wo": half, "mless": [RIGHT] * 400, "mful": half})])
     row = board.comparison.set_index("condition").loc["mless"]
     assert row[["verdict", "by_format"]].tolist() == ["better", True]
@@ -135,4 +139,4 @@ def test_a_gain_only_of_fewer_truncated_samples_is_called_format():
     assert cells["answered [95 %]"].startswith("0.0 [")
     card = make_card(board)
     assert "better (format)" in str(card["answers"])
-    assert "Not graded: w/ Mful cut off 50.0 %" in card["facts"]["Ungraded"]
+    assert f"Not graded: w/ Mful {name} 50.0 %" in card["facts"]["Ungraded"]

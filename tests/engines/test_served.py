@@ -166,6 +166,62 @@ def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, 
     assert headers["Authorization"] == "Bearer sesame"
 
 
+def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, capsys, monkeypatch):
+    messages = [
+        {"content": "", "reasoning_content": r"\boxed{1}, or"},
+        {"content": r"\boxed{1}", "reasoning_content": r"\boxed{2}"},
+        {"content": r"[THINK]\boxed{1}, or"},
+        {"content": r"[THINK]\boxed{2}[/THINK]\boxed{1}"},
+    ]
+    monkeypatch.setattr("harness.runs.versions_and_hashes._hub_commit", None)
+
+    def answer(_):
+        choice = {"message": messages[len(server.posts) - 1], "finish_reason": "stop"}
+        return 200, {"choices": [choice]}
+
+    server.answer = answer
+    arguments = {"base_url": server.url, "model": "tiny", "num_concurrent": 1}
+    model = {"backend": "local-chat-completions", "model_args": arguments}
+    overrides = (
+        f"dataset={TOY_DATA}",
+        f"model={json.dumps(model)}",
+        "conditions=[wo]",
+        "primary=null",
+        "replicates=1",
+        "repeats=1",
+        "gen_kwargs=greedy",
+        "audit=false",
+    )
+    options = [f"--set={override}" for override in overrides]
+    output = tmp_path / "run"
+    result = here(
+        *(capsys, monkeypatch, "run", str(SERVED), *options),
+        *("--limit=4", f"--output={output}", "--quiet"),
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("No chat template states the markers") == 1
+    frame = load_run(output).sort_values("completion")
+    assert frame["completion"].tolist() == [
+        r"<think>\boxed{1}, or",
+        r"<think>\boxed{2}</think>\boxed{1}",
+        r"[THINK]\boxed{1}, or",
+        r"[THINK]\boxed{2}[/THINK]\boxed{1}",
+    ]
+    assert (frame["verdict"] == "unfinished").tolist() == [True, False] * 2
+    assert frame["answer"].dropna().tolist() == ["1", "1"]
+    table = here(capsys, monkeypatch, "table", str(output)).stdout
+    assert "unfinished 50.0 %. Reasoning without an end is no answer." in " ".join(table.split())
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_that_a_server_returns_apart_is_kept(server, name):
+    choice = {"message": {"content": None, name: "2 + 2"}, "finish_reason": "length"}
+    server.answer = lambda _: (200, {"choices": [choice]})
+    with opened(server, "local-chat-completions") as model:
+        (completed,) = stream(model, request("p", turns=({"role": "user", "content": "a"},)))
+    assert completed == Completion(text="", reasoning="2 + 2", finish_reason="length")
+
+
 def test_a_busy_server_is_asked_again_and_an_absent_one_ends_in_one_error(
     server, monkeypatch, caplog
 ):

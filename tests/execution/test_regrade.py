@@ -74,6 +74,23 @@ def test_a_file_without_completions_is_refused(name, text, message, tmp_path, re
     regrade(tmp_path / name, message=message)
 
 
+def test_what_stands_in_the_reasoning_of_a_completion_is_no_answer(tmp_path, regrade):
+    facts = {"resps": [[r"It is \boxed{7}. But"]], "filtered_resps": ["7"], "target": "7"}
+    for name, prompt, verdict in (
+        ("open", "2 + 5? <think>\n", "unfinished"),
+        ("closed", "2 + 5? <think></think>", "correct"),
+    ):
+        arguments = {"gen_args_0": {"arg_0": prompt, "arg_1": {}}}
+        path = log(tmp_path / f"samples_{name}.jsonl", [1, 0], arguments=arguments, **facts)
+        assert f"Verdicts: {verdict} 2." in regrade(path)
+    table = tmp_path / "mine.csv"
+    table.write_text(
+        "completion,gold\n[THINK]\\boxed{3}[/THINK]\\boxed{4},4\n[THINK]\\boxed{3}[/THINK]4,4\n"
+        "[THINK]\\boxed{4},4\n[THINK]4,4\n"
+    )
+    assert "Verdicts: correct 2, unfinished 2." in regrade(table)
+
+
 def test_an_empty_completion_has_no_box(tmp_path, regrade):
     (tmp_path / "silent.csv").write_text("completion,gold\n,14\n")
     assert "Verdicts: no_box 1." in regrade(tmp_path / "silent.csv")

@@ -20,6 +20,7 @@ from harness.experiment.prompt import (
 )
 from harness.experiment.run_config import load_config
 from harness.experiment.tokenizer import encode
+from harness.runs.records import stored_prompts
 from tests.experiment.test_problems import write_lines
 from tests.make import TOY_CONFIG
 
@@ -179,6 +180,31 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
     message = "sets enable_thinking of the chat template, but the layout is raw"
     with pytest.raises(ConfigError, match=message):
         plan_of("layouts=[]", model, limit=1)
+
+
+@pytest.mark.parametrize(
+    ("template", "override", "markers", "is_reported"),
+    [
+        ("", "", (), False),
+        ("{{ message.reasoning_content }}", "", (), True),
+        ("{{ message.reasoning_content }}", "thinking={start: <a>, end: </a>}", "a", False),
+        ("<think>{{ message.reasoning_content }}</think>", "", "think", False),
+        ("<think></think>", "thinking={start: <a>, end: </a>}", "a", False),
+    ],
+    ids=["no reasoning", "no markers", "the config's", "the template's", "both"],
+)
+def test_the_config_states_the_markers_of_reasoning_else_the_template(
+    template, override, markers, is_reported, toy_tokenizer, tmp_path
+):
+    template = f"{toy_tokenizer.chat_template}{{% if false %}}{template}{{% endif %}}"
+    tokenizer = save_tokenizer(toy_tokenizer, template, tmp_path)
+    plan, _ = plan_of("layouts=[chat]", tokenizer, *filter(None, [override]), limit=1)
+    expected = ((f"<{markers}>", f"</{markers}>"),) if markers else ()
+    assert plan.thinking == expected
+    assert {stored.thinking for stored in stored_prompts(plan)} == {expected}
+    assert ("thinking" in plan.config.identity()) == bool(override)
+    text = " ".join(describe_plan(plan).split())
+    assert text.count("No chat template states the markers") == is_reported
 
 
 def test_without_layouts_a_chat_template_is_used_if_there_is_one(toy_tokenizer, tmp_path):

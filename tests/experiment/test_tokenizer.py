@@ -36,7 +36,8 @@ def build(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
         filler_text=fit_filler(condition, tokenizer),
         settings=PromptSettings(layout=layout, has_system_turn=has_system_turn(tokenizer)),
     )
-    return prompt, measure_prompt(prompt, layout, tokenizer).text
+    model = ModelTokenizer(name="toy", tokenizer=tokenizer)
+    return prompt, measure_prompt(prompt, PromptSettings(layout=layout), model).text
 
 
 def test_token_ids_that_are_tokenized_to_other_ids_are_refused(toy_tokenizer):
@@ -80,7 +81,11 @@ def test_a_switch_of_the_template_changes_the_prompt(toy_tokenizer, tmp_path):
     off = template_switches({"chat_template_args": {"enable_thinking": False}})
     assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
     plain, switched_off, switched_on = (
-        measure_prompt(prompt, Layout.CHAT, tokenizer, switches=switches)
+        measure_prompt(
+            prompt,
+            PromptSettings(layout=Layout.CHAT),
+            ModelTokenizer(name="toy", tokenizer=tokenizer, switches=switches),
+        )
         for switches in ({}, off, {"enable_thinking": True})
     )
     assert plain.text == switched_on.text == text

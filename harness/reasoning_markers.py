@@ -1,0 +1,81 @@
+"""Where the reasoning of a completion begins and ends, by the markers of the model's family."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+Markers = tuple[tuple[str, str], ...]
+"""Texts with which a model's reasoning begins and ends: a pair for each form that it may have."""
+
+NO_MARKERS = (
+    "No chat template states the markers of this model's reasoning, so those of all known families "
+    "count. Others can be set: `thinking: {start: ..., end: ...}`."
+)
+"""The note on a model that reasons between unknown markers."""
+_TAGS_IN_TEMPLATE = re.compile(r"<([^<>/\s]+)>[^<>]*(?:reason|think|thought)[^<>]*</\1>")
+"""Tags around the variable of a template that holds the reasoning."""
+
+
+@cache
+def family_markers(template: str | None = None) -> Markers:
+    """The markers of all families, or of those whose end is in a chat template, each pair once."""
+    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    if template is not None:
+        families = {row["family"] for row in rows if row["end"] in template}
+        rows = [row for row in rows if row["family"] in families]
+    return tuple(dict.fromkeys((row["start"], row["end"]) for row in rows))
+
+
+def read_markers(template: str) -> Markers:
+    """The markers in a chat template: those of known families, else tags around the reasoning."""
+    names = dict.fromkeys(_TAGS_IN_TEMPLATE.findall(template))
+    return family_markers(template) or tuple((f"<{name}>", f"</{name}>") for name in names)
+
+
+def find_opened(prompt: str, markers: Markers = ()) -> tuple[str, str]:
+    """The markers whose start ends a prompt, so that its completion is reasoning; else no text.
+
+    Args:
+        prompt: The text of the prompt.
+        markers: The model's markers; those of all families if there are none.
+    """
+    text = prompt.rstrip()
+    for start, end in markers or family_markers():
+        # a bare word may end any prompt
+        if text.endswith(start.rstrip()) and not start.isalpha():
+            return start, end
+    return "", ""
+
+
+def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
+    """The text of a completion after its last reasoning; None if reasoning did not end.
+
+    Args:
+        completion: The completion, with the start of reasoning that the prompt opened.
+        markers: The model's markers; those of all families if there are none.
+    """
+    markers = markers or family_markers()
+    for _, end in markers:
+        completion = completion.rpartition(end)[2]
+    for start, _ in markers:
+        # from the end, as in `rpartition`: half the time of `in` where the marker is missing
+        is_open = completion.rfind(start) >= 0
+        if start.isalpha():
+            # `analysisWe need`, but not `analysis of`
+            is_open = re.match(rf"{start}\w", completion) is not None
+        if is_open:
+            return None
+    return completion
+
+
+def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:
+    """A completion with the reasoning that a server returned apart from its text.
+
+    Without a text the reasoning did not end.
+    """
+    if not reasoning:
+        return text
+    start, end = (markers or family_markers())[0]
+    return f"{start}{reasoning}{end}{text}" if text else start + reasoning

@@ -1,0 +1,116 @@
+import pytest
+
+from harness.execution.grade_samples import grade_job
+from harness.experiment.built_prompts import measure_prompt
+from harness.experiment.prompt import Layout, Prompt, PromptSettings, Segment
+from harness.experiment.tokenizer import ModelTokenizer
+from harness.grading import grade
+from harness.grading.extract_answer import read_answer
+from harness.reasoning_markers import (
+    add_reasoning,
+    family_markers,
+    find_opened,
+    read_markers,
+    skip_reasoning,
+)
+from tests.execution.test_scoring import prompt, sample
+from tests.make import read_data
+
+FAMILIES = read_data("reasoning")
+CUT = r"Perhaps \boxed{4}. But let me"
+OPENED = [(case["prompt"], case["continued"]) for case in FAMILIES.values() if "prompt" in case]
+
+
+def test_every_pair_of_the_table_has_its_completions():
+    finished = [case["finished"] for case in FAMILIES.values()]
+    for start, end in family_markers():
+        assert any(start in text and end in text for text in finished), start
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_only_what_follows_the_reasoning_is_read(family, reason):
+    case = FAMILIES[family]
+    assert grade(case["finished"], "4", finish_reason=reason).verdict == "correct"
+    assert grade(case["finished"], "3", finish_reason=reason).verdict == "incorrect"
+    assert grade(case["cut"], "4", finish_reason=reason).verdict == "unfinished"
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize(("text", "continued"), OPENED)
+def test_a_prompt_may_open_the_reasoning(text, continued, reason):
+    assert read_answer(grade_job(prompt(text), sample(continued, reason))) == "4"
+    assert read_answer(grade_job(prompt(text), sample(CUT, reason))).verdict == "unfinished"
+    # the prompt of a closed think block opens none
+    _, end = find_opened(text)
+    closed = prompt(f"{text}{end}\n")
+    assert read_answer(grade_job(closed, sample(CUT, reason))) == "4"
+
+
+def test_a_word_of_the_text_is_no_marker():
+    for text in ("analysis of \\boxed{4}", "An analysisWe \\boxed{4}", "analysis: \\boxed{4}"):
+        assert grade(text, "4").verdict == "correct"
+    assert find_opened("Give your analysis") == ("", "")
+
+
+def test_the_markers_of_the_model_have_precedence_over_those_of_all_families():
+    markers = (("<plan>", "</plan>"),)
+    finished = r"<plan>\boxed{3}</plan><think>\boxed{4}"
+    assert skip_reasoning(finished, markers) == r"<think>\boxed{4}"
+    assert skip_reasoning(r"<plan>\boxed{4}", markers) is None
+    assert skip_reasoning(r"<plan>\boxed{4}") == r"<plan>\boxed{4}"
+    assert skip_reasoning(r"</plan><think>\boxed{4}") is None
+
+
+@pytest.mark.parametrize(
+    ("template", "markers"),
+    [
+        ("{{ message.content.split('</think>')[-1] }}", (("<think>", "</think>"),)),
+        (
+            "{{ '<|start|>assistant<|channel|>final<|message|>' + message.content }}",
+            (
+                ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+                ("analysis", "assistantfinal"),
+            ),
+        ),
+        (
+            "{{ '<ponder>\\n' + message.reasoning_content + '\\n</ponder>' }}",
+            (("<ponder>", "</ponder>"),),
+        ),
+        ("{{ '<tool>' + message.content + '</tool>' }} Reason step by step.", ()),
+        ("", ()),
+    ],
+    ids=["think", "gpt-oss", "tags around the variable", "none", "no template"],
+)
+def test_a_chat_template_states_the_markers(template, markers):
+    assert read_markers(template) == markers
+
+
+def test_reasoning_of_a_server_stands_before_its_text():
+    assert add_reasoning("4", "", ()) == "4"
+    assert add_reasoning("4", "2 + 2", ()) == "<think>2 + 2</think>4"
+    assert add_reasoning("4", "2 + 2", (("[T]", "[/T]"),)) == "[T]2 + 2[/T]4"
+    # without a text the reasoning did not end
+    assert grade(add_reasoning("", r"\boxed{4}", ()), "4").verdict == "unfinished"
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"), [("<think>\n", "</think>"), ("[THINK]", "[/THINK]"), ("", "")]
+)
+def test_an_answer_that_the_prompt_begins_stands_after_the_reasoning(
+    toy_tokenizer, opening, closing
+):
+    answered = Prompt(
+        segments=(Segment("problem", f"2 + 2? {opening}"),),
+        system_size=0,
+        answer=(Segment("separator", "It is"),),
+    )
+    model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
+    built = measure_prompt(answered, PromptSettings(layout=Layout.RAW), model)
+    assert built.answer_prefix.split() == [*([closing] if closing else []), "It", "is"]
+    assert (
+        read_answer(
+            grade_job(prompt(built.text, answer_prefix=built.answer_prefix), sample(r" \boxed{4}"))
+        )
+        == "4"
+    )
