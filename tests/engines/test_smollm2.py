@@ -150,7 +150,7 @@ def test_its_arms_answer_as_hugging_face_does_and_the_probe_refuses_them(
     run, capsys, monkeypatch, tmp_path
 ):
     facts = read_receipt(run)["sessions"][0]["engine"]["interventions"]
-    assert set(facts["agreements"].values()) == {1} and facts["largest"] < 1e-3
+    assert set(facts["agreements"].values()) == {2} and facts["largest"] < 1e-3
     assert "Parts of a filler" in table_page(run)
     command = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
     result = here(capsys, monkeypatch, *command.split())
