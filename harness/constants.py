@@ -83,4 +83,3 @@ class Kind(StrEnum):
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
     INSTRUCTIONS = "instructions"
-    CAUSES = "causes"

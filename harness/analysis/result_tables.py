@@ -15,7 +15,6 @@ from harness.analysis.compare_with_baseline import (
     measure_effects_by_draw,
 )
 from harness.analysis.count_correct import Outcomes, Row, count_outcomes, group_by_setting
-from harness.analysis.intervention_effects import causes_table
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_texts_and_instructions import (
     instructions_table,
@@ -207,7 +206,6 @@ def _make_side_tables(
         "instructions": instructions_table(settings_by_instruction, pairs, references),
         "texts": text_table(settings, conditions),
         "sweeps": sweep_table(settings, conditions, baseline=design.baseline),
-        "causes": causes_table(settings, conditions),
         "mediators": mediator_table(merged, by=design.by),
         "audit": audit_table(merged, baseline=design.baseline, by=design.by),
     }

@@ -12,14 +12,13 @@ from typing import Any
 import pandas
 
 from harness.analysis import (
-    intervention_effects,
     mediators_and_audit,
     other_texts_and_instructions,
     pool_models,
     sweeps,
 )
 from harness.analysis.result_tables import Leaderboard, records
-from harness.display.comparison_columns import ACCURACY, UNGRADED_ENDINGS, show_word
+from harness.display.comparison_columns import ACCURACY, UNGRADED_ENDINGS
 from harness.display.comparison_tables import describe_words, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
@@ -70,10 +69,6 @@ def _show_lengths(lengths: Any) -> str:
 def _show_grader(accuracy: Any, change: Any) -> str:
     text = number(accuracy)
     return text if change is None else f"{text} {signed(change)}"
-
-
-def _show_validity(is_valid: Any) -> str:
-    return "yes" if is_valid else "no"
 
 
 SIDE_TABLES = (
@@ -150,23 +145,6 @@ SIDE_TABLES = (
             ),
             Column("p_adjusted", "p adj.", p_value),
             Column("best", "best", str),
-        ),
-    ),
-    SideTable(
-        key="causes",
-        heading="Parts of a filler{shared}, points",
-        meanings=intervention_effects.CAUSE_COLUMNS,
-        words=("model", "layout", "filler", "condition", "problems"),
-        columns=(
-            Column("layers", "layers", show_word),
-            Column("valid_attention", "weights add up to 1", _show_validity),
-            Column("difference low high", f"minus the gap [{LEVEL}]", difference),
-            Column("p_adjusted", "p adj.", p_value),
-        ),
-        remarks=(
-            "Each condition is compared with the position gap. With scale or bias alone, attention "
-            "weights do not add up to 1. This is not valid attention: no prompt makes a model "
-            "compute it.",
         ),
     ),
     SideTable(

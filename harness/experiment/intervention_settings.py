@@ -68,12 +68,6 @@ class FillerIntervention(_Layered):
     bias: bool = True
     """The filler's values are added."""
 
-    @property
-    def cell(self) -> dict[str, Any]:
-        """The layers, and the switches: whether other layers see the filler, scale, bias."""
-        switches = [self.other_layers, self.scale, self.bias]
-        return {"layers": name_layers(self.layers), "on": switches}
-
     @model_validator(mode="after")
     def _check_switches(self) -> Self:
         if self.other_layers and self.scale and self.bias:
