@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import pandas
-
 from harness.analysis import (
     mediators_and_audit,
     other_texts_and_instructions,
     pool_models,
     sweeps,
 )
-from harness.analysis.result_tables import Leaderboard, records
-from harness.display.comparison_columns import ACCURACY, UNGRADED_ENDINGS
+from harness.analysis.result_tables import Leaderboard
+from harness.display.comparison_columns import UNGRADED_ENDINGS
 from harness.display.comparison_tables import describe_words, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
@@ -29,10 +27,8 @@ from harness.display.format_values import (
     interval,
     number,
     p_value,
-    plural,
     signed,
 )
-from harness.display.published_numbers import Reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +174,6 @@ SIDE_TABLES = (
         on_request=True,
     ),
 )
-PUBLISHED_COLUMNS = (
-    replace(ACCURACY, heading="run %"),
-    Column("authors_rule", "authors'", number),
-    Column("reference", "published", number),
-    Column("difference low high", "difference", difference),
-    Column("reference_difference", "published difference", signed),
-)
-"""The columns of numbers in the table of published numbers."""
 
 
 def show_side_tables(board: Leaderboard) -> dict[str, Table]:
@@ -213,24 +201,3 @@ def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
         field, *_ = column.key.split()
         if any(row[field] is not None for row in rows):
             yield replace(column, legend=column.legend or side.meanings.get(field, ""))
-
-
-def show_reference(
-    table: pandas.DataFrame, published: Reference, differences: Sequence[str]
-) -> Table:
-    """Published numbers next to ours.
-
-    Args:
-        table: From `published_numbers.reference_table`.
-        published: The published numbers.
-        differences: The differences between their set-up and ours, as remarks.
-    """
-    rows = records(table)
-    shared_values, word_columns = describe_words(rows, ("model", "layout", "condition"))
-    title = ", ".join([f"Reference: {published.source}", *shared_values])
-    samples = published.setup.samples
-    remark = f"published: means of {samples} {plural('sample', samples)} per problem"
-    if not published.exact:
-        remark += f", read from a figure with an error of up to {published.uncertainty:g} points"
-    remarks = [f"{remark}.", *differences]
-    return Table(title, rows, [*word_columns, *PUBLISHED_COLUMNS], remarks)
