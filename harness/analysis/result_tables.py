@@ -11,7 +11,6 @@ import pandas
 from harness.analysis.compare_with_baseline import (
     Design,
     compare_outcomes,
-    count_changed_completions,
     measure_effects_by_draw,
 )
 from harness.analysis.count_correct import Outcomes, Row, count_outcomes, group_by_setting
@@ -105,9 +104,9 @@ def make_leaderboard(
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
     merged = merge_instructions(frame, design.reference_conditions)
-    outcomes = count_outcomes(merged, by=by, score=score)
+    outcomes = count_outcomes(merged, by, score)
     # before all other tables, because its errors say best what cannot be compared
-    comparison = compare_outcomes(outcomes, design, count_changed_completions(merged, by=by))
+    comparison = compare_outcomes(outcomes, design)
     return Leaderboard(
         comparison=comparison,
         side_tables=_make_side_tables(frame, merged, outcomes, design, join_conditions(runs)),
