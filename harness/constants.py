@@ -11,7 +11,7 @@ from typing import Any, Literal
 JsonObject = dict[str, Any]
 """An object of JSON: a line of a journal or a log, a receipt, a document."""
 
-# The study
+# The study: arXiv 2510.01032
 BASELINE = "wo"
 """The condition without a filler, the default baseline."""
 STUDIED = "mless"
@@ -32,7 +32,7 @@ the line break starts a new one on the right. So neither filler nor problem is e
 neighbour.
 """
 MAX_GEN_TOKS = 2048
-"""Tokens generated at most unless told, as in the authors' code."""
+"""The default maximum length of a completion in tokens, as in the authors' code."""
 
 # Statistics
 ALPHA = 0.05

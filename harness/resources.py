@@ -8,8 +8,8 @@ _PACKAGE = Path(__file__).resolve().parent
 
 def folder(name: str) -> Path:
     """A folder such as `tasks`: next to the package in a checkout, inside it in a wheel."""
-    inside = _PACKAGE / name
-    return inside if inside.is_dir() else _PACKAGE.parent / name
+    packaged_folder = _PACKAGE / name
+    return packaged_folder if packaged_folder.is_dir() else _PACKAGE.parent / name
 
 
 def task_version() -> float:

@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "`dataset`, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": Condition,
         "an intervention of the kind filler": intervention_settings.FillerIntervention,
+        "of the kind sink": intervention_settings.SinkIntervention,
         "of the kind redistribute": intervention_settings.RedistributeIntervention,
         "of the kind function": intervention_settings.FunctionIntervention,
         "`fewshot`": runs.FewshotConfig,

@@ -29,13 +29,13 @@ def summary(traces: AttentionTraces) -> str:
             row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "condition": condition}
             for mass, values in zip(MASSES, masses[condition][:, :, layer_index], strict=True):
                 # an empty completion has no queries, and so no number in any head
-                recorded = values[~np.isnan(values).all(1)]
-                row[mass] = recorded.mean() if recorded.size else np.nan
+                recorded_values = values[~np.isnan(values).all(1)]
+                row[mass] = recorded_values.mean() if recorded_values.size else np.nan
             rows.append(row)
-    queried = "problem" if header.queries == "prompt" else "completion"
+    query_segment = "problem" if header.queries == "prompt" else "completion"
     title = (
         f"{label_model(header.model)}, {len(problems)} problems; shares of the attention of the "
-        f"{queried}'s tokens"
+        f"{query_segment}'s tokens"
     )
     if controls := len(shared_problems(traces, traces.conditions)) - len(problems):
         title += f"; {controls} controls were traced and are left out here"

@@ -218,7 +218,10 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
 def _refuse_mismatch(
     name: str, model: PreTrainedModel, layers_path: str, loading_info: dict[str, Any]
 ) -> None:
-    """Raise ModelError for missing tensors, tensors of another shape, and unexpected tensors."""
+    """Raise ModelError for missing tensors, tensors of another shape, and unexpected tensors.
+
+    transformers would initialise a missing tensor at random.
+    """
     unexpected = [*_unexpected_tensors(model, layers_path, loading_info["unexpected_keys"])]
     mismatched = [key for key, *_ in loading_info["mismatched_keys"]]
     for keys, fault in (

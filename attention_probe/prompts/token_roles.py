@@ -215,11 +215,11 @@ def _align(base: TokenizedPrompt, prompt: TokenizedPrompt) -> NDArray[np.int32]:
     outside = np.flatnonzero(prompt.roles != FILLER)  # positions in `prompt`
     before, after = outside[outside < filler_start], outside[outside >= filler_end]
 
-    # from the front up to the filler
+    # the filler changes no token far before it, so equal tokens from the front are pairs
     prefix = _count_equal(base_keys[unpaired], keys[before])
     original[before[:prefix]] = unpaired[:prefix]
     unpaired = unpaired[prefix:]
-    # from the back down to it
+    # equal tokens from the back are pairs for the same reason
     suffix = _count_equal(base_keys[unpaired][::-1], keys[after][::-1])
     original[after[len(after) - suffix :]] = unpaired[len(unpaired) - suffix :]
 

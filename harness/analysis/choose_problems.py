@@ -108,7 +108,7 @@ def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
     draw = random.Random(criterion.seed)
     if criterion.n is not None:
         sampled_ids = {problem.id for problem in draw.sample(problems, criterion.n)}
-        # in the source's order
+        # `sample` returns them in a random order, and tables keep the order of the source
         problems = [problem for problem in problems if problem.id in sampled_ids]
     if criterion.controls:
         # of all problems, whatever was requested: a control must only match
@@ -161,17 +161,17 @@ def _list_candidates(source: Source, criterion: Criterion) -> list[Problem]:
     Raises:
         ConfigError: the source has no problem with one of these.
     """
-    required: dict[str, tuple[Any, ...]] = {}
+    required_values: dict[str, tuple[Any, ...]] = {}
     for name in ("subject", "level"):
         value = getattr(criterion, name)
-        required[name] = () if value is None else (value,)
-    required["id"] = criterion.ids
+        required_values[name] = () if value is None else (value,)
+    required_values["id"] = criterion.ids
     candidates = list(source.problems)
-    for name, values in required.items():
-        present = {getattr(problem, name) for problem in source.problems}
+    for name, values in required_values.items():
+        present_values = {getattr(problem, name) for problem in source.problems}
         for value in values:
-            if value not in present:
-                near = list_near(str(value), sorted(map(str, present)))
+            if value not in present_values:
+                near = list_near(str(value), sorted(map(str, present_values)))
                 raise ConfigError(
                     f"{source.name} has no problem of the {name} {value!r}: expected one of {near}."
                 )
@@ -214,11 +214,11 @@ def match_controls(
     Raises:
         ConfigError: a subject has too few problems that did not flip.
     """
-    unused = draw.sample(unflipped, len(unflipped))  # `min` takes the first of equals
+    unused_controls = draw.sample(unflipped, len(unflipped))  # `min` takes the first of equals
     pairs = []
     for problem in flipped:
         same_verdict = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"
-        candidates = [control for control in unused if control.subject == problem.subject]
+        candidates = [control for control in unused_controls if control.subject == problem.subject]
         if not candidates:
             raise ConfigError(
                 f"Subject {problem.subject!r} has too few problems that did not flip to be "
@@ -232,6 +232,6 @@ def match_controls(
                 abs(control.level - problem.level),
             ),
         )
-        unused.remove(nearest)
+        unused_controls.remove(nearest)
         pairs.append((nearest, problem))
     return pairs

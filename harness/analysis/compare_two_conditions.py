@@ -96,9 +96,9 @@ def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
         )
         for name, side in zip(names, sides, strict=True)
     ]
-    joined = pandas.concat(frames, ignore_index=True)
+    joined_frame = pandas.concat(frames, ignore_index=True)
     about = {"source": "pair", "model": model, "greedy": old.run.about.get("greedy")}
-    run = Run(name=" ".join(names), about=about, read=lambda: joined, read_prompts=list)
+    run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
     board = make_leaderboard([run], baseline=names[0], score=score)
     receipts = {side.run.name: {"name": side.run.name, **side.run.about} for side in sides}
     return replace(board, receipt=tuple(receipts.values()))

@@ -122,8 +122,10 @@ class Design:
 
     def name_row(self, contrast: str) -> str:
         """A contrast in the column `condition`: its condition alone if the baseline is usual."""
-        condition, against = read_contrast(contrast)
-        return condition if against == self.baseline else contrast_name(condition, against)
+        condition, baseline_name = read_contrast(contrast)
+        return (
+            condition if baseline_name == self.baseline else contrast_name(condition, baseline_name)
+        )
 
     def pair_contrasts(self) -> dict[str, tuple[str, str]]:
         """The condition of each contrast, and what it is compared with, by the name of its row."""
@@ -138,8 +140,10 @@ class Design:
 
     def describe_role(self, model: str, row_name: str) -> Row:
         """The columns role and primary of a difference."""
-        unregistered = {(name, self.name_row(contrast)) for name, contrast in self.unregistered}
-        is_registered = (model, row_name) not in unregistered and model not in self.interim
+        unregistered_rows = {
+            (name, self.name_row(contrast)) for name, contrast in self.unregistered
+        }
+        is_registered = (model, row_name) not in unregistered_rows and model not in self.interim
         is_contrast = self.contrasts is None or row_name in self.pair_contrasts()
         role = "tested" if is_registered and is_contrast else "exploratory"
         if row_name in self.reference_conditions:
@@ -211,15 +215,15 @@ def measure_effects_by_draw(
 def _compare_arms(arms: Arms, design: Design) -> list[Row]:
     """The rows of one setting: all conditions, then contrasts with another baseline."""
     rows = []
-    for name, (condition, against) in design.pair_conditions(arms).items():
-        if condition not in arms or against not in arms:
+    for name, (condition, baseline_name) in design.pair_conditions(arms).items():
+        if condition not in arms or baseline_name not in arms:
             continue
-        old, new = arms[against], arms[condition]
-        row = {**dict(new[0].setting), "condition": name, "baseline": against}
+        old, new = arms[baseline_name], arms[condition]
+        row = {**dict(new[0].setting), "condition": name, "baseline": baseline_name}
         looks = design.looks.get(str(row["model"]), 1)
         row |= {"margin": design.margin, "looks": looks, "role": "baseline"}
         row |= measure_accuracy(new[0])
-        if condition != against:
+        if condition != baseline_name:
             row |= design.describe_role(str(row["model"]), name)
             row |= _compare_pair(old[0], new[0], margin=design.margin, looks=looks)
             row |= _compare_replicates(old, new)
@@ -234,36 +238,36 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     refuse_unpaired(old, new)
     right, right_before = new.right_by_prompt, old.right_by_prompt
     samples = old.samples_by_prompt
-    gained, lost = _count_flips(old, new)
-    change = estimate_over_draws(
+    gains, losses = _count_flips(old, new)
+    difference = estimate_over_draws(
         old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
     )
     # of all pairs of a sample before and a sample after, those in which both have a graded answer
-    answered = right * old.graded_by_prompt - right_before * new.graded_by_prompt
-    answered_change = estimate_over_draws(
+    answered_changes = right * old.graded_by_prompt - right_before * new.graded_by_prompt
+    answered_difference = estimate_over_draws(
         # a problem has samples**2 such pairs under each prompt
-        old.sum_by_draw(answered),
+        old.sum_by_draw(answered_changes),
         old.sum_by_draw(samples**2),
         old.clusters,
     )
     answered_columns = ("answered_difference", "answered_low", "answered_high")
     # with several looks each has an equal share of alpha
-    equivalence_low, equivalence_high = change.interval(1 - 2 * ALPHA / looks)
+    equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / looks)
     share = margin / 100
     # both one-sided tests at alpha: the interval of level 1 - 2 alpha lies within the margin
     is_within = -share < equivalence_low and equivalence_high < share
     return {
         "draws": len(np.unique(old.draws)),
-        "p": change.p,
-        **to_points(change),
-        **to_points(answered_change, answered_columns),
-        "wrong_to_right": gained,
-        "right_to_wrong": lost,
+        "p": difference.p,
+        **to_points(difference),
+        **to_points(answered_difference, answered_columns),
+        "wrong_to_right": gains,
+        "right_to_wrong": losses,
         "solved_only_with": int((new.is_solved & ~old.is_solved).sum()),
         "solved_only_without": int((old.is_solved & ~new.is_solved).sum()),
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
-        "within_margin": is_within and change.clusters >= fewest_problems(share),
+        "within_margin": is_within and difference.clusters >= fewest_problems(share),
     }
 
 
@@ -281,9 +285,9 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
     samples = old.samples_by_prompt
     right, right_before = new.right_by_prompt, old.right_by_prompt
     pairs = old.k * int(samples.max())
-    gained = ((samples - right_before) * right).sum() / pairs
-    lost = (right_before * (samples - right)).sum() / pairs
-    return float(gained), float(lost)
+    gains = ((samples - right_before) * right).sum() / pairs
+    losses = (right_before * (samples - right)).sum() / pairs
+    return float(gains), float(losses)
 
 
 def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row:

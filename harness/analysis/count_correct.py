@@ -172,15 +172,15 @@ def _count_changed_completions(
 
     Empty if the frame has neither completions nor their checksums.
     """
-    text = "completion_checksum" if "completion_checksum" in frame else "completion"
-    if text not in frame:
+    text_column = "completion_checksum" if "completion_checksum" in frame else "completion"
+    if text_column not in frame:
         return {}
     keys = [*arm, "problem_id", "sample_index"]
-    first = frame.loc[frame["replicate"] == 0, [*keys, text]]
-    again = frame.loc[frame["replicate"] == 1, [*keys, text]]
+    first_samples = frame.loc[frame["replicate"] == 0, [*keys, text_column]]
+    repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, text_column]]
     # a condition that was not run again has no pairs
-    pairs = first.merge(again, on=keys)
-    is_changed = pairs[f"{text}_x"] != pairs[f"{text}_y"]
+    pairs = first_samples.merge(repeat_samples, on=keys)
+    is_changed = pairs[f"{text_column}_x"] != pairs[f"{text_column}_y"]
     changes: Any = is_changed.groupby([pairs[key] for key in arm], observed=True)
     return {(*key, 1): (int(group.sum()), len(group)) for key, group in changes}
 
@@ -224,20 +224,22 @@ def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
                 f"{outcomes.name}: samples are missing: expected {outcomes.repeats} of each "
                 f"problem, not of {names}."
             )
-    against = f"the baseline {baseline.condition}"
+    baseline_text = f"the baseline {baseline.condition}"
     problems, baseline_problems = set(arm.problem_ids.tolist()), set(baseline.problem_ids.tolist())
-    if unshared := list_first(sorted(map(str, problems ^ baseline_problems))):
+    if unshared_ids := list_first(sorted(map(str, problems ^ baseline_problems))):
         raise ComparisonError(
-            f"{arm.name}: its problems are not those of {against}: {len(problems)} against "
-            f"{len(baseline_problems)}; only one has {unshared}."
+            f"{arm.name}: its problems are not those of {baseline_text}: {len(problems)} against "
+            f"{len(baseline_problems)}; only one has {unshared_ids}."
         )
     if baseline.k != arm.k:
         raise ComparisonError(
-            f"{arm.name}: expected {baseline.repeats} samples per problem as {against} has, "
+            f"{arm.name}: expected {baseline.repeats} samples per problem as {baseline_text} has, "
             f"got {arm.repeats}."
         )
     if not np.array_equal(baseline.samples_by_prompt, arm.samples_by_prompt):
-        raise ComparisonError(f"{arm.name}: its draws of examples are not those of {against}.")
+        raise ComparisonError(
+            f"{arm.name}: its draws of examples are not those of {baseline_text}."
+        )
 
 
 def clustered_error(scores: npt.ArrayLike) -> float:

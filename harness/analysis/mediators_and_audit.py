@@ -92,7 +92,9 @@ def _repeat_baseline(problems: pandas.DataFrame, baseline: str) -> pandas.DataFr
     """For each row the baseline's means of its problem; missing in rows of the baseline."""
     index: Any = problems.index
     is_baseline = index.get_level_values("condition") == baseline
-    values = problems[is_baseline].droplevel("condition")
-    repeated: pandas.DataFrame = values.reindex(index.droplevel("condition")).set_axis(index)
-    repeated.loc[is_baseline] = np.nan
-    return repeated
+    baseline_means = problems[is_baseline].droplevel("condition")
+    means_by_row: pandas.DataFrame = baseline_means.reindex(index.droplevel("condition")).set_axis(
+        index
+    )
+    means_by_row.loc[is_baseline] = np.nan
+    return means_by_row

@@ -115,9 +115,9 @@ def merge_instructions(
     merged_conditions = [name for name in conditions if name not in instructions]
     names = frame["condition"].astype(str)
     numbers_by_sample = names.map(lambda name: numbers.get(name, 0))
-    merged = names.map(lambda name: merged_names.get(name, name))
+    conditions_by_sample = names.map(lambda name: merged_names.get(name, name))
     return frame.assign(
-        condition=pandas.Categorical(merged, merged_conditions, ordered=True),
+        condition=pandas.Categorical(conditions_by_sample, merged_conditions, ordered=True),
         # the samples of a condition keep different numbers
         sample_index=frame["sample_index"] + numbers_by_sample * (1 + frame["sample_index"].max()),
         instruction=numbers_by_sample,

@@ -133,19 +133,19 @@ def estimate_difference(
     total = int(sums.sum())
     # a negative difference is measured as its mirror image, so exchanging the conditions mirrors
     # the interval
-    directed = -sums if total < 0 else sums
-    subset_means = _draw_subset_means(directed, sizes)
+    directed_sums = -sums if total < 0 else sums
+    subset_means = _draw_subset_means(directed_sums, sizes)
     if total == 0:
         # A difference of 0 has no direction. Patterns of both directions make the interval mirror
         # exactly.
-        smaller, larger = _draw_subset_means(-directed, sizes)
+        smaller, larger = _draw_subset_means(-directed_sums, sizes)
         subset_means = np.hstack([subset_means, [-larger, -smaller]])
     return PairedDifference(
         difference=float(numbers.mean()) / k,
         p=sign_flip_test(sums),
         clusters=len(sums),
-        gains=int((directed > 0).sum()),
-        losses=int((directed < 0).sum()),
+        gains=int((directed_sums > 0).sum()),
+        losses=int((directed_sums < 0).sum()),
         subset_means=subset_means / k,
     )
 
@@ -154,10 +154,10 @@ def _draw_subset_means(sums: Integers, sizes: Integers) -> Floats:
     """As `PairedDifference.subset_means`, in samples per problem."""
     # Clusters of equal change and size are exchangeable, so the number of each kind suffices.
     kinds, counts = np.unique(np.column_stack([sums, sizes]), axis=0, return_counts=True)
-    plus = _draw_plus_counts(counts) @ kinds
-    minus = counts @ kinds - plus
+    plus_sums = _draw_plus_counts(counts) @ kinds
+    minus_sums = counts @ kinds - plus_sums
     with np.errstate(divide="ignore", invalid="ignore"):
-        means = np.stack([plus[:, 0] / plus[:, 1], minus[:, 0] / minus[:, 1]])
+        means = np.stack([plus_sums[:, 0] / plus_sums[:, 1], minus_sums[:, 0] / minus_sums[:, 1]])
     # where all signs are alike, one subset is empty, and no mean is rejected
     is_alike = np.isnan(means).any(axis=0)
     smaller = np.where(is_alike, -np.inf, means.min(axis=0))
@@ -189,13 +189,13 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
     if not len(sizes):
         return 1.0
     # smaller steps make the table of sums shorter and change no probability
-    common = math.gcd(*sizes.tolist())
-    sizes //= common
-    observed = abs(int(numbers.sum())) // common
+    common_divisor = math.gcd(*sizes.tolist())
+    sizes //= common_divisor
+    observed_sum = abs(int(numbers.sum())) // common_divisor
     total = int(sizes @ counts)
     if total > EXACT_SIGN_FLIPS:
-        plus = _draw_plus_counts(counts) @ sizes
-        extreme_patterns = int((np.abs(2 * plus - total) >= observed).sum())
+        plus_sums = _draw_plus_counts(counts) @ sizes
+        extreme_patterns = int((np.abs(2 * plus_sums - total) >= observed_sum).sum())
         return (1 + extreme_patterns) / (1 + SIGN_PATTERNS)
     chances: Floats = np.ones(1)  # [sum] of the sizes with a plus
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
@@ -205,7 +205,7 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
         spread[::size] = np.diff(bdtr(np.arange(count + 1), count, 0.5), prepend=0)
         chances = np.convolve(chances, spread).astype(np.float64, copy=False)
     # the distribution is symmetric, so the lower tail counts twice
-    return min(1.0, 2 * float(chances[: (total - observed) // 2 + 1].sum()))
+    return min(1.0, 2 * float(chances[: (total - observed_sum) // 2 + 1].sum()))
 
 
 def fewest_problems(margin: float) -> int:
@@ -232,9 +232,9 @@ def holm(p_values: npt.ArrayLike) -> Floats:
         https://www.jstor.org/stable/4615733.
     """
     p = np.asarray(p_values, dtype=float)
-    adjusted = np.full(p.shape, np.nan)
+    adjusted_p = np.full(p.shape, np.nan)
     order = np.argsort(p, kind="stable")  # NaN goes last
     order = order[: len(p) - int(np.isnan(p).sum())]
     steps = np.arange(len(order), 0, -1) * p[order]
-    adjusted[order] = np.minimum(1, np.maximum.accumulate(steps))
-    return adjusted
+    adjusted_p[order] = np.minimum(1, np.maximum.accumulate(steps))
+    return adjusted_p

@@ -102,9 +102,9 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
     """
     # models may have different numbers of samples; on a common denominator changes are integers
     k = math.lcm(*(samples for _, samples in changes))
-    scaled = np.array([change * (k // samples) for change, samples in changes])
-    clusters = np.arange(scaled.shape[1]) if clusters is None else clusters
-    effect = estimate_over_draws(scaled, np.full_like(scaled, k), clusters)
+    scaled_changes = np.array([change * (k // samples) for change, samples in changes])
+    clusters = np.arange(scaled_changes.shape[1]) if clusters is None else clusters
+    effect = estimate_over_draws(scaled_changes, np.full_like(scaled_changes, k), clusters)
     row: Row = {"models": len(changes), "problems": len(clusters)}
     if isinstance(effect, CrossedDifference):
         row |= to_points(effect, ("difference", "new_low", "new_high")) | {"new_p": effect.p}
@@ -263,13 +263,13 @@ def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
         float((residuals**2).sum()),
     ]
     # expected sums of squares as multiples of the components of models, problems and residual
-    expected = [
+    expected_squares = [
         [cells - same_model, models - same_problem, models - 1],
         [problems - same_model, cells - same_problem, problems - 1],
         [cells - same_model, cells - same_problem, cells - 1],
     ]
     # Least squares, because the components of problems and residual are not separable where each
     # problem was asked of a single model. Then only their sum matters.
-    model, problem, residual = np.linalg.lstsq(expected, squares)[0]
+    model, problem, residual = np.linalg.lstsq(expected_squares, squares)[0]
     terms = [same_model * model + residual, same_problem * problem + residual, -residual]
     return np.array(terms) / cells

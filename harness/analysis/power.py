@@ -58,18 +58,18 @@ def detection_power(effect: float, **plan: Any) -> float:
     Raises:
         ComparisonError: the discordance is out of range, or below the effect.
     """
-    size, planned = abs(effect), Plan(**plan)
+    size, settings = abs(effect), Plan(**plan)
     # independent samples of one problem disagree at most half of the time
-    most = 1 if planned.k == 1 else 0.5
-    if not (0 < planned.discordance <= most and size <= planned.discordance):
-        least = f"at least the effect, {size:g}," if size else "above 0"
+    largest = 1 if settings.k == 1 else 0.5
+    if not (0 < settings.discordance <= largest and size <= settings.discordance):
+        smallest = f"at least the effect, {size:g}," if size else "above 0"
         raise ComparisonError(
-            f"discordance: expected {least} and up to {most:g} with k = {planned.k}, "
-            f"got {planned.discordance:g}."
+            f"discordance: expected {smallest} and up to {largest:g} with k = {settings.k}, "
+            f"got {settings.discordance:g}."
         )
-    if planned.prompts > 1:
-        return _power_over_prompts(size, planned)
-    return _power_of_one_prompt(size, planned)
+    if settings.prompts > 1:
+        return _power_over_prompts(size, settings)
+    return _power_of_one_prompt(size, settings)
 
 
 def _power_over_prompts(size: float, plan: Plan) -> float:
@@ -99,11 +99,11 @@ def _power_of_one_prompt(size: float, plan: Plan) -> float:
     and the discordance determine h and the share of undecided problems.
     """
     k = plan.k
-    undecided = plan.discordance + math.sqrt(plan.discordance**2 - size**2)
-    right = 0.5 + size / (2 * undecided)
-    chances = undecided * np.diff(bdtr(np.arange(2 * k + 1), 2 * k, right), prepend=0)
+    undecided_share = plan.discordance + math.sqrt(plan.discordance**2 - size**2)
+    chance_right = 0.5 + size / (2 * undecided_share)
+    chances = undecided_share * np.diff(bdtr(np.arange(2 * k + 1), 2 * k, chance_right), prepend=0)
     # a settled problem does not change: k of its 2 k draws are right
-    chances[k] += 1 - undecided
+    chances[k] += 1 - undecided_share
     rng = np.random.default_rng(DEFAULT_SEED)
     problems = rng.multinomial(plan.n, chances / chances.sum(), size=SIMULATED_RUNS)
     changes = np.arange(-k, k + 1)

@@ -97,25 +97,25 @@ def make_leaderboard(
     references = _join_reference_conditions(runs)
     design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
     design = replace(design, score=score)
-    omitted = references.keys() - {design.baseline, *design.reference_conditions}
+    omitted_conditions = references.keys() - {design.baseline, *design.reference_conditions}
     # their baseline is another one than that of this table
-    if omitted:
-        frame = frame[~frame["condition"].isin(omitted)]
+    if omitted_conditions:
+        frame = frame[~frame["condition"].isin(omitted_conditions)]
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    merged = merge_instructions(frame, design.reference_conditions)
-    outcomes = count_outcomes(merged, by, score)
+    merged_frame = merge_instructions(frame, design.reference_conditions)
+    outcomes = count_outcomes(merged_frame, by, score)
     # before all other tables, because its errors say best what cannot be compared
     comparison = compare_outcomes(outcomes, design)
     return Leaderboard(
         comparison=comparison,
-        side_tables=_make_side_tables(frame, merged, outcomes, design, join_conditions(runs)),
+        side_tables=_make_side_tables(frame, merged_frame, outcomes, design, join_conditions(runs)),
         baseline=design.baseline,
         contrasts=design.contrasts,
         primary=design.primary,
         reference_conditions=design.reference_conditions,
         by=tuple(by),
-        clusters=merged["cluster"].nunique() if "cluster" in merged else 0,
+        clusters=merged_frame["cluster"].nunique() if "cluster" in merged_frame else 0,
         omitted=omitted_problems,
         draws=_measure_draws(outcomes, design),
         score=score,
@@ -130,14 +130,14 @@ def _keep_shared_problems(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, in
         ComparisonError: two models have no problem in common.
     """
     settings = frame.groupby(["model", "layout"], observed=True)["problem_id"]
-    problems = [set(names) for names in settings.unique()]
-    shared, omitted = set.intersection(*problems), set.union(*problems)
-    omitted -= shared
-    if not shared:
+    ids_by_setting = [set(names) for names in settings.unique()]
+    shared_ids, omitted_ids = set.intersection(*ids_by_setting), set.union(*ids_by_setting)
+    omitted_ids -= shared_ids
+    if not shared_ids:
         raise ComparisonError("The runs have no problem in common.")
-    if omitted:
-        frame = frame[frame["problem_id"].isin(shared)].reset_index(drop=True)
-    return frame, len(omitted)
+    if omitted_ids:
+        frame = frame[frame["problem_id"].isin(shared_ids)].reset_index(drop=True)
+    return frame, len(omitted_ids)
 
 
 def _make_design(
@@ -165,7 +165,7 @@ def _make_design(
     return replace(
         design,
         looks=looks,
-        interim={str(entry["model"]) for entry in find_interim(run.about for run in runs)},
+        interim={str(receipt["model"]) for receipt in find_interim(run.about for run in runs)},
         contrasts=contrasts,
         primary=primary,
         unregistered=_find_unregistered(runs, contrasts or ()),
@@ -260,7 +260,11 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
 
 def find_interim(receipts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The receipts of runs that have fewer problems than were planned."""
-    return [entry for entry in receipts if (entry.get("planned") or 0) > entry.get("problems", 0)]
+    return [
+        receipt
+        for receipt in receipts
+        if (receipt.get("planned") or 0) > receipt.get("problems", 0)
+    ]
 
 
 def task_name(receipts: Iterable[Mapping[str, Any]]) -> str:
@@ -282,15 +286,15 @@ def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | 
 
     Both are None if no run registered any.
     """
-    registered = [run.about for run in runs if run.about.get("contrasts") is not None]
-    if not registered:
+    receipts = [run.about for run in runs if run.about.get("contrasts") is not None]
+    if not receipts:
         return None, None
     names: dict[str, None] = {}
-    for facts in registered:
+    for facts in receipts:
         names |= dict.fromkeys(map(str, facts["contrasts"]))
     conditions: set[str] = set().union(*map(_list_conditions, runs))
     contrasts = tuple(name for name in names if set(read_contrast(name)) <= conditions)
-    primaries = {facts.get("primary") for facts in registered}
+    primaries = {facts.get("primary") for facts in receipts}
     # runs that name different primary contrasts have no common one
     primary = primaries.pop() if len(primaries) == 1 else None
     return contrasts, primary if primary in contrasts else None
@@ -300,11 +304,11 @@ def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tup
     """Models with contrasts that their run did not register. A log registers none."""
     unregistered = set()
     for name in contrasts:
-        condition, against = read_contrast(name)
+        condition, baseline_name = read_contrast(name)
         for run in runs:
             conditions = _list_conditions(run)
             # a run without `wo` may be compared with the `wo` of another run
-            has_both = condition in conditions and against in [*conditions, BASELINE]
+            has_both = condition in conditions and baseline_name in [*conditions, BASELINE]
             if has_both and name not in (run.about.get("contrasts") or ()):
                 unregistered.add((str(run.about["model"]), name))
     return unregistered
@@ -338,8 +342,8 @@ def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> s
 def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
     """A table as CSV with quoted strings. The receipt follows in lines that begin with `#`."""
     rows = table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
-    entries = [*board.receipt, {"score": board.score}] if board.score else board.receipt
-    notes = [f"# {json.dumps(entry, sort_keys=True, default=str)}" for entry in entries]
+    receipts = [*board.receipt, {"score": board.score}] if board.score else board.receipt
+    notes = [f"# {json.dumps(facts, sort_keys=True, default=str)}" for facts in receipts]
     return "\n".join([rows, *notes])
 
 

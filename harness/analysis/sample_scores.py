@@ -100,10 +100,12 @@ def _mark_majority(samples: pandas.DataFrame, prompts: Sequence[str], k: int) ->
     Answers are equal if their strings are. A sample without an answer does not vote.
     """
     options: Any = {"observed": True, "sort": False, "dropna": False}
-    ordered = samples.reset_index(drop=True).sort_values("sample_index", kind="stable")
-    first = ordered[ordered.groupby(list(prompts), **options).cumcount() < k]
-    same_answers = first.groupby([*prompts, "answer"], **options)["right"]
-    votes = same_answers.transform("size").where(first["answer"].notna(), 0)
+    ordered_samples = samples.reset_index(drop=True).sort_values("sample_index", kind="stable")
+    first_samples = ordered_samples[
+        ordered_samples.groupby(list(prompts), **options).cumcount() < k
+    ]
+    same_answers = first_samples.groupby([*prompts, "answer"], **options)["right"]
+    votes = same_answers.transform("size").where(first_samples["answer"].notna(), 0)
     # of equal numbers, `idxmax` takes the first
-    majority = votes.groupby([first[name] for name in prompts], **options).idxmax()
+    majority = votes.groupby([first_samples[name] for name in prompts], **options).idxmax()
     return np.isin(np.arange(len(samples)), majority)

@@ -37,11 +37,11 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
         if row["role"] == "tested":
             family = (row["model"], row["layout"]) if primary else None
             families.setdefault(family, []).append(row)
-    for tested in families.values():
-        primary_rows = [row for row in tested if row["condition"] == primary]
+    for tested_rows in families.values():
+        primary_rows = [row for row in tested_rows if row["condition"] == primary]
         _judge_tests(primary_rows, families=len(families), least_p=0.0)
         gate = max((row["p_adjusted"] for row in primary_rows), default=0.0)
-        secondary_rows = [row for row in tested if row["condition"] != primary]
+        secondary_rows = [row for row in tested_rows if row["condition"] != primary]
         _judge_tests(secondary_rows, families=len(families), least_p=gate)
 
 
@@ -49,8 +49,8 @@ def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> Non
     """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
     # Holm within a family, Bonferroni over the families and over the looks at a growing run
     looks = np.array([row.get("looks", 1) for row in tested])
-    shared = np.minimum(1, families * looks * holm([row["p"] for row in tested]))
-    for row, p in zip(tested, np.maximum(least_p, shared).tolist(), strict=True):
+    shared_p = np.minimum(1, families * looks * holm([row["p"] for row in tested]))
+    for row, p in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):
         verdict = choose_verdict(p, row["difference"], within_margin=row["within_margin"])
         if row.get("unmeasured") and verdict not in PASSED:
             verdict = "unmeasured"

@@ -33,8 +33,8 @@ def plot(
     from harness.runs.find_runs import locate
     from harness.runs.read_runs import Run
 
-    loaded = [Run.load(run, metric=metric) for run in locate(runs)]
-    board = make_leaderboard(loaded, baseline=baseline, margin=margin, score=score)
+    loaded_runs = [Run.load(run, metric=metric) for run in locate(runs)]
+    board = make_leaderboard(loaded_runs, baseline=baseline, margin=margin, score=score)
     receipt = {
         "baseline": board.baseline,
         "margin": float(board.comparison["margin"].iloc[0]),
@@ -42,6 +42,6 @@ def plot(
         "seed": DEFAULT_SEED,
         "runs": list(board.receipt),
     }
-    for name, (figure, numbers) in draw_figures(board, loaded, kind or []):
+    for name, (figure, numbers) in draw_figures(board, loaded_runs, kind or []):
         for path in write_figure(figure, numbers, output, name, {"figure": name, **receipt}):
             typer.echo(f"{path.suffix[1:]:<4} {path}")

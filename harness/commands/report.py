@@ -44,8 +44,8 @@ def report(
     read_attention = import_module("attention_probe.figures.trace_figures").read_attention
     paths = locate(runs)
     if not traces:
-        recorded = [path / RECORDED for path in paths if isinstance(path, Path)]
-        traces = [path for path in recorded if path.is_dir()]
+        recorded_traces = [path / RECORDED for path in paths if isinstance(path, Path)]
+        traces = [path for path in recorded_traces if path.is_dir()]
     heads = list(dict.fromkeys(head)) if head else None
     curves = [
         read_attention(path, layer=layer, heads=heads, definition=definition) for path in traces

@@ -46,11 +46,11 @@ def explain_comparison(
         warnings.insert(0, f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}.")
     if board.omitted:
         warnings.append(f"{board.omitted} problems are left out, because not all models have them.")
-    compared = [row for row in rows if row["role"] != "baseline"]
-    if not compared:
+    compared_rows = [row for row in rows if row["role"] != "baseline"]
+    if not compared_rows:
         return {}, warnings, ["There is only one condition, so nothing is compared."]
     # what is said about all rows must hold for the one with the fewest draws
-    draws = min(row["draws"] for row in compared)
+    draws = min(row["draws"] for row in compared_rows)
     is_for_new_examples = draws >= FEWEST_DRAWS
     has_examples = any((run.get("settings") or {}).get("fewshot") for run in board.receipt)
     examples = ""
@@ -60,14 +60,14 @@ def explain_comparison(
         examples = " with these examples"
     facts = {
         "baseline": label(board.baseline),
-        "flips": define_flips(max(row["repeats"] for row in compared)),
+        "flips": define_flips(max(row["repeats"] for row in compared_rows)),
     }
-    judged = [row for row in compared if row["p_adjusted"] is not None]
-    if judged:
-        facts |= _describe_tests(board, judged, examples)
-    remarks = [*_remark_tests(board, compared, judged)]
+    judged_rows = [row for row in compared_rows if row["p_adjusted"] is not None]
+    if judged_rows:
+        facts |= _describe_tests(board, judged_rows, examples)
+    remarks = [*_remark_tests(board, compared_rows, judged_rows)]
     if board.score:
-        remarks = [*_remark_solved(compared), *remarks]
+        remarks = [*_remark_solved(compared_rows), *remarks]
     if is_for_new_examples:
         remarks.append(
             f"{draws} draws of examples: intervals and p are for new draws from the same pool, "
@@ -85,26 +85,28 @@ def explain_comparison(
     return facts, warnings, remarks
 
 
-def _describe_tests(board: Leaderboard, judged: Sequence[Row], examples: str) -> dict[str, Any]:
+def _describe_tests(
+    board: Leaderboard, judged_rows: Sequence[Row], examples: str
+) -> dict[str, Any]:
     """The facts for the legends of the adjusted p and the verdict."""
     # The instruction with the number 0 is the run's own.
     instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
     prompts = "this prompt"
     if len(instructions) > 1:
         prompts = f"{len(instructions)} instructions together"
-    margin = judged[0]["margin"]
+    margin = judged_rows[0]["margin"]
     unit = "clusters" if board.clusters else "problems"
     return {
-        "adjustment": _describe_adjustment(board, judged),
+        "adjustment": _describe_adjustment(board, judged_rows),
         "prompts": prompts + examples,
         "margin": margin,
         "fewest": f"{fewest_problems(margin / 100)} {unit}",
     }
 
 
-def _describe_adjustment(board: Leaderboard, judged: Sequence[Row]) -> str:
+def _describe_adjustment(board: Leaderboard, judged_rows: Sequence[Row]) -> str:
     """How p is adjusted for several tests. The primary contrast is in no family of Holm."""
-    family = [row for row in judged if not row["primary"]]
+    family = [row for row in judged_rows if not row["primary"]]
     if not family:
         return " of the primary contrast alone"
     tests = f"{len(family)} {plural('test', len(family))}"
@@ -112,37 +114,37 @@ def _describe_adjustment(board: Leaderboard, judged: Sequence[Row]) -> str:
         article = "the" if len(family) == 1 else "all"
         return f", adjusted by Holm over {article} {tests} of this table, not named before the run"
     names = ", ".join(dict.fromkeys(label(row["condition"]) for row in family))
-    registered = "named before the run"
+    origin = "named before the run"
     if board.primary:
-        registered += " besides the primary contrast"
-        if has_several_settings(judged):
+        origin += " besides the primary contrast"
+        if has_several_settings(judged_rows):
             tests = "tests of each model and layout"
-    return f", adjusted by Holm over the {tests} {registered} ({names})"
+    return f", adjusted by Holm over the {tests} {origin} ({names})"
 
 
 def _warn_of_looks(board: Leaderboard) -> Iterator[str]:
     """Runs that are smaller than planned, and runs that grew after their table was printed."""
-    for entry in find_interim(board.receipt):
+    for receipt in find_interim(board.receipt):
         yield (
-            f"{entry['model']}: interim, {entry['problems']} of {entry['planned']} planned "
+            f"{receipt['model']}: interim, {receipt['problems']} of {receipt['planned']} planned "
             "problems, so there is no verdict yet."
         )
-    for entry in board.receipt:
-        if (looks := entry.get("looks", 1)) > 1:
+    for receipt in board.receipt:
+        if (looks := receipt.get("looks", 1)) > 1:
             yield (
-                f"{entry['model']}: look {looks}. Problems or samples were added after a table was "
-                f"printed, so p is multiplied by {looks}."
+                f"{receipt['model']}: look {looks}. Problems or samples were added after a table "
+                f"was printed, so p is multiplied by {looks}."
             )
 
 
-def _remark_solved(compared: Sequence[Row]) -> Iterator[str]:
+def _remark_solved(compared_rows: Sequence[Row]) -> Iterator[str]:
     """How many problems one side of each contrast solves at least once, and the other never."""
-    has_settings = has_several_settings(compared)
+    has_settings = has_several_settings(compared_rows)
     counts = []
-    for row in compared:
+    for row in compared_rows:
         setting = f", {row['model']}, {row['layout']}" if has_settings else ""
-        solved = f"{row['solved_only_with']} and {row['solved_only_without']}"
-        counts.append(f"{label(row['condition'])}{setting} {solved}")
+        solved_counts = f"{row['solved_only_with']} and {row['solved_only_without']}"
+        counts.append(f"{label(row['condition'])}{setting} {solved_counts}")
     yield (
         "Problems solved at least once only with the condition, and only with its baseline: "
         f"{'; '.join(counts)}."
@@ -164,26 +166,26 @@ def has_several_settings(rows: Sequence[Row]) -> bool:
 
 
 def _remark_tests(
-    board: Leaderboard, compared: Sequence[Row], judged: Sequence[Row]
+    board: Leaderboard, compared_rows: Sequence[Row], judged_rows: Sequence[Row]
 ) -> Iterator[str]:
     if board.primary:
         share = ""
-        if has_several_settings(compared):
+        if has_several_settings(compared_rows):
             share = ", with an equal share of alpha for each model and layout"
         yield (
             f"*: the primary contrast, tested first{share}. "
             "The other contrasts are tested only if it is significant."
         )
-    if not judged:
+    if not judged_rows:
         yield (
             "No contrast was named before the run, so all are exploratory: "
             "p is not adjusted, and there is no verdict."
         )
-    elif len(judged) < len(compared):
+    elif len(judged_rows) < len(compared_rows):
         yield (
             "exploratory: not named before the run, so p is not adjusted, and there is no verdict."
         )
-    contrasts = [row["condition"] for row in compared if row["baseline"] != board.baseline]
+    contrasts = [row["condition"] for row in compared_rows if row["baseline"] != board.baseline]
     if contrasts:
         names = ", ".join(dict.fromkeys(contrasts))
         yield f"{names}: the first condition minus the second."

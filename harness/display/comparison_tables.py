@@ -49,8 +49,8 @@ def _depends_on_format(row: Row) -> bool:
     if row["difference"] is None:
         return False
     # Without any pair of answered samples there is no difference among them.
-    answered = 0.0 if row["answered_difference"] is None else row["answered_difference"]
-    return bool(abs(answered - row["difference"]) >= ROUNDS_TO_ZERO)
+    answered_difference = 0.0 if row["answered_difference"] is None else row["answered_difference"]
+    return bool(abs(answered_difference - row["difference"]) >= ROUNDS_TO_ZERO)
 
 
 def show_leaderboard(board: Leaderboard) -> Table:

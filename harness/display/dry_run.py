@@ -117,8 +117,8 @@ def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
         is_baseline = plain.condition.is_plain and plain.condition.has_examples
         if is_baseline and (plain.layout, plain.draw) == (arm.layout, arm.draw):
             # of the first problem; the separators are the same under all
-            added = arm.lengths[0] - plain.lengths[0]
-            return f"{text} + {added - arm.prompts[0].filler_tokens}"
+            added_tokens = arm.lengths[0] - plain.lengths[0]
+            return f"{text} + {added_tokens - arm.prompts[0].filler_tokens}"
     return text
 
 
@@ -173,10 +173,10 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
     interventions = [condition for condition in config.conditions if condition.intervention]
     if interventions:
         number = len(interventions)
-        checked = count_checked(len(plan.dataset.problems))
+        checked_prompts = count_checked(len(plan.dataset.problems))
         yield (
             f"arms      {number} conditions have an intervention, "
-            f"which is checked on {checked} prompts of each"
+            f"which is checked on {checked_prompts} prompts of each"
         )
     layers = config.record_attention
     if layers:
@@ -185,8 +185,8 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
             names = f"Layers {list_first([*map(str, layers)], 9)}"
         yield f"records   attention in {names}, of the first sample of each prompt"
     if prompt_tokens:
-        most = plan.size * config.max_gen_toks
-        yield f"tokens    {prompt_tokens:,} in prompts, at most {most:,} generated"
+        most_tokens = plan.size * config.max_gen_toks
+        yield f"tokens    {prompt_tokens:,} in prompts, at most {most_tokens:,} generated"
     else:
         yield "tokens    unknown: name a tokenizer (--set model.model_args.tokenizer=NAME)"
 
@@ -245,9 +245,10 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
             draws = config.draws
             assumption += f" and a standard deviation between draws of {spread}"
         effect = _find_smallest_effect(config, problems, draws, alpha=ALPHA / tests)
-        tested = ", ".join(contrast_name(*pair) for pair in contrasts)
+        tested_contrasts = ", ".join(contrast_name(*pair) for pair in contrasts)
         yield (
-            f"detects   smallest difference: {effect} ({tested}; {power}, {alpha}, {assumption})"
+            f"detects   smallest difference: {effect} ({tested_contrasts}; {power}, {alpha}, "
+            f"{assumption})"
         )
     sentences = [condition for condition in config.conditions if condition.sentence]
     random_ids = [condition for condition in config.conditions if condition.random_ids]

@@ -218,7 +218,8 @@ def _align(
     """The lines of a grid of texts, as `tabulate` writes it."""
     alignments = [("left", "right")[numeric] for numeric in is_numeric]
     text = tabulate(grid, headers, tablefmt=tablefmt, disable_numparse=True, colalign=alignments)
-    return str(text).split("\n")  # also an empty last line
+    # not `splitlines`, which would drop an empty last line
+    return str(text).split("\n")
 
 
 def _write_text(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
@@ -249,7 +250,7 @@ def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequen
     Columns of words before the first column of numbers can become such headings. A table of words
     only keeps its last column.
     """
-    # the number of columns before the first column of numbers
+    # numbers are never headings, so these are the columns before the first column of numbers
     most_columns = [*is_numeric[:-1], True].index(True)
     for group_columns in range(most_columns + 1):
         headings, *body = [row[group_columns:] for row in grid]

@@ -74,9 +74,9 @@ def count(value: Any) -> str:
     return number(value)
 
 
-def flips(up: Any, down: Any) -> str:
+def flips(gains: Any, losses: Any) -> str:
     """Flips from wrong to right and from right to wrong."""
-    return NONE if _is_missing(up) or _is_missing(down) else f"{count(up)}/{count(down)}"
+    return NONE if _is_missing(gains) or _is_missing(losses) else f"{count(gains)}/{count(losses)}"
 
 
 def define_flips(samples: int) -> str:

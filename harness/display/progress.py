@@ -84,7 +84,7 @@ def loading(log: Path) -> Iterator[None]:
     Args:
         log: The log of vLLM's processes, from which the step is read. Other backends write none.
     """
-    stopped = Event()
+    stop_event = Event()
     start = time.monotonic()
     # what is there was written before this load
     log_start = log.stat().st_size if log.exists() else 0
@@ -92,7 +92,7 @@ def loading(log: Path) -> Iterator[None]:
     def watch_log() -> None:
         printed_step = ""
         printed_at = 0.0
-        while not stopped.wait(1.0):
+        while not stop_event.wait(1.0):
             text = b""
             if log.exists():
                 text = log.read_bytes()[log_start:]
@@ -107,7 +107,7 @@ def loading(log: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        stopped.set()
+        stop_event.set()
 
 
 class Progress:
@@ -228,10 +228,10 @@ class Progress:
         remaining = 0.0
         # the last bar counts all tasks
         for task in self._bars.tasks[:-1]:
-            finished = task if self._count_finished(task) else total
+            reference_task = task if self._count_finished(task) else total
             mean = self._most_tokens / 2
-            if self._count_finished(finished):
-                mean = finished.fields["tokens"] / self._count_finished(finished)
+            if self._count_finished(reference_task):
+                mean = reference_task.fields["tokens"] / self._count_finished(reference_task)
             lengths = [tokens for name, tokens in running if name == task.description]
             remaining += ((task.remaining or 0) - len(lengths)) * mean
             for length in lengths:

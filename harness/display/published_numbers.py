@@ -53,12 +53,12 @@ def read_reference(name: str) -> Reference:
     Raises:
         ConfigError: there is no such file, or it does not fit the schema.
     """
-    shipped = resources.folder("results") / "reference"
+    shipped_folder = resources.folder("results") / "reference"
     path = Path(name)
     if not path.is_file():
-        path = shipped / f"{path.name.removesuffix('.yaml')}.yaml"
+        path = shipped_folder / f"{path.name.removesuffix('.yaml')}.yaml"
     if not path.is_file():
-        names = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
+        names = ", ".join(sorted(file.stem for file in shipped_folder.glob("*.yaml")))
         raise ConfigError(f"Reference {name!r}: expected a YAML file, or one of {names}.")
     return validate(Reference, read_values(path, "reference"), path)
 
@@ -76,18 +76,20 @@ def reference_table(comparison: pandas.DataFrame, reference: Reference) -> panda
     Returns:
         A frame with the columns of `REFERENCE_COLUMNS`.
     """
-    measured = comparison.rename(columns={"model": "label"})
-    measured["name"] = measured["label"].map(_normalise)
+    run_rows = comparison.rename(columns={"model": "label"})
+    run_rows["name"] = run_rows["label"].map(_normalise)
     rows = []
-    for entry in reference.accuracies:
-        for condition, accuracy in entry.conditions.items():
-            row = {"model": entry.model, "name": _normalise(entry.model)}
+    for published in reference.accuracies:
+        for condition, accuracy in published.conditions.items():
+            row = {"model": published.model, "name": _normalise(published.model)}
             rows.append({**row, "condition": condition, "reference": accuracy})
-    published = pandas.DataFrame(rows)
-    was_run = published["name"].isin(measured["name"])
+    reference_rows = pandas.DataFrame(rows)
+    was_run = reference_rows["name"].isin(run_rows["name"])
     if was_run.any():
-        published = published[was_run]
-    return published.merge(measured, on=["name", "condition"], how="left")[list(REFERENCE_COLUMNS)]
+        reference_rows = reference_rows[was_run]
+    return reference_rows.merge(run_rows, on=["name", "condition"], how="left")[
+        list(REFERENCE_COLUMNS)
+    ]
 
 
 def show_reference(table: pandas.DataFrame, reference: Reference) -> Table:

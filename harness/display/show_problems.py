@@ -49,15 +49,17 @@ def describe_run(run: Run) -> str:
         conditions.append(name if count == 1 else f"{count} {name}")
     problems = frame["problem_id"].nunique()
     layouts = ", ".join(frame["layout"].unique())
-    counted = frame[~frame["condition"].isin(references)]
-    counts = counted["verdict"].value_counts()
+    counted_samples = frame[~frame["condition"].isin(references)]
+    counts = counted_samples["verdict"].value_counts()
     rows = [{"verdict": verdict, "samples": count} for verdict, count in counts[counts > 0].items()]
     columns = [
         Column("verdict", "verdict", str, numeric=False),
         Column("samples", "samples", "{:,}".format),
-        Column("samples", "share", lambda count: f"{count / len(counted):.1%}"),
+        Column("samples", "share", lambda count: f"{count / len(counted_samples):.1%}"),
     ]
-    title = f"Verdicts on the samples of {list_first(list(counted['condition'].unique()), 6)}:"
+    title = (
+        f"Verdicts on the samples of {list_first(list(counted_samples['condition'].unique()), 6)}:"
+    )
     receipt = receipt_line({"name": run.name, **run.about}).removeprefix("receipt: ")
     lines = [
         fold([receipt]),
@@ -92,21 +94,21 @@ def describe_changes(
     total = sum(outcomes.values())
     # with several draws of examples, a problem counts once for each
     noun = "problems" if total <= row["problems"] else "problems by draw"
-    listed = f"{matching} of {total} {noun}"
+    selection = f"{matching} of {total} {noun}"
     filters = {"subject": criterion.subject, "level": criterion.level}
     filter_texts = [f"{name} {value}" for name, value in filters.items() if value]
     if filter_texts:
-        listed += f" ({', '.join(filter_texts)})"
-    listed += f", {str(criterion.flip).replace('_', ' ')}"
+        selection += f" ({', '.join(filter_texts)})"
+    selection += f", {str(criterion.flip).replace('_', ' ')}"
     if row["repeats"] > 1:
-        listed += ", compared by the share of correct samples"
+        selection += ", compared by the share of correct samples"
     if outcomes["undecided"]:
-        listed += f"; {outcomes['undecided']} have no verdict under one of the two conditions"
+        selection += f"; {outcomes['undecided']} have no verdict under one of the two conditions"
     lines = [
         f"difference  {change} points, {LEVEL} interval",
         f"flips       {flip_counts}: {define_flips(row['repeats'])}",
         f"A/A         {repeat}",
-        f"listed      {listed}",
+        f"listed      {selection}",
     ]
     return fold(lines, hyphens=False, indent=12)
 
@@ -130,11 +132,11 @@ def print_changes(
         console.print()
         _print_title(console, f"{outcome.replace('_', ' ')}  {problem.id}", prompts[0])
         console.print(spell_out(text.strip(), console.encoding), overflow="fold")
-        expected = _CHANGES.get(outcome, (None, None))
-        for prompt, is_correct in zip(prompts, expected, strict=True):
-            correct = [verdict == "correct" for verdict in prompt.verdicts]
+        expected_verdicts = _CHANGES.get(outcome, (None, None))
+        for prompt, is_correct in zip(prompts, expected_verdicts, strict=True):
+            are_correct = [verdict == "correct" for verdict in prompt.verdicts]
             # the sample that shows the change
-            index = correct.index(is_correct) if is_correct in correct else 0
+            index = are_correct.index(is_correct) if is_correct in are_correct else 0
             console.print(Text(label(prompt.condition), style="bold"))
             _print_samples(console, prompt, [index], limit)
 
@@ -231,8 +233,8 @@ def _shorten(text: str, limit: int) -> str:
 
     The middle stays if it has 40 characters or fewer.
     """
-    hidden = len(text) - limit
-    if hidden <= 40:
+    hidden_count = len(text) - limit
+    if hidden_count <= 40:
         return text
     start = limit // 2
-    return f"{text[:start]}\n[{hidden:,} characters left out]\n{text[start + hidden :]}"
+    return f"{text[:start]}\n[{hidden_count:,} characters left out]\n{text[start + hidden_count :]}"

@@ -179,8 +179,8 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
             # A board that is split has only side tables whose first two words are model and layout.
             words = [*side.words[:2], *board.by, *side.words[2:]]
             shared_values, word_columns = describe_words(rows, words)
-            shared = "".join(f", {value}" for value in shared_values)
-            title = side.heading.replace("{shared}", shared)
+            title_end = "".join(f", {value}" for value in shared_values)
+            title = side.heading.replace("{shared}", title_end)
             columns = [*word_columns, *_filled_columns(side, rows)]
             tables[side.key] = Table(title, rows, columns, side.remarks)
     return tables

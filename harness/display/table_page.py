@@ -95,8 +95,8 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
         raise ConfigError("--reference has numbers for all problems together: use it without --by.")
     if options.score and (options.reference or "audit" in options.side_tables):
         raise ConfigError("--audit and --reference count single samples: use them without --score.")
-    loaded = [Run.load(run, metric=options.metric) for run in locate(runs)]
-    groups = group_by_table(loaded) if options.models else [loaded]
+    loaded_runs = [Run.load(run, metric=options.metric) for run in locate(runs)]
+    groups = group_by_table(loaded_runs) if options.models else [loaded_runs]
     pages = [_make_page(group, options) for group in groups]
     if len(pages) > 1:
         names = [_name_page(page.board) for page in pages]
@@ -153,7 +153,7 @@ def _add_reference(page: _Page, name: str) -> None:
 
 def _name_page(board: Leaderboard) -> str:
     """The dataset and the runs."""
-    runs = [str(entry["name"]) for entry in board.receipt]
+    runs = [str(receipt["name"]) for receipt in board.receipt]
     return f"{task_name(board.receipt)}, {list_first(runs)}"
 
 
@@ -168,7 +168,7 @@ def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:
     footer = []
     for page in pages:
         tables += page.tables
-        footer += [receipt_line(entry) for entry in page.board.receipt]
+        footer += [receipt_line(receipt) for receipt in page.board.receipt]
     if form == "text" and not explain:
         footer.insert(0, "--explain adds the meaning of each column.")
     return render(tables, form, footer, explain=explain)

@@ -125,7 +125,7 @@ class ServedModel:
         try:
             self._session: ClientSession = self._runner.run(self._connect())
             self._served = self._runner.run(self._describe())
-        except BaseException:  # an interruption too
+        except BaseException:  # Ctrl-C must close the connections too
             self.close()
             raise
 

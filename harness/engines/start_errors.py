@@ -36,7 +36,7 @@ LOAD_STEPS = {
     "INFO": "starting vLLM",
     "Starting to load model": "loading weights",
     "Warming up": "warming up",
-    "Warming up model for the compilation": "warming up and compiling",  # on a CPU
+    "Warming up model for the compilation": "warming up and compiling",  # vLLM on a CPU
     "for vLLM's torch.compile": "compiling",  # 0.28; "disabling torch.compile" is no step
     "Starting torch.compile": "compiling",
     "Capturing CUDA graphs": "capturing CUDA graphs",
@@ -100,7 +100,7 @@ class ChildErrors:
     def last(self) -> str:
         """The end of the text that was written until now, at most `STORED_ERROR_BYTES`."""
         self._has_read_mark.clear()
-        with suppress(OSError):  # closed
+        with suppress(OSError):  # `close` may have come first
             os.write(self._write, _MARK)
             self._has_read_mark.wait(timeout=5)
         return self._stored.decode(errors="replace")

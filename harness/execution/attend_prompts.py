@@ -88,8 +88,7 @@ def attention(
     Args:
         model: A folder, a hub name, or `smollm2`.
         prompts: Token ids, or texts, before which the tokenizer puts its special tokens.
-        layers: Counted from 1, such as `[1, 3]` or `1-3`, or `all`; they are returned in ascending
-            order.
+        layers: From 1, such as `[1, 3]` or `1-3`, or `all`; returned in ascending order.
         queries: The queries whose weights are returned one by one, such as `last:16` or `all`. None
             for no query: their memory grows with their number.
         **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`.
@@ -98,8 +97,8 @@ def attention(
         A list with an array for each prompt; it also has their tokens, rows, and a page.
 
     Raises:
-        ConfigError: no such layer, or the model's attention cannot be opened (sliding windows,
-            sinks, soft caps).
+        ConfigError: no such layer, or the model's attention cannot be opened (sinks, soft caps,
+            latent attention).
         ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
     """
     name = smollm2_model.resolve_model(model)

@@ -88,13 +88,21 @@ class BuiltPrompt:
         return [span for role, span in self.spans if role == "filler"]
 
     @property
+    def example_span(self) -> tuple[int, int] | None:
+        """The half-open range of positions from the first to the last token of the examples."""
+        if self.offsets is None or "demonstration" not in dict(self.spans):
+            return None
+        positions = np.flatnonzero(self.token_roles == DEMONSTRATION)
+        return int(positions[0]), int(positions[-1]) + 1
+
+    @property
     def token_roles(self) -> NDArray[np.int8]:
         """The role of each token, as an index into TOKEN_ROLES.
 
         A token that covers any of a filler is a filler token. Any other token has the role of most
         of its visible characters, or of most of its blanks if it has only blanks.
         """
-        assert self.offsets is not None  # the tokenizer is known
+        assert self.offsets is not None  # callers know the tokenizer
         characters = count_characters(self.text, self.spans, self.offsets)
         visible = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
         has_visible = visible.any(axis=1, keepdims=True)
@@ -121,7 +129,8 @@ def count_characters(
         offsets: The characters of each token.
         with_blanks: Whether blanks count.
     """
-    roles = np.zeros(len(text), np.int8)  # template
+    # role 0: text outside all segments is the chat template's
+    roles = np.zeros(len(text), np.int8)
     for role, (start, end) in spans:
         roles[start:end] = TOKEN_ROLES.index(role)
     has_role = np.eye(len(TOKEN_ROLES), dtype=np.int32)[roles]

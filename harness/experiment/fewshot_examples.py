@@ -80,10 +80,10 @@ class FewshotConfig(Strict):
     num_fewshot: int = Field(default=8, ge=1)
     """The number of examples in a prompt. A file's are all used."""
     draws: int = Field(default=1, ge=1)
-    """The number of sets of examples. Each problem has all, or `repeats`."""
+    """The number of draws. Each problem has all, or `repeats`."""
     pool: int | None = Field(default=None, ge=1)
-    """The number of problems for examples, which are not asked. By default 5 times `num_fewshot`;
-    for one draw, `num_fewshot`."""
+    """The number of problems from which draws are taken. By default 5 times `num_fewshot`; for one
+    draw, `num_fewshot`."""
     seed: int = DEFAULT_SEED
     """The seed of pool and draws."""
     path: Path | None = None
@@ -108,9 +108,7 @@ class FewshotConfig(Strict):
         """Split the problems into questions and draws of examples.
 
         Entire clusters become examples, so that no example gives an answer away, and a draw has at
-        most one problem of each cluster. The clusters of the questions are assigned to the draws in
-        turn: each cluster has the same number of draws, and the draws have about equally many.
-        Problems that are appended to the file change neither examples nor earlier assignments.
+        most one problem of each cluster.
 
         Args:
             problems: The problems.
@@ -146,20 +144,27 @@ class FewshotConfig(Strict):
         for problem_id in stored_ids.pool:
             clusters.pop(problem_by_id[problem_id].counts_with, None)
         names = list(clusters)
-        draws = []
-        for index, example_ids in enumerate(stored_ids.draws):
-            # A draw has every n-th cluster from a start, and from those before it,
-            # so that all draws have about equally many.
-            starts = [(index - step) % self.draws for step in range(draws_per_problem)]
-            draws.append(
-                Draw(
-                    number=0 if self.draws == 1 else index + 1,
-                    examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
-                    frame=self.frame,
-                    clusters=frozenset().union(*(names[start :: self.draws] for start in starts)),
-                )
+        draws = [
+            Draw(
+                number=0 if self.draws == 1 else index + 1,
+                examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
+                frame=self.frame,
+                clusters=self._assign_clusters(index, names, draws_per_problem),
             )
+            for index, example_ids in enumerate(stored_ids.draws)
+        ]
         return [problem for problem in problems if problem.counts_with in clusters], draws
+
+    def _assign_clusters(
+        self, draw: int, names: Sequence[str], draws_per_problem: int
+    ) -> frozenset[str]:
+        """The clusters that a draw asks, by the draw's index: in turn, so all ask about as many.
+
+        Problems that are appended to the file do not change earlier assignments.
+        """
+        # every n-th cluster from the draw's own start, and from the starts of the draws before it
+        starts = [(draw - step) % self.draws for step in range(draws_per_problem)]
+        return frozenset().union(*(names[start :: self.draws] for start in starts))
 
     def _choose_examples(self, clusters: Mapping[str, list[Problem]]) -> ExampleIds:
         """Choose clusters at random for the pool, and the examples of each draw from the pool."""

@@ -4,7 +4,9 @@
   output is `scale x original + bias`. The intervention switches either term off in some layers, and
   decides whether the other layers see the filler. If they do not, the filler is not in the prompt:
   positions after it are moved, and in Layer 1 its keys and values are added, which depend only on
-  its tokens and their positions.
+  its tokens and their positions. With `keep`, later tokens see only some of the filler's tokens.
+- `sink`: the first token, on which heads put the attention that they do not need (an attention
+  sink), counts as if it stood there several times.
 - `redistribute`: the activations of an MLP that are nearest to zero move outward. It follows ARM of
   Shi et al. (arXiv 2510.01032), which takes its statistics over a prompt. Here the statistics are
   of one token, as tokens come in chunks and from caches.
@@ -67,12 +69,30 @@ class FillerIntervention(_Layered):
     """Original tokens get less weight, as with the filler."""
     bias: bool = True
     """The filler's values are added."""
+    keep: Literal["first", "middle", "last"] | None = None
+    """Later tokens see only these tokens of the filler: `first`, `middle` or `last`."""
+    count: int = Field(default=1, ge=1)
+    """The number of tokens to keep."""
+    hide: Literal["filler", "examples"] = "filler"
+    """With `keep`: the tokens that are hidden. `examples` is a sham: as many tokens of the
+    examples, and all of the filler is seen."""
+
+    @property
+    def has_phantoms(self) -> bool:
+        """Whether keys are added for a filler that is not in the prompt."""
+        return not self.other_layers and (self.scale or self.bias)
 
     @model_validator(mode="after")
     def _check_switches(self) -> Self:
+        if self.keep:
+            if not (self.other_layers and self.scale and self.bias):
+                raise ValueError("keep: expected no other_layers, scale or bias beside it")
+            return self
+        if self.hide != "filler" or self.count != 1:
+            raise ValueError("count and hide: expected keep, one of first, middle, last")
         if self.other_layers and self.scale and self.bias:
             raise ValueError("other_layers, scale and bias are all on, which changes nothing")
-        if not self.other_layers and (self.scale or self.bias) and self.layers != (1,):
+        if self.has_phantoms and self.layers != (1,):
             raise ValueError(
                 "other_layers is off, so scale and bias need Layer 1: "
                 "later layers depend on earlier layers"
@@ -85,6 +105,7 @@ class FillerIntervention(_Layered):
         prompt_ids: tuple[int, ...],
         baseline_ids: tuple[int, ...],
         filler_span: tuple[int, int] | None,
+        example_span: tuple[int, int] | None = None,
     ) -> Resolved:
         """The intervention on one prompt.
 
@@ -93,9 +114,11 @@ class FillerIntervention(_Layered):
             prompt_ids: The prompt's token ids.
             baseline_ids: The token ids of the same prompt without a filler.
             filler_span: The half-open range of the filler's positions.
+            example_span: The half-open range of the examples' positions.
 
         Raises:
-            PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted.
+            PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted, or
+                has fewer tokens than are to be kept or hidden.
         """
         size = len(prompt_ids) - len(baseline_ids)
         first, last = filler_span or (0, 0)
@@ -112,7 +135,7 @@ class FillerIntervention(_Layered):
                 "prompt of the baseline."
             )
         start = starts[0]
-        resolved = {
+        resolved: dict[str, Any] = {
             "kind": self.kind,
             "layers": self.layer_indices,
             "start": start,
@@ -120,12 +143,53 @@ class FillerIntervention(_Layered):
             "scale": self.scale,
             "bias": self.bias,
         }
+        if self.keep:
+            resolved |= {"scale": False, "bias": False}
+            if self.hide == "examples":
+                return resolved | self._hide_examples(location, last - first, example_span)
+            return resolved | {"kept": self._find_kept(location, first, last)}
         if self.other_layers:
             return resolved
-        if self.scale or self.bias:
+        if self.has_phantoms:
             return resolved | {"phantom": list(prompt_ids[start : start + size])}
         # without both only the position gap remains, which is the same for all layers
         return resolved | {"layers": [], "phantom": []}
+
+    def _find_kept(self, location: str, first: int, last: int) -> list[int]:
+        """The half-open range of the tokens to keep, of a filler from `first` to before `last`."""
+        spare = last - first - self.count
+        if spare < 0:
+            raise PromptMismatchError(
+                f"{location}: keep: expected count up to the filler's {last - first} tokens, "
+                f"got {self.count}."
+            )
+        kept = first + {"first": 0, "middle": spare // 2, "last": spare}[str(self.keep)]
+        return [kept, kept + self.count]
+
+    def _hide_examples(
+        self, location: str, filler_size: int, example_span: tuple[int, int] | None
+    ) -> dict[str, int]:
+        """The first tokens of the examples, as many as `keep` would hide of the filler."""
+        hidden = filler_size - self.count
+        start, end = example_span or (0, 0)
+        if end - start < hidden:
+            raise PromptMismatchError(
+                f"{location}: hide: expected {hidden} tokens of examples, got {end - start}."
+            )
+        return {"start": start, "size": hidden}
+
+
+class SinkIntervention(_Layered):
+    """Counts the first token several times, as if its copies stood there: adds log(count)."""
+
+    kind: Literal["sink"]
+    """`sink`"""
+    count: float = Field(gt=0, allow_inf_nan=False)
+    """How many times the first token counts; below 1 it counts less."""
+
+    def resolve(self, *_: object) -> Resolved:
+        """The intervention, which is the same on all prompts."""
+        return {"kind": self.kind, "layers": self.layer_indices, "count": self.count}
 
 
 class RedistributeIntervention(_Layered):
@@ -184,7 +248,10 @@ class FunctionIntervention(_Layered):
         }
 
 
+CHANGES_ATTENTION = ("filler", "sink")
+"""The kinds that change attention; the others change activations."""
+
 Intervention = Annotated[
-    FillerIntervention | RedistributeIntervention | FunctionIntervention,
+    FillerIntervention | SinkIntervention | RedistributeIntervention | FunctionIntervention,
     Field(discriminator="kind"),
 ]

@@ -74,7 +74,7 @@ class MadeConfig(Strict):
         the differences of one sum, and the quotients of one product.
         """
         generator = random.Random(self.seed)
-        indices: dict[int, None] = {}  # an ordered set
+        indices: dict[int, None] = {}  # a set would lose the order
         while len(indices) < (self.count or min(self._possible, 200)):
             indices[generator.randrange(self._possible)] = None
         low, high = self.operands

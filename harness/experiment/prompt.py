@@ -112,7 +112,7 @@ class Prompt:
         roles = chain(["system"], cycle(["user", "assistant"]))
         messages = [
             {"role": role, "content": join_texts(turn)}
-            # the roles never end
+            # not strict, because the roles never end
             for role, turn in zip(roles, self.turns, strict=False)
         ]
         return messages if self.system else messages[1:]
@@ -263,7 +263,7 @@ def _insert_filler(
                 block[:0] = insertion
         case Placement.END:
             _, between, _ = settings.frame
-            # after the problem, and before the rest of the format and the cue
+            # index 2: after the problem, before the rest of the format and the cue
             question[2:2] = [separator, *(insertion if between else filler)]
         case Placement.RANDOM:
             seed = f"{condition.seed}:{key}"

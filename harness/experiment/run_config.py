@@ -71,7 +71,7 @@ class RunConfig(Strict):
     """`math500`, a file, or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings. `{causes: mless, layers: 1}` adds the arms
-    of a condition's filler: `causes` names the condition."""
+    of the filler of `mless`."""
     sweep: None = None
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
     baseline: str | None = None
@@ -99,15 +99,14 @@ class RunConfig(Strict):
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
-    """The number of samples of each problem. If it is below the number of draws of examples, each
-    problem has this number of draws."""
+    """The number of samples of each problem. Below the number of draws of examples, it is each
+    problem's number of draws."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
     """The maximum length of a completion, in tokens."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
     planned: int | None = Field(default=None, ge=1)
-    """The number of problems that the run will have. Tables of fewer have no verdict and are no
-    looks."""
+    """The final number of problems. Tables of fewer have no verdict and are no looks."""
     record_attention: Literal["all"] | Layers | None = Field(
         default=None, union_mode="left_to_right"
     )

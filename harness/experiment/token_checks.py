@@ -151,7 +151,11 @@ def _add_intervention(
 ) -> BuiltPrompt:
     """Add the intervention to the prompt, or to the baseline's if only Layer 1 has the filler."""
     resolved = intervention.resolve(
-        location, prompt.token_ids or (), baseline.token_ids or (), prompt.filler_span
+        location,
+        prompt.token_ids or (),
+        baseline.token_ids or (),
+        prompt.filler_span,
+        prompt.example_span,
     )
     return replace(baseline if "phantom" in resolved else prompt, intervention=resolved)
 

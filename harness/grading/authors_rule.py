@@ -26,8 +26,8 @@ def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
     answer = authors_answer(text)
     if answer is None or gold is None:
         return answer == gold, answer == gold
-    rewritten, expected = rewrite(answer), rewrite(gold)
-    return rewritten in expected, rewritten == expected
+    rewritten_answer, rewritten_gold = rewrite(answer), rewrite(gold)
+    return rewritten_answer in rewritten_gold, rewritten_answer == rewritten_gold
 
 
 def authors_answer(text: str) -> str | None:
@@ -90,7 +90,7 @@ def _brace_fractions(text: str) -> str:
 
     If only one character follows a `\frac`, the text stays as it is.
     """
-    braced, *fractions = text.split("\\frac")
+    braced_text, *fractions = text.split("\\frac")
     for fraction in fractions:
         if fraction[0] != "{":
             if len(fraction) < 2:
@@ -99,5 +99,5 @@ def _brace_fractions(text: str) -> str:
             if denominator[0] != "{":
                 denominator = f"{{{denominator[0]}}}{denominator[1:]}"
             fraction = f"{{{numerator}}}{denominator}"
-        braced += "\\frac" + fraction
-    return braced
+        braced_text += "\\frac" + fraction
+    return braced_text

@@ -20,7 +20,7 @@ _BRACE = re.compile(
     r"|\\[\\{}]|[{}]"
 )
 # No possessive repetition here: before Python 3.11.5 it lets a lookahead pass that has failed.
-_NOTHING = re.compile(  # blanks, TeX's spaces, dots in place of an answer, braces and fonts around
+_NOTHING = re.compile(  # counts as an empty box: blanks, dots in place of an answer, braces, fonts
     r"(?:[\s~{}$]|\.{2,}(?!\.)|\\[ ,;:!>]"
     r"|\\(?:quad|qquad|enspace|thinspace|space|[lc]?dots)(?![A-Za-z])"
     r"|\\(?:[hv]space\*?|[hv]?phantom)\{[^{}]*\}"

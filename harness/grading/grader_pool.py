@@ -166,11 +166,11 @@ class GraderPool:
 
     def _receive(self, worker: Worker) -> None:
         """Read a worker's replies. Without a reply it has ended."""
-        received = worker.replies.read(2**16)
-        if not received:
+        received_bytes = worker.replies.read(2**16)
+        if not received_bytes:
             self._lose(worker, "crashed", None)
             return
-        *lines, worker.received = (worker.received + received).split(b"\n")
+        *lines, worker.received = (worker.received + received_bytes).split(b"\n")
         for line in lines:
             if worker.job is None:  # the first line means that the worker has started
                 worker.is_ready, self._failed_starts = True, 0

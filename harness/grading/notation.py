@@ -185,8 +185,8 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = without_words(_COMMAND.sub(_rename_command, text))
-    grouped = _GROUPED if commas_group else _GROUPED_NOT_BY_COMMA
-    clauses = [grouped.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
+    group_pattern = _GROUPED if commas_group else _GROUPED_NOT_BY_COMMA
+    clauses = [group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
     text = "".join(clauses)
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = map(_without_blanks, pieces[::2])
@@ -215,15 +215,15 @@ def split_outside_brackets(
     if not any(separator in plain_text for separator in separators):
         return [plain_text], []
     pieces: list[str] = []
-    matched: list[str] = []
+    matched_separators: list[str] = []
     start = 0
     for match in _match_outside_brackets(plain_text):
         token = match.group().rstrip(" ")
         if token in separators:
             pieces.append(plain_text[start : match.start()])
-            matched.append(token)
+            matched_separators.append(token)
             start = match.end()
-    return [*pieces, plain_text[start:]], matched
+    return [*pieces, plain_text[start:]], matched_separators
 
 
 def _match_outside_brackets(plain_text: str) -> Iterator[re.Match[str]]:
@@ -319,7 +319,7 @@ def _without_blanks(piece: str) -> str:
 def _without_redundant_braces(text: str) -> str:
     """Remove braces that print nothing: around the text, an entry, or a side of a relation."""
     stack: list[tuple[int, bool]] = []
-    dropped: set[int] = set()
+    dropped_positions: set[int] = set()
     before = ""
     for match in TOKEN.finditer(text) if "{" in text else ():
         token = match.group()
@@ -329,6 +329,8 @@ def _without_redundant_braces(text: str) -> str:
             start, is_removable = stack.pop()
             is_last = match.end() == len(text)
             if is_removable and (is_last or text.startswith(_ENDS_GROUP, match.end())):
-                dropped |= {start, match.start()}
+                dropped_positions |= {start, match.start()}
         before = token.rstrip(" ")
-    return "".join(character for index, character in enumerate(text) if index not in dropped)
+    return "".join(
+        character for index, character in enumerate(text) if index not in dropped_positions
+    )

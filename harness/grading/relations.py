@@ -162,10 +162,12 @@ def same_sets(answer: str, target: str) -> bool | None:
             return None
         if len(line.letters) > 1:
             return None
-        common = answers & targets
-        if not common:
+        common_members = answers & targets
+        if not common_members:
             return False
-        is_proper |= any(len(set(membership)) == min(2, len(membership)) for membership in common)
+        is_proper |= any(
+            len(set(membership)) == min(2, len(membership)) for membership in common_members
+        )
         if not line.point.letters:
             break
     return is_proper
@@ -193,7 +195,7 @@ class _NumberLine:
         self.index, self.bounds = index, dict(_INFINITIES)
         self.order: list[Value] = []
         for text in texts:
-            self.contains(text, any)  # which collects the bounds
+            self.contains(text, any)  # for its side effect: it collects the bounds
         self.order = sorted(set(self.bounds.values()))
         memberships = []
         for text in texts:
@@ -231,8 +233,8 @@ class _NumberLine:
             return comma([self.contains(member, comma) for member in members])
         pieces, operators = split_outside_brackets(text, SET_OPERATORS)
         if "\\setminus" in operators:
-            full_set, *removed = split_outside_brackets(text, frozenset(["\\setminus"]))[0]
-            is_removed = [self.contains(piece, any) for piece in removed]
+            full_set, *removed_sets = split_outside_brackets(text, frozenset(["\\setminus"]))[0]
+            is_removed = [self.contains(piece, any) for piece in removed_sets]
             return self.contains(full_set, any) and not any(is_removed)
         if operators:
             return any([self.contains(piece, any) for piece in pieces])
@@ -255,18 +257,18 @@ class _NumberLine:
             raise Unreadable("no set")
         return all([*map(self.compares, _ENDS[kind], entries)])
 
-    def satisfies(self, left: str, operator: str, right: str) -> bool:
+    def satisfies(self, left_term: str, operator: str, right_term: str) -> bool:
         """Whether the number satisfies `x<5`, `5>x`, `-x<5` or `|x|<5`."""
-        if not _SIGNED_VARIABLE.fullmatch(left):
-            left, operator, right = right, FLIPPED.get(operator, ""), left
-        if not _SIGNED_VARIABLE.fullmatch(left) or operator not in FLIPPED:
+        if not _SIGNED_VARIABLE.fullmatch(left_term):
+            left_term, operator, right_term = right_term, FLIPPED.get(operator, ""), left_term
+        if not _SIGNED_VARIABLE.fullmatch(left_term) or operator not in FLIPPED:
             raise Unreadable("no comparison of a letter")
-        self.letters.add(left.strip("-|"))
-        is_satisfied = self.compares(operator, right)
-        if left[0] not in "-|":
+        self.letters.add(left_term.strip("-|"))
+        is_satisfied = self.compares(operator, right_term)
+        if left_term[0] not in "-|":
             return is_satisfied
-        is_opposite = self.compares(FLIPPED[operator], f"-({right})")
-        if left[0] == "-":
+        is_opposite = self.compares(FLIPPED[operator], f"-({right_term})")
+        if left_term[0] == "-":
             return is_opposite
         choose = any if operator in (">", "\\ge", "=") else all
         return choose([is_satisfied, is_opposite])

@@ -109,12 +109,14 @@ def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
         return False
     # Equal texts first: 5 also matches 5 cm, and each target may be matched once.
     equal = Counter(answers) & Counter(targets)
-    unmatched = [*(Counter(targets) - equal).elements()]
+    unmatched_targets = [*(Counter(targets) - equal).elements()]
     for answer in (Counter(answers) - equal).elements():
-        match = next((target for target in unmatched if _same_element(answer, target)), None)
+        match = next(
+            (target for target in unmatched_targets if _same_element(answer, target)), None
+        )
         if match is None:
             return False
-        unmatched.remove(match)
+        unmatched_targets.remove(match)
     return True
 
 
@@ -162,7 +164,7 @@ def _same_enclosed(answer: str, target: str) -> bool:
         answers, targets = split_members(answer), split_members(target)
         if answers != [answer] or targets != [target]:
             return _same_in_any_order(answers, targets)
-        # the elements and the condition of sets by a condition
+        # sets by a condition, as `\{x|x<5\}`: elements and condition are compared in order
         answers, targets = (
             split_outside_brackets(inner, CONDITIONS)[0] for inner in (answer_inner, target_inner)
         )
@@ -191,10 +193,10 @@ def _same_rounded(relation: str, exact: str, decimal: str, target: str) -> bool:
     digits = len(target.partition(".")[2])
     if digits < 2 or decimal != target:
         return False
-    value, rounded = approximate(exact), approximate(decimal)
-    if value is None or rounded is None:
+    exact_value, decimal_value = approximate(exact), approximate(decimal)
+    if exact_value is None or decimal_value is None:
         return False
-    return abs(value - rounded) <= 0.500001 * 10.0**-digits
+    return abs(exact_value - decimal_value) <= 0.500001 * 10.0**-digits
 
 
 def _same_relation(answer: Relation, target: Relation) -> bool:

@@ -34,17 +34,17 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
     budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
         settings = PromptSettings(layout=layout)
-        (built,) = build_checked_prompts(
+        (condition_prompts,) = build_checked_prompts(
             dataset.problems, [condition], settings, model, max_gen_toks=budget
         )
     # raw and chat prompts have the same segments and turns, so the last layout's stand for both
-    if built.prompts and built.prompts[0].prompt.answer:
+    if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer:
         raise ConfigError(
             "A task of lm-eval cannot begin the answer: use another placement, or `mless run`."
         )
     documents = [
         make_document(problem, prompt.prompt, condition, layout)
-        for problem, prompt in zip(dataset.problems, built.prompts, strict=True)
+        for problem, prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
     return {"test": datasets.Dataset.from_list(documents)}
 
@@ -82,22 +82,24 @@ def grade_responses(
     `graded`: the JSON text of an earlier run. If all do, no grader is started.
     """
     jobs: dict[tuple[int, int], tuple[GradeJob, AuditJob]] = {}
-    graded: list[list[str]] = []
+    grades_by_document: list[list[str]] = []
     for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
-        graded.append([getattr(completion, "graded", "") for completion in completions])
+        grades_by_document.append([getattr(completion, "graded", "") for completion in completions])
         for index, completion in enumerate(completions):
-            if not graded[row][index]:
+            if not grades_by_document[row][index]:
                 jobs[row, index] = _make_jobs(completion, doc)
     if jobs:
         with GraderPool(audits=True) as pool:
             for key, (grade_job, audit_job) in jobs.items():
                 pool.submit((key, "grade"), grade_job)
                 pool.submit((key, "audit"), audit_job)
-            results: dict[Any, Any] = dict(pool.drain())
+            grades_by_tag: dict[Any, Any] = dict(pool.drain())
         for row, index in jobs:
             key = row, index
-            graded[row][index] = as_text(results[key, "grade"], results[key, "audit"])
-    return graded
+            grades_by_document[row][index] = as_text(
+                grades_by_tag[key, "grade"], grades_by_tag[key, "audit"]
+            )
+    return grades_by_document
 
 
 def _make_jobs(completion: str, doc: Mapping[str, Any]) -> tuple[GradeJob, AuditJob]:
@@ -118,7 +120,7 @@ def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[st
     wrong. The verdicts of other graders are in the sample logs, and `mless table --audit` shows
     them.
     """
-    verdicts = [json.loads(graded)["verdict"] for graded in results[0]]
+    verdicts = [json.loads(grade_text)["verdict"] for grade_text in results[0]]
     return {
         "accuracy": fmean(verdict == "correct" for verdict in verdicts),
         "graded": fmean(verdict in GRADED for verdict in verdicts),

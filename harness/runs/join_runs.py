@@ -82,11 +82,11 @@ def describe_problem_differences(old: Run, new: Run) -> str:
         return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
     if not old.problems or not new.problems:
         return ""
-    shared = [name for name in old.problems if name in new.problems]
-    if not shared:
+    shared_ids = [name for name in old.problems if name in new.problems]
+    if not shared_ids:
         return "they have no problem in common"
-    changed = [name for name in shared if old.problems[name] != new.problems[name]]
-    return f"different problems have the ids {list_first(changed)}" if changed else ""
+    changed_ids = [name for name in shared_ids if old.problems[name] != new.problems[name]]
+    return f"different problems have the ids {list_first(changed_ids)}" if changed_ids else ""
 
 
 def _refuse_repeated_runs(runs: Sequence[Run]) -> None:

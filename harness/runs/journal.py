@@ -94,20 +94,22 @@ class Journal:
         for number, line in _complete_lines(self.path):
             size += len(line)
             if number == 1:
-                stored = _decode(_HEADER_DECODER, self.path, number, line)
+                stored_header = _decode(_HEADER_DECODER, self.path, number, line)
                 # as it would be read from the file, with lists in place of tuples
-                if changes := differences(stored, json.loads(json.dumps(header))):
+                if changes := differences(stored_header, json.loads(json.dumps(header))):
                     raise changed_settings(self.path, changes)
                 continue
             key = _decode(decoder, self.path, number, line).key
             if key in self.keys:
                 raise JournalError(f"{self.path}, line {number}: the key {key} occurs twice.")
             self.keys.add(key)
-        torn = os.fstat(self._file).st_size - size
-        if torn > 0:
+        torn_bytes = os.fstat(self._file).st_size - size
+        if torn_bytes > 0:
             # so that the next record does not continue the torn line
             os.ftruncate(self._file, size)
-            self.repair = f"{self.path.name}: an incomplete last line of {torn} bytes was removed"
+            self.repair = (
+                f"{self.path.name}: an incomplete last line of {torn_bytes} bytes was removed"
+            )
         if size == 0:
             self._write_line(header)
 
@@ -187,9 +189,11 @@ def differences(old: Any, new: Any, key: str = "") -> list[str]:
 
 def describe_differences(old: JsonObject, new: JsonObject) -> str:
     """The settings that are in both mappings and differ; empty if there are none."""
-    shared = old.keys() & new.keys()
+    shared_keys = old.keys() & new.keys()
     return "; ".join(
-        differences({name: old[name] for name in shared}, {name: new[name] for name in shared})
+        differences(
+            {name: old[name] for name in shared_keys}, {name: new[name] for name in shared_keys}
+        )
     )
 
 
@@ -200,10 +204,10 @@ def changed_settings(path: Path, changes: list[str]) -> JournalError:
     arguments) is named only if nothing else changed.
     """
     keys = ("config.", "limit", "contrasts", "primary")
-    named = [change for change in changes if change.startswith(keys)] or changes
-    text = "; ".join(named[:4])
-    if len(named) > 4:
-        text += f"; and {len(named) - 4} more"
+    named_changes = [change for change in changes if change.startswith(keys)] or changes
+    text = "; ".join(named_changes[:4])
+    if len(named_changes) > 4:
+        text += f"; and {len(named_changes) - 4} more"
     return JournalError(
         f"{path.parent} was begun with other settings. Changed: {text}. Undo the change to "
         "continue that run, or choose another --output."

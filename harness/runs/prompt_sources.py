@@ -159,9 +159,9 @@ def build_source(
     arms = build_checked_prompts(dataset.problems, conditions, settings, model)
     prompts = []
     for arm in arms:
-        for problem, built in zip(dataset.problems, arm.prompts, strict=True):
-            stored = Prompt.of(dataset.source, arm, problem, built)
-            prompts.append(AnsweredPrompt(**structs.asdict(stored)))
+        for problem, built_prompt in zip(dataset.problems, arm.prompts, strict=True):
+            stored_prompt = Prompt.of(dataset.source, arm, problem, built_prompt)
+            prompts.append(AnsweredPrompt(**structs.asdict(stored_prompt)))
     return Source(
         name=f"{dataset.name} ({dataset.source})",
         kind="dataset",

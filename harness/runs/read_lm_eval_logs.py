@@ -55,7 +55,7 @@ def read_logs(
     names = dict.fromkeys([BASELINE, *named_conditions(), *(condition for condition, _ in arms)])
     order = list(names)
     prompts: list[AnsweredPrompt] = []
-    # the study's conditions first, then the others in the order of their files
+    # tables have this order: the study's conditions first, the others as their files come
     for arm in sorted(arms, key=lambda arm: (arm[1], order.index(arm[0]))):
         prompts += arms[arm][1]
     return {

@@ -91,7 +91,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     problems: dict[str, str] = {}
     filters: dict[str, None] = {}
     for origin, values, line in read_lines(path):
-        # an ordered set
+        # a set would lose the order
         filters[line.filter] = None
         filter_name = filter_name or line.filter
         if line.filter != filter_name:

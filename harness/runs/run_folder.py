@@ -65,10 +65,11 @@ class RunFolder:
                 self.identity = continue_identity(path, identity, prompts)
             header = as_json(self.identity)
             expand(path)
-            if is_new:  # a run may have begun here, but nothing of it needs protection
+            if is_new:  # a run may have begun here, but without a sample nothing needs protection
                 for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
                     (path / name).unlink(missing_ok=True)
-            elif differences(read_header(journal), header):  # the run is extended
+            elif differences(read_header(journal), header):
+                # an extended run is unfinished again
                 (path / RECEIPT).unlink(missing_ok=True)
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
@@ -77,9 +78,8 @@ class RunFolder:
             self.journal = stack.enter_context(Journal(journal, header))
             try:
                 read_prompts(path)
-            except (
-                JournalError
-            ):  # a new run has none, and a kill while a run is extended leaves old
+            except JournalError:
+                # a new run has none, and a kill while a run is extended leaves old ones
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
             set_old_scores_aside(path)
@@ -168,61 +168,66 @@ def continue_identity(path: Path, identity: Identity, prompts: Sequence[Prompt])
         JournalError: the run has other settings, or its prompts are damaged. The message names
             each setting with its old and its new value.
     """
-    stored = read_identity(path)
-    identity = replace(identity, looks=stored.looks)
-    if stored == identity:
+    stored_identity = read_identity(path)
+    identity = replace(identity, looks=stored_identity.looks)
+    if stored_identity == identity:
         return identity
-    if {*stored.contrasts} <= {*identity.contrasts}:
+    if {*stored_identity.contrasts} <= {*identity.contrasts}:
         # a primary contrast of an added condition is no change of the run's own
-        is_own = identity.primary in stored.contrasts
-        primary = identity.primary if is_own else stored.primary
-        identity = replace(identity, contrasts=stored.contrasts, primary=primary)
+        is_own = identity.primary in stored_identity.contrasts
+        primary = identity.primary if is_own else stored_identity.primary
+        identity = replace(identity, contrasts=stored_identity.contrasts, primary=primary)
     stored_prompts = read_prompts(path)
-    changed = _describe_changes(stored, stored_prompts, identity, prompts)
-    if changed:
-        raise changed_settings(path / JOURNAL, changed)
-    if (path / RECEIPT).is_file() and _adds_answers(stored, stored_prompts, identity, prompts):
-        identity = replace(identity, looks=stored.looks + 1)
+    changes = _describe_changes(stored_identity, stored_prompts, identity, prompts)
+    if changes:
+        raise changed_settings(path / JOURNAL, changes)
+    if (path / RECEIPT).is_file() and _adds_answers(
+        stored_identity, stored_prompts, identity, prompts
+    ):
+        identity = replace(identity, looks=stored_identity.looks + 1)
     return identity
 
 
 def _describe_changes(
-    stored: Identity,
+    stored_identity: Identity,
     stored_prompts: Sequence[Prompt],
     identity: Identity,
     prompts: Sequence[Prompt],
 ) -> list[str]:
     """The settings in which an identity is no extension of the stored one, old and new."""
-    header, requested = as_json(stored), as_json(identity)
+    header, requested_header = as_json(stored_identity), as_json(identity)
     changed_prompts = _describe_changed_prompts(stored_prompts, prompts)
     if not changed_prompts:
-        header |= {"limit": requested["limit"], "prompts_sha256": requested["prompts_sha256"]}
-        header["dataset"] = requested["dataset"] | {"name": stored.dataset.name}
-        if stored.examples and identity.examples:
+        header |= {
+            "limit": requested_header["limit"],
+            "prompts_sha256": requested_header["prompts_sha256"],
+        }
+        header["dataset"] = requested_header["dataset"] | {"name": stored_identity.dataset.name}
+        if stored_identity.examples and identity.examples:
             # a further problem of a cluster from which examples are taken is not asked
-            header["examples"]["pool"] = requested["examples"]["pool"]
+            header["examples"]["pool"] = requested_header["examples"]["pool"]
         for task, arm in header["arms"].items():
             for key in ("samples", "replicates"):
-                arm[key] = max(arm[key], requested["arms"][task][key])
-        if all(requested["arms"][task] == arm for task, arm in header["arms"].items()):
-            header["arms"] = requested["arms"]
+                arm[key] = max(arm[key], requested_header["arms"][task][key])
+        if all(requested_header["arms"][task] == arm for task, arm in header["arms"].items()):
+            header["arms"] = requested_header["arms"]
             for key in GROWING_SETTINGS:
-                header["config"][key] = requested["config"].get(key)
+                header["config"][key] = requested_header["config"].get(key)
         if header["config"].get("record_attention"):
             # attention is compared between tokens that all recorded conditions have
-            header["config"]["conditions"] = stored.config["conditions"]
-    return [*changed_prompts, *differences(header, requested)]
+            header["config"]["conditions"] = stored_identity.config["conditions"]
+    return [*changed_prompts, *differences(header, requested_header)]
 
 
 def _describe_changed_prompts(
     stored_prompts: Sequence[Prompt], prompts: Sequence[Prompt]
 ) -> list[str]:
     """What differs between the stored prompts and the requested ones of the same problems."""
-    requested = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
-    changes: dict[str, None] = {}  # an ordered set: conditions differ in the same way
+    requested_prompts = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
+    changes: dict[str, None] = {}  # without repeats, as conditions differ in the same way
     for prompt in stored_prompts:
         problem_id = prompt.doc["id"]
-        requested_prompt = requested.get((prompt.task, problem_id))
+        requested_prompt = requested_prompts.get((prompt.task, problem_id))
         if requested_prompt is None:
             changes[f"{prompt.task}: problem {problem_id} is not asked any more"] = None
         elif requested_prompt != prompt:
@@ -232,7 +237,7 @@ def _describe_changed_prompts(
 
 
 def _adds_answers(
-    stored: Identity,
+    stored_identity: Identity,
     stored_prompts: Sequence[Prompt],
     identity: Identity,
     prompts: Sequence[Prompt],
@@ -240,12 +245,12 @@ def _adds_answers(
     """Whether stored conditions get problems or samples beyond the planned number of problems."""
     stored_counts = Counter(prompt.task for prompt in stored_prompts)
     counts = Counter(prompt.task for prompt in prompts)
-    planned = identity.config.get("planned")
-    if planned and len({prompt.doc["id"] for prompt in prompts}) <= planned:
+    planned_count = identity.config.get("planned")
+    if planned_count and len({prompt.doc["id"] for prompt in prompts}) <= planned_count:
         return False
     return any(
         counts[task] > stored_counts[task] or identity.arms[task].samples > arm.samples
-        for task, arm in stored.arms.items()
+        for task, arm in stored_identity.arms.items()
     )
 
 

@@ -110,8 +110,8 @@ def load_run(
         frame = frame[frame["replicate"] == 0]
     if not reference_conditions:
         conditions = read_conditions(receipt["config"])
-        hidden = [name for name, condition in conditions.items() if condition.kind]
-        frame = frame[~frame["condition"].isin(hidden)]
+        hidden_names = [name for name, condition in conditions.items() if condition.kind]
+        frame = frame[~frame["condition"].isin(hidden_names)]
     frame = frame.reset_index(drop=True)
     return frame.assign(condition=frame["condition"].cat.remove_unused_categories())
 
@@ -214,8 +214,8 @@ def _gather(records: Iterable[Any], columns: Columns) -> pandas.DataFrame:
     }
     remaining = iter(records)
     while batch := list(islice(remaining, FRAME_BATCH)):
-        for name, (dtype, read) in columns.items():
-            chunks[name].append(np.fromiter(map(read, batch), dtype, len(batch)))
+        for name, (dtype, read_field) in columns.items():
+            chunks[name].append(np.fromiter(map(read_field, batch), dtype, len(batch)))
     # `pop` frees a column's chunks before the next column is made
     arrays = {name: np.concatenate(chunks.pop(name)) for name in columns}
     return pandas.DataFrame(arrays, copy=False)

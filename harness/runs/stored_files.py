@@ -53,9 +53,9 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         JournalError: there is neither file, or the file cannot be read.
     """
-    packed = _packed_path(path)
-    if not path.is_file() and packed.is_file():
-        path = packed
+    packed_path = _packed_path(path)
+    if not path.is_file() and packed_path.is_file():
+        path = packed_path
     try:
         # another .xz file, as in a model's folder, is read as it is
         is_packed = path.match(f"*.jsonl{PACKED}")
@@ -84,10 +84,10 @@ def compress(folder: Path, names: Iterable[str]) -> None:
     """
     for name in names:
         file = folder / name
-        packed = _packed_path(file)
+        packed_path = _packed_path(file)
         # if both exist, `expand` checks that they are the same
-        if file.is_file() and not packed.exists():
-            with open_atomic(packed) as stream, file.open("rb") as source:
+        if file.is_file() and not packed_path.exists():
+            with open_atomic(packed_path) as stream, file.open("rb") as source:
                 with lzma.open(stream, "wb", preset=COMPRESSION) as target:
                     shutil.copyfileobj(source, target)
             file.unlink()
@@ -99,18 +99,22 @@ def expand(folder: Path) -> None:
     Raises:
         JournalError: a compressed file is damaged, or lies beside a different file of its name.
     """
-    for packed in sorted(folder.glob(f"*.jsonl{PACKED}")):
-        file = packed.with_suffix("")
+    for packed_path in sorted(folder.glob(f"*.jsonl{PACKED}")):
+        file = packed_path.with_suffix("")
         if not file.exists():
-            with open_atomic(file) as target, open_stored(packed) as source, clear_messages(file):
+            with (
+                open_atomic(file) as target,
+                open_stored(packed_path) as source,
+                clear_messages(file),
+            ):
                 shutil.copyfileobj(source, target)
         # a kill while compressing leaves two files with the same content
-        elif hash_stored(packed) != hash_stored(file):
+        elif hash_stored(packed_path) != hash_stored(file):
             raise JournalError(
-                f"{file} and {packed.name} differ, but only one is of this run. "
+                f"{file} and {packed_path.name} differ, but only one is of this run. "
                 "Delete the other file."
             )
-        packed.unlink()
+        packed_path.unlink()
 
 
 def write_whole(path: Path, text: str) -> None:

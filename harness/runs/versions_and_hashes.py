@@ -103,38 +103,38 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
         return Path(cached).parent.name if isinstance(cached, str) else None
 
 
-def receipt_line(entry: Mapping[str, Any]) -> str:
-    """The provenance of a run as a line below a table; `entry` is from `Leaderboard.receipt`."""
-    installed = entry.get("versions") or {}
-    revision, *changed = str(entry.get("git_revision") or "").split("+")
-    dataset = f"{entry.get('dataset_name') or ''} {_short_hash(entry.get('dataset'))}"
+def receipt_line(receipt: Mapping[str, Any]) -> str:
+    """The provenance of a run as a line below a table; `receipt` is from `Leaderboard.receipt`."""
+    versions_by_package = receipt.get("versions") or {}
+    revision, *changes = str(receipt.get("git_revision") or "").split("+")
+    dataset = f"{receipt.get('dataset_name') or ''} {_short_hash(receipt.get('dataset'))}"
     facts = {
-        "": entry.get("model"),
-        "weights": _short_hash(entry.get("model_sha256")),
+        "": receipt.get("model"),
+        "weights": _short_hash(receipt.get("model_sha256")),
         "dataset": dataset.strip(),
-        "prompts": _short_hash(entry.get("prompts_sha256")),
-        "samples": _short_hash(entry.get("journal_sha256")),
-        "task": entry.get("task_version"),
-        "grader": entry.get("grader_version") or entry.get("metric"),
-        "other filters": entry.get("other_filters"),
-        "sampling": describe_sampling(entry),
-        "seed": entry.get("seed"),
-        "by": entry.get("engine") or entry.get("backend"),
-        "mless": installed.get("mless"),
-        "lm-eval": installed.get("lm-eval"),
-        "at": "+".join([revision[:7], *changed]),
-        "on": str(entry.get("created") or "")[:10],
+        "prompts": _short_hash(receipt.get("prompts_sha256")),
+        "samples": _short_hash(receipt.get("journal_sha256")),
+        "task": receipt.get("task_version"),
+        "grader": receipt.get("grader_version") or receipt.get("metric"),
+        "other filters": receipt.get("other_filters"),
+        "sampling": describe_sampling(receipt),
+        "seed": receipt.get("seed"),
+        "by": receipt.get("engine") or receipt.get("backend"),
+        "mless": versions_by_package.get("mless"),
+        "lm-eval": versions_by_package.get("lm-eval"),
+        "at": "+".join([revision[:7], *changes]),
+        "on": str(receipt.get("created") or "")[:10],
     }
     known_facts = {name: value for name, value in facts.items() if value not in (None, "")}
     text = ", ".join(f"{name} {value}".strip() for name, value in known_facts.items())
-    return f"receipt: {entry['name']}: {text}"
+    return f"receipt: {receipt['name']}: {text}"
 
 
-def describe_sampling(entry: Mapping[str, Any]) -> str:
+def describe_sampling(receipt: Mapping[str, Any]) -> str:
     """The sampling of a run's completions; empty where it is not known."""
-    if entry.get("greedy"):
+    if receipt.get("greedy"):
         return "greedy"
-    sampling = entry.get("sampling") or {}
+    sampling = receipt.get("sampling") or {}
     names = [name for name in ("temperature", "top_p", "top_k") if sampling.get(name)]
     return ", ".join(f"{name} {sampling[name]:g}" for name in names)
 

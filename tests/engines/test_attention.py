@@ -67,8 +67,15 @@ def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
 
 
 @slow_engine
-@pytest.mark.parametrize("kind", ["qwen3", "mixtral", "phi3", "olmo2"])
-def test_attention_recorded_in_other_architectures_is_eager_attention(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [
+        *((kind, None) for kind in ("qwen3", "mixtral", "phi3", "olmo2")),
+        # shorter and longer than the prompt of 70 tokens
+        *((kind, window) for kind in ("mistral", "gemma3_text") for window in (16, 256)),
+    ],
+)
+def test_attention_recorded_in_other_architectures_is_eager_attention(kind, window, tmp_path):
     config = AutoConfig.for_model(
         kind,
         hidden_size=128,
@@ -79,14 +86,19 @@ def test_attention_recorded_in_other_architectures_is_eager_attention(kind, tmp_
         num_key_value_heads=2,
         head_dim=32,
         num_local_experts=4,
+        sliding_window=window,
+        sliding_window_pattern=2,
         max_position_embeddings=512,
         pad_token_id=0,
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    for weights in model.parameters():
+    # else all weights of attention are about the same
+    for name, weights in model.named_parameters():
         if weights.ndim == 2:
-            weights.data *= 4  # else all weights of attention are about the same
+            weights.data *= 4
+        elif "q_norm" in name or "k_norm" in name:
+            weights.data += 2
     model.save_pretrained(tmp_path / kind)
     AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path / kind)
     token_ids = np.random.default_rng(0).integers(3, 500, 70)

@@ -17,6 +17,8 @@ LATER = {**FILLER, "layers": [1, 2], "bias": True}
 SCALE = {**FILLER, "start": 2, "size": 3, "scale": True, "phantom": [7, 8, 9]}
 BIAS = {**FILLER, "start": 4, "size": 2, "bias": True, "phantom": [5, 6]}
 GAP = {**FILLER, "layers": [], "phantom": []}
+KEPT = {**FILLER, "kept": [4, 6]}
+SINK = {"kind": "sink", "layers": [0, 1], "count": 10}
 OUTWARD = {"kind": "redistribute", "layers": [1], "share": 0.1, "sham": None, "seed": 0}
 SHAM = {**OUTWARD, "layers": [0, 1], "sham": "random"}
 # an arm, the tokens that were computed before this step, and the tokens of this step
@@ -39,6 +41,10 @@ REQUESTS = [
     (SHAM, 17, 1),
     (OUTWARD, 25, 1),
     (None, 0, 8),
+    (KEPT, 12, 1),
+    (SINK, 12, 1),
+    (KEPT, 0, 10),
+    (SINK, 3, 6),
 ]
 
 
@@ -78,7 +84,7 @@ class Model(nn.Module):
         attention.q_size, attention.kv_size = HEADS * UNITS, KEY_HEADS * UNITS
         attention.qkv_proj = Projection(WIDTH, attention.q_size + 2 * attention.kv_size)
         attention.rotary_emb = lambda at, query, key: (query, key * (1 + at[:, None] / 10))
-        attention.attn = SimpleNamespace(impl=Implementation())
+        attention.attn = SimpleNamespace(impl=Implementation(), sliding_window=None)
         block.mlp.act_fn = nn.Identity()
         return block
 
@@ -215,4 +221,4 @@ def test_requests_of_one_step_have_the_results_that_each_has_alone():
                 torch.testing.assert_close(
                     ours[rows], theirs, atol=1e-6, rtol=0, msg=f"step {index}, {number}"
                 )
-    assert len(together._groups) == 4, "two choices of layers, two arms that change activations"
+    assert len(together._groups) == 5, "three choices of layers, two arms that change activations"

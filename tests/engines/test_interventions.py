@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig
 
 from harness.engines.backends import check_backend
 from harness.engines.engine_processes import INTERVENTIONS
@@ -29,7 +30,7 @@ from harness.engines.interventions.open_layers import (
     refuse_to_open,
 )
 from harness.engines.vllm_engine import VLLMEngine
-from harness.errors import ConfigError, EngineError
+from harness.errors import ConfigError, EngineError, PromptMismatchError
 from harness.experiment.expand_conditions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.run_config import RunConfig
@@ -114,6 +115,33 @@ def test_later_tokens_attend_to_a_phantom_as_to_the_filler_also_in_a_batch(state
     assert_near(mixed[1:], attend_plainly(query, *absent))
 
 
+@pytest.mark.parametrize("kept", [(3, 4), (4, 7), (7, 8), (3, 8)], ids=str)
+def test_kept_tokens_are_seen_as_if_the_others_of_the_filler_were_not_there(states, kept):
+    output = attend_with(states, scale=False, bias=False, kept=kept)
+    seen = [*range(3), *range(*kept), *range(8, 12)]
+    expected = attend_plainly(*(tensor[:, seen] for tensor in states))
+    assert_near(output[:, 8:], expected[:, -4:])
+    assert_near(output[:, :8], attend_plainly(*states)[:, :8])
+
+
+@pytest.mark.parametrize("count", [0.5, 1, 3])
+def test_a_sink_counts_the_first_token_as_if_its_copies_stood_there(states, count):
+    query, key, value = states
+    sink = fillers({"kind": "sink", "layers": [0], "count": count})
+    output = attend(*states, FACTOR, torch.arange(12)[None], sink)
+    # all tokens twice, and the first one `2 x count` times
+    copies = torch.tensor([int(2 * count), *[2] * 11])
+    positions = torch.arange(12).repeat_interleave(copies)
+    for index in range(12):
+        seen = positions[positions <= index]
+        scores = torch.einsum("hd,khd->hk", query[0, index], key[0, seen].repeat_interleave(3, 1))
+        weights = (scores * FACTOR).softmax(-1)
+        expected = torch.einsum("hk,khd->hd", weights, value[0, seen].repeat_interleave(3, 1))
+        assert_near(output[0, index], expected)
+    if count == 1:
+        assert_near(output, attend_plainly(*states))
+
+
 def test_redistribution_moves_small_activations_outward_and_shams_move_others_as_far():
     activations = torch.nn.functional.silu(torch.randn(5, 200))
     positions = torch.arange(40, 45)
@@ -191,6 +219,57 @@ def test_causes_are_seven_cells_and_every_request_has_a_key_of_its_own():
     assert gap["phantom"] == gap["layers"] == []
 
 
+SLASHES = {"name": "slashes", "unit": "/", "count": 9, "placement": "before_system"}
+
+
+@pytest.mark.parametrize(
+    ("change", "hidden"),
+    [
+        ({"keep": "first"}, {"kept": [0, 1]}),
+        ({"keep": "middle", "count": 3}, {"kept": [3, 6]}),
+        ({"keep": "last", "count": 9}, {"kept": [0, 9]}),
+        ({"keep": "first", "count": 2, "hide": "examples"}, {"size": 7}),
+    ],
+)
+def test_all_tokens_of_a_filler_are_hidden_except_those_that_are_kept(change, hidden):
+    change = {"kind": "filler", "layers": "1-2", **change}
+    settings = config(["wo", {**SLASHES, "intervention": change}], **PRODUCTS)
+    plan, _ = plan_requests(settings, 1)
+    assert RunConfig.model_validate(settings.as_written()) == settings
+    (prompt,) = plan.arms["products_slashes"].prompts
+    resolved = prompt.intervention
+    assert resolved == {**resolved, "scale": False, "bias": False, **hidden}
+    stop = resolved["start"] + resolved["size"]
+    if change.get("hide"):
+        assert "kept" not in resolved
+        text = prompt.text[prompt.offsets[resolved["start"], 0] : prompt.offsets[stop - 1, 1]]
+        first_example = next(s.text for s in prompt.prompt.segments if s.role == "demonstration")
+        assert first_example.startswith(text)
+    else:
+        assert resolved["start"] == 0 and stop >= 9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": 10}, "slashes, problem .*: keep: expected count up to the filler's 9 tokens"),
+        ({"hide": "examples", "count": 1}, "hide: expected 8 tokens of examples, got 0"),
+    ],
+)
+def test_more_tokens_than_there_are_cannot_be_kept_or_hidden(change, message):
+    change = {"kind": "filler", "layers": "1-2", "keep": "last", **change}
+    with pytest.raises(PromptMismatchError, match=message):
+        plan_requests(config(["wo", {**SLASHES, "intervention": change}]), 1)
+
+
+def test_a_sink_needs_no_filler():
+    sink = {"name": "sink", "intervention": {"kind": "sink", "layers": "1-2", "count": 0.33}}
+    _, requests = plan_requests(config(["wo", sink]), 1)
+    plain, counted = requests
+    assert counted.prompt_token_ids == plain.prompt_token_ids
+    assert counted.intervention == {"kind": "sink", "layers": [0, 1], "count": 0.33}
+
+
 def test_causes_of_a_range_of_layers_are_three_cells_and_the_gap():
     settings = config(["wo", "mless", {"causes": "mless", "layers": "2-3"}])
     names = [condition.name for condition in settings.conditions[2:]]
@@ -220,6 +299,52 @@ def test_a_layer_that_the_model_does_not_have_is_refused():
     assert layers == {"attention": [], "activations": [], "recorded": [0, 98]}
     with pytest.raises(ConfigError, match=r"Layer 99 is requested, but the model has \d+ layers"):
         refuse_to_open({"pretrained": TOY_MODEL}, layers)
+
+
+CHANGED = {"attention": [1], "activations": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "obstacle"),
+    [
+        ("gemma3_text", CHANGED, "sliding windows of 16 tokens, and model.*max_model_len is 512"),
+        ("mistral", {"attention": [], "activations": [0]}, "sliding windows of 16 tokens"),
+        ("qwen3", CHANGED | {"phantoms": [0]}, "key norms, which phantom keys lack"),
+        ("mixtral", {"attention": [], "activations": [0]}, "experts have none"),
+        ("gemma2", CHANGED, "soft-capped attention"),
+        ("deepseek_v3", {**CHANGED, "attention": [], "recorded": [0]}, "latent attention"),
+    ],
+)
+def test_a_model_that_excludes_open_layers_is_refused_before_it_is_loaded(
+    kind, layers, obstacle, tmp_path
+):
+    save_config(kind, tmp_path)
+    with pytest.raises(ConfigError, match=f"cannot be opened: {kind} has .*{obstacle}"):
+        refuse_to_open({"pretrained": str(tmp_path)}, layers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("gemma3_text", {"attention": [], "activations": [], "recorded": [0, 1]}),
+        ("gemma3_text", CHANGED),
+        ("qwen3", CHANGED),
+    ],
+)
+def test_a_window_that_no_prompt_reaches_and_recording_within_windows_are_allowed(
+    kind, layers, tmp_path
+):
+    save_config(kind, tmp_path)
+    context = 512 if layers.get("recorded") else 16
+    refuse_to_open({"pretrained": str(tmp_path), "max_model_len": context}, layers)
+
+
+def save_config(kind, folder):
+    """The config of a small model with sliding windows, if its architecture has any."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 99}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    context = {"sliding_window": 16, "max_position_embeddings": 512}
+    AutoConfig.for_model(kind, **sizes, **heads, **context).save_pretrained(folder)
 
 
 def test_a_function_whose_file_is_missing_is_refused():
@@ -297,11 +422,26 @@ def test_a_function_of_the_user_changes_activations(tmp_path):
 FIRST = {"name": "first", "unit": "/", "placement": "before_system"}
 ARMS = ["wo", FIRST, {"causes": "first", "layer": 1}, {"causes": "first", "layers": "4-10"}, ARM]
 ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "inward"}})
+KEPT = [("first", 1), ("middle", 5), ("last", 55)]
+ARMS += [
+    {
+        **FIRST,
+        "name": f"keep-{count}",
+        "intervention": {"kind": "filler", "layers": "4-10", "keep": keep, "count": count},
+    }
+    for keep, count in KEPT
+]
+HIDE = {**ARMS[-1]["intervention"], "keep": "first", "count": 25, "hide": "examples"}
+ARMS.append({**FIRST, "name": "hide-examples", "intervention": HIDE})
+ARMS += [
+    {"name": f"sink-{name}", "intervention": {"kind": "sink", "layers": "4-10", "count": count}}
+    for name, count in {"third": 0.33, "1": 1, "30": 30}.items()
+]
 
 
 @pytest.fixture(scope="module")
 def engine_options(smollm2, tmp_path_factory):
-    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 14 arms.
+    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 21 arms.
 
     The run has four times as many prompts, because a quarter of an arm's prompts is checked.
     """
@@ -329,6 +469,7 @@ def test_every_arm_has_hugging_faces_answers_compiled_and_in_chunks(engine_optio
     with closing(VLLMEngine(arguments, sampled=False)) as engine:
         facts = engine.facts()
         agreement = facts["interventions"]
+        assert facts["interventions"]["first_token"].keys() == {"sink-third", "sink-1", "sink-30"}
         report(f"{describe_agreement(agreement)} (CUDA graphs {facts['cudagraph_mode']})")
         assert set(agreement["agreements"].values()) == {8} and agreement["largest"] < 1e-3
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -179,7 +180,9 @@ def test_out_of_memory_is_one_crash():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the limits from /proc")
-def test_limits_priority_session_descriptors_and_modules_of_a_worker():
+def test_limits_priority_session_descriptors_and_modules_of_a_worker(monkeypatch):
+    libraries = Path(find_spec("torch").origin).parent / "lib"
+    monkeypatch.setenv("LD_PRELOAD", str(libraries / "libgomp.so.1"))  # as vLLM does on a CPU
     with GraderPool(workers=1, memory_bytes=512 * 2**20, deadline_s=60) as pool:
         run_job(pool, audit_job(r"\boxed{3}"))
         (worker,) = children()

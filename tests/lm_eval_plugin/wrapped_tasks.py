@@ -2,8 +2,8 @@
 
 Their documents are made here, in the schemas of the real ones, so no hub is needed. Prompts of the
 condition `wo` must be lm-eval's own, by its own prompt hash. Those of `mless` have the filler
-before the question, and nothing else. `python -m tests.lm_eval_plugin.wrapped_tasks` prints the
-table of docs/lm_eval_tasks.md.
+before the question, and nothing else. `python -m tests.lm_eval_plugin.wrapped_tasks` prints a
+row for each task, from which docs/lm_eval_tasks.md has its numbers.
 """
 
 import json

@@ -77,12 +77,12 @@ def write_report(
         JournalError: the file cannot be written.
     """
     refuse_other_file(output)  # Before the work, which takes a while.
-    loaded = [Run.load(run, metric=metric) for run in runs]
-    samples = read_samples(loaded)
+    loaded_runs = [Run.load(run, metric=metric) for run in runs]
+    samples = read_samples(loaded_runs)
     for curves in attention:
-        _check_attention(curves, loaded, samples)
-    board = make_leaderboard(loaded, baseline=baseline, margin=margin)
-    facts = _collect_facts(loaded, samples, attention, board)
+        _check_attention(curves, loaded_runs, samples)
+    board = make_leaderboard(loaded_runs, baseline=baseline, margin=margin)
+    facts = _collect_facts(loaded_runs, samples, attention, board)
     page = fill_template("page.html.jinja", facts)
     with clear_messages(output):
         write_whole(output, page)
@@ -204,26 +204,26 @@ def _check_attention(attention: AttentionFile, runs: Sequence[Run], samples: Seq
 def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, counts of all verdicts, and facts."""
     rows = rows_of_conditions(board, board.comparison)
-    compared = [row for row in rows if row["role"] != "baseline"]
-    primary = [row for row in compared if row["primary"]]
-    answering = primary if primary else compared
+    compared_rows = [row for row in rows if row["role"] != "baseline"]
+    primary_rows = [row for row in compared_rows if row["primary"]]
+    answer_rows = primary_rows if primary_rows else compared_rows
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     model = models[0] if len(models) == 1 else f"{len(models)} models"
     subject = f"{model} on {task_name(board.receipt)}"
     question = f"How accurate is {subject}?"
-    if answering:
-        conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answering)
+    if answer_rows:
+        conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answer_rows)
         names = list_first(list(conditions), CARD_ROWS)
         question = f"Does {names} change the accuracy of {subject}?"
-    has_settings = has_several_settings(answering)
+    has_settings = has_several_settings(answer_rows)
     answers = []
-    for row in answering[:CARD_ROWS]:
+    for row in answer_rows[:CARD_ROWS]:
         text = _describe_difference(row)
         if has_settings:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
         answers.append({"kind": kind, "verdict": _describe_verdict(row), "text": text})
-    counts = [*_count_verdicts(compared, registered=board.contrasts is not None)]
+    counts = [*_count_verdicts(compared_rows, registered=board.contrasts is not None)]
     if not counts:
         counts = ["There is only one condition, so nothing is compared."]
     facts = _list_facts(board, rows, models)
@@ -246,13 +246,16 @@ def _describe_difference(row: Row) -> str:
     return text
 
 
-def _count_verdicts(compared: Sequence[Row], *, registered: bool) -> Iterator[str]:
+def _count_verdicts(compared_rows: Sequence[Row], *, registered: bool) -> Iterator[str]:
     """A sentence with the number of each verdict, for tested and for exploratory contrasts."""
-    tested = "named before the run" if registered else "not named before the run"
-    for role, description in {"tested": tested, "exploratory": "not named before the run"}.items():
+    tested_description = "named before the run" if registered else "not named before the run"
+    for role, description in {
+        "tested": tested_description,
+        "exploratory": "not named before the run",
+    }.items():
         counts = Counter(
             _describe_verdict({**row, "within_margin": False})
-            for row in compared
+            for row in compared_rows
             if row["role"] == role
         )
         if counts:

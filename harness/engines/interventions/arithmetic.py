@@ -4,6 +4,7 @@ They compute token by token, so an answer does not depend on batches, chunks or 
 """
 
 import importlib.util
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,38 +29,56 @@ class Fillers:
     Attributes:
         start: The index of the filler's first token.
         end: The index of the first token after it in the prompt, which is `start` for a phantom.
+        kept_start: The index of the first token of it that counts as an original token.
+        kept_end: The index of the first token after these.
         phantom_sizes: The number of its phantom keys.
         scale: Whether original tokens have less weight because of the filler.
         bias: Whether the filler's values are added.
+        first_token_log: The logarithm of how many times the first token counts.
         padded_size: The largest number of phantom keys. All sequences are padded to it.
     """
 
     start: Tensor
     end: Tensor
+    kept_start: Tensor
+    kept_end: Tensor
     phantom_sizes: Tensor
     scale: Tensor
     bias: Tensor
+    first_token_log: Tensor
     padded_size: int
 
 
 def tabulate_fillers(arms: Sequence[Arm], device: torch.device) -> Fillers:
-    """The fillers of arms that have a filler."""
-    rows = []
+    """The fillers of arms that change attention. An arm of the kind `sink` has an empty one."""
+    rows, logs = [], []
     for arm in arms:
-        phantom_size = len(arm.get("phantom", ()))
-        end = arm["start"] + (0 if phantom_size else arm["size"])
-        rows.append((arm["start"], end, phantom_size, arm["scale"], arm["bias"]))
-    start, end, phantom_sizes, scale, bias = copy_to(device, rows).T[:, :, None, None]
-    padded_size = max(row[2] for row in rows)
-    return Fillers(start, end, phantom_sizes, scale.bool(), bias.bool(), padded_size)
+        logs.append(math.log(arm["count"]) if arm["kind"] == "sink" else 0.0)
+        phantom_size, start = len(arm.get("phantom", ())), arm.get("start", 0)
+        end = start + (0 if phantom_size else arm.get("size", 0))
+        switches = arm.get("scale", True), arm.get("bias", True)
+        rows.append((start, end, *arm.get("kept", (0, 0)), phantom_size, *switches))
+    integers = copy_to(device, rows).T[:, :, None, None]
+    start, end, kept_start, kept_end, phantom_sizes, scale, bias = integers
+    return Fillers(
+        start=start,
+        end=end,
+        kept_start=kept_start,
+        kept_end=kept_end,
+        phantom_sizes=phantom_sizes,
+        scale=scale.bool(),
+        bias=bias.bool(),
+        first_token_log=copy_to(device, np.array(logs, np.float32))[:, None, None],
+        padded_size=max(len(arm.get("phantom", ())) for arm in arms),
+    )
 
 
-def copy_to(device: torch.device, integers: Any) -> Tensor:
-    """Integers of lists or of an array, on the device.
+def copy_to(device: torch.device, numbers: Any) -> Tensor:
+    """Numbers of lists or of an array, on the device.
 
     A copy from pinned memory is queued. Other copies wait until the device has no work left.
     """
-    tensor = torch.from_numpy(np.asarray(integers))  # a third of torch's time for a list
+    tensor = torch.from_numpy(np.asarray(numbers))  # a third of torch's time for a list
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -88,7 +107,7 @@ def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: F
 
     Where `scale` is off, original tokens have the weights that they would have without the filler.
     Where `bias` is off, the filler's values are not added. Queries before the filler's end are
-    unchanged.
+    unchanged. Tokens that are kept are original tokens.
 
     Args:
         query: [sequence, token, head, unit], of any dtype.
@@ -107,25 +126,35 @@ def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: F
     phantoms = torch.arange(fillers.padded_size, device=query.device)
     is_after = indices >= fillers.end
     is_phantom = (phantoms < fillers.phantom_sizes) & is_after
-    is_inside = (positions >= fillers.start) & (positions < fillers.end) & is_after
+    is_kept = (positions >= fillers.kept_start) & (positions < fillers.kept_end)
+    is_inside = (positions >= fillers.start) & (positions < fillers.end) & is_after & ~is_kept
     is_visible = torch.cat([positions <= indices, is_phantom], -1)[:, None, None]
     is_filler = torch.cat([is_inside, is_phantom], -1)
     is_dropped = (is_filler & ~fillers.bias)[:, None, None]
     is_filler = is_filler[:, None, None]
-    weights = plain_weights(query, key, factor, is_visible).masked_fill_(is_dropped, 0)
+    first_token_log = fillers.first_token_log[:, None]
+    weights = plain_weights(query, key, factor, is_visible, first_token_log)
+    weights = weights.masked_fill_(is_dropped, 0)
     original_sum = weights.masked_fill(is_filler, 0).sum(-1, keepdim=True)
     # Without `scale`, the original tokens share a sum of 1, as they would without the filler.
     divisor = torch.where(fillers.scale[:, None, None], 1, original_sum)
     return torch.where(is_filler, weights, weights / divisor)
 
 
-def plain_weights(query: Tensor, key: Tensor, factor: float, is_visible: Tensor) -> Tensor:
-    """The weights of attention without an intervention, in the shape of those of `weigh`.
+def plain_weights(
+    query: Tensor,
+    key: Tensor,
+    factor: float,
+    is_visible: Tensor,
+    first_token_log: Tensor | float = 0.0,
+) -> Tensor:
+    """The weights of attention in which queries see some keys, in the shape of those of `weigh`.
 
-    `is_visible` says which keys a query sees, and broadcasts to this shape.
+    `is_visible` broadcasts to this shape. `first_token_log` is added to the first key's scores.
     """
     queries = query.float().view(*query.shape[:2], key.shape[2], -1, query.shape[3])
     scores = torch.einsum("bthgd,bhld->bhgtl", queries, _heads_first(key)).mul_(factor)
+    scores[..., 0] += first_token_log
     return scores.masked_fill_(~is_visible, -torch.inf).softmax(-1)
 
 
@@ -162,7 +191,7 @@ def redistribute(
     units = activations.shape[-1]
     count = max(1, round(share * units))
     sizes, fractions = activations.abs(), draw(positions, units, seed)
-    # the `count` activations nearest to zero, token by token
+    # [token, unit] each token has its own threshold, because prompts come in chunks
     is_small = sizes <= sizes.kthvalue(count, -1, keepdim=True).values
     ends = torch.where(
         activations >= 0,

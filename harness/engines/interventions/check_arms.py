@@ -108,7 +108,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
         "layers": opened_layers(config)["activations"],
         "arms": arms,
     }
-    # as they are read from the file, with lists in place of tuples
+    # stored questions have lists in place of tuples, and both are compared
     plain: JsonObject = json.loads(json.dumps(questions, default=dict))
     return plain
 
@@ -149,7 +149,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
             parameters = SamplingParams(
                 temperature=0,
                 max_tokens=ARM_TOKENS,
-                # that of the chosen token alone
+                # 0 other tokens: the chosen token's suffices
                 logprobs=0,
                 # all answers then have as many tokens as the reference's
                 ignore_eos=True,
@@ -217,24 +217,41 @@ def compare_with_reference(
     Returns:
         By arm `prompts` and `agreements`: the number of prompts, and of those with agreeing
         answers. `bound` and `largest`: the largest difference of a log-probability that agrees, and
-        the largest in these answers.
+        the largest in these answers. `first_token`: by arm with a sink, the mean attention on the
+        first token in the first changed layer, as it is without the change.
     """
     bound = LOGPROB_BOUNDS.get(reference["questions"]["dtype"], HALF_PRECISION_BOUND)
-    prompts, agreements, largest = {}, {}, 0.0
+    prompts, agreements, first_token, largest = {}, {}, {}, 0.0
     for name, arm_answers in answers.items():
         pairs = zip(arm_answers, reference["answers"][name], strict=True)
         distances = [distance(answer, expected, bound) for answer, expected in pairs]
         prompts[name] = len(distances)
         agreements[name] = sum(difference <= bound for difference in distances)
         largest = max([largest, *distances])
-    return {"prompts": prompts, "bound": bound, "largest": largest, "agreements": agreements}
+        masses = [
+            mass
+            for expected in reference["answers"][name]
+            for mass in expected.get("first_token_mass", ())
+        ]
+        if masses:
+            first_token[name] = sum(masses) / len(masses)
+    return {
+        "prompts": prompts,
+        "bound": bound,
+        "largest": largest,
+        "agreements": agreements,
+        "first_token": first_token,
+    }
 
 
 def describe_agreement(agreement: JsonObject) -> str:
     """A sentence on how close the engine's answers are."""
     prompts = agreement["prompts"]
     most = max(prompts.values())
-    return (
+    sentence = (
         f"{len(prompts)} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: "
         f"log-probabilities differ by {agreement['largest']:.1g} at most."
     )
+    for name, mass in agreement["first_token"].items():
+        sentence += f" {name}: the first token has {mass:.0%} of the attention without the change."
+    return sentence

@@ -24,9 +24,11 @@ from harness.engines.interventions.arithmetic import (
     add_gap,
     attend,
     change_activations,
+    plain_weights,
     tabulate_fillers,
 )
 from harness.engines.interventions.check_arms import ARM_TOKENS
+from harness.experiment.intervention_settings import CHANGES_ATTENTION
 
 NAME = "mless_interventions"
 
@@ -48,6 +50,7 @@ class Reference:
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
         self._capture: list[tuple[Tensor, Tensor]] | None = None
+        self._first_token_mass: float | None = None
         AttentionInterface.register(NAME, self._attention)
         AttentionMaskInterface.register(NAME, eager_mask)  # unused: all attention here is causal
         self.model = AutoModelForCausalLM.from_pretrained(
@@ -60,11 +63,13 @@ class Reference:
             activation.register_forward_hook(partial(self._change, layer))
 
     @torch.no_grad()
-    def answer(
-        self, token_ids: Sequence[int], arm: Mapping[str, Any] | None
-    ) -> dict[str, list[Any]]:
-        """The greedy answer, its log-probabilities, and their leads over the next best token."""
-        self._arm = arm or {}
+    def answer(self, token_ids: Sequence[int], arm: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The greedy answer, its log-probabilities, and their leads over the next best token.
+
+        Of a sink also `first_token_mass`: the mean weight on the first token in the first changed
+        layer, as it is without the change.
+        """
+        self._arm, self._first_token_mass = arm or {}, None
         self._phantom = self._capture_phantom() if self._arm.get("phantom") else None
         answer: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
@@ -87,7 +92,7 @@ class Reference:
             answer["leads"].append(float(best.values[0] - best.values[1]))
             # the next pass has this token alone; all earlier ones are in the cache
             ids = best.indices[:1][None]
-        return answer
+        return {**answer, "first_token_mass": self._first_token_mass}
 
     def _capture_phantom(self) -> tuple[Tensor, Tensor]:
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
@@ -100,7 +105,7 @@ class Reference:
 
     def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
         """Activations [1, token, unit] of a layer, changed by the arm if it changes them."""
-        if self._arm.get("kind") != "filler" and layer in self._arm.get("layers", ()):
+        if self._arm.get("kind") not in CHANGES_ATTENTION and layer in self._arm.get("layers", ()):
             activations = change_activations(activations[0], self._positions, self._arm)[None]
         return activations
 
@@ -117,7 +122,7 @@ class Reference:
         layer = int(str(module.layer_idx))
         if self._capture is not None:
             self._capture.append((key.transpose(1, 2), value.transpose(1, 2)))
-        elif self._arm.get("kind") == "filler" and layer in self._arm["layers"]:
+        elif self._arm.get("kind") in CHANGES_ATTENTION and layer in self._arm["layers"]:
             tokens = torch.arange(query.shape[2], device=query.device)
             indices = key.shape[2] - query.shape[2] + tokens[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
@@ -125,6 +130,10 @@ class Reference:
                 key = torch.cat([key, self._phantom[0]], 1)
                 value = torch.cat([value, self._phantom[1]], 1)
             fillers = tabulate_fillers([self._arm], query.device)
+            if self._arm["kind"] == "sink" and layer == self._arm["layers"][0] and len(tokens) > 1:
+                is_visible = tokens <= indices[..., None]
+                weights = plain_weights(query, key, scaling, is_visible[:, None, None])
+                self._first_token_mass = weights[..., 1:, 0].mean().item()
             return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
         # a single query is the last one and sees all keys
         is_causal = query.shape[2] > 1

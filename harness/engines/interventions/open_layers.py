@@ -7,6 +7,7 @@ from typing import Any
 from harness.constants import JsonObject
 from harness.engines.engine_processes import PLUGIN
 from harness.errors import ConfigError, ModelError, explain_hub_error
+from harness.experiment.intervention_settings import CHANGES_ATTENTION
 from harness.experiment.run_config import RunConfig
 
 OPERATION = "mless::change_rows"
@@ -31,13 +32,16 @@ def opened_layers(config: RunConfig) -> JsonObject:
     """The layers, from 0, that the interventions and the recording of a config need open.
 
     `attention` and `activations` are the layers in which these are changed. `recorded` are those
-    whose attention is recorded, or `all`; it is missing if none is recorded.
+    whose attention is recorded, or `all`; it is missing if none is recorded. So is `phantoms`, the
+    layers that get keys of tokens that are not in the prompt.
     """
     numbers: dict[str, set[int]] = {"attention": set(), "activations": set()}
     for condition in config.conditions:
         if intervention := condition.intervention:
-            kind = "attention" if intervention.kind == "filler" else "activations"
+            kind = "attention" if intervention.kind in CHANGES_ATTENTION else "activations"
             numbers[kind].update(intervention.layer_indices)
+            if intervention.kind == "filler" and intervention.has_phantoms:
+                numbers.setdefault("phantoms", set()).update(intervention.layer_indices)
     layers: JsonObject = {kind: sorted(numbers[kind]) for kind in numbers}
     if config.record_attention:
         layers["recorded"] = config.recorded_layers
@@ -94,25 +98,40 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
     with torch.device("meta"):
         decoder: Any = getattr(AutoModelForCausalLM.from_config(config), "model", None)
     block = decoder.layers[last] if hasattr(decoder, "layers") else None
-    changes_layers = bool(layers["attention"] or layers["activations"])
-    if obstacle := _find_obstacle(config, block, changes_layers):
+    obstacle = _find_obstacle(config, block)
+    if not obstacle and (layers["attention"] or layers["activations"]):
+        context = arguments.get("max_model_len") or config.max_position_embeddings
+        obstacle = _find_obstacle_to_change(config, block, context, bool(layers.get("phantoms")))
+    if obstacle:
         raise ConfigError(
             f"The layers of {name} cannot be opened: {config.model_type} has {obstacle}."
         )
 
 
-def _find_obstacle(config: Any, block: Any, changes_layers: bool) -> str | None:
+def _find_obstacle(config: Any, block: Any) -> str | None:
     """The property of a model that excludes open layers; None if there is none."""
     attention = getattr(block, "self_attn", None)
-    activation = getattr(getattr(block, "mlp", None), "act_fn", None)
-    uses_windows = getattr(config, "use_sliding_window", True)
     obstacles = {
         "no `self_attn` in `model.layers`": attention is None,
-        "no `mlp.act_fn` (experts have none)": changes_layers and activation is None,
-        "sliding windows": uses_windows and getattr(config, "sliding_window", None),
         "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
         "attention sinks": hasattr(attention, "sinks"),
         "latent attention": hasattr(attention, "kv_lora_rank"),
+    }
+    return next((obstacle for obstacle, exists in obstacles.items() if exists), None)
+
+
+def _find_obstacle_to_change(
+    config: Any, block: Any, context: int, has_phantoms: bool
+) -> str | None:
+    """The property of a model that excludes interventions on prompts of up to `context` tokens."""
+    window = getattr(config, "sliding_window", None)
+    uses_windows = getattr(config, "use_sliding_window", True)
+    obstacles = {
+        "no `mlp.act_fn` (experts have none)": not hasattr(getattr(block, "mlp", None), "act_fn"),
+        f"sliding windows of {window} tokens, and model.model_args.max_model_len is {context}": (
+            uses_windows and window and window < context
+        ),
+        "key norms, which phantom keys lack": has_phantoms and hasattr(block.self_attn, "k_norm"),
     }
     return next((obstacle for obstacle, exists in obstacles.items() if exists), None)
 

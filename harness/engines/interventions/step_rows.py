@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from harness.engines.interventions.arithmetic import Arm, Fillers, copy_to, tabulate_fillers
+from harness.experiment.intervention_settings import CHANGES_ATTENTION
 
 
 class Recording:
@@ -90,7 +91,7 @@ class Chunk:
     @property
     def changes_attention(self) -> bool:
         """Whether the arm changes attention, and not activations."""
-        return self.arm.get("kind") == "filler"
+        return self.arm.get("kind") in CHANGES_ATTENTION
 
 
 Block = tuple[Chunk, int, int]

@@ -37,7 +37,7 @@ from harness.engines.interventions.step_rows import Block, Chunk, Group, Recorde
 QUERY_SETS = 3
 """Sets of queries over which recorded attention is summed: all queries, those common to all
 conditions, and those of the problem."""
-NO_FILLER = {"start": 0, "size": 0, "scale": True, "bias": True}
+NO_FILLER = {"kind": "sink", "count": 1}
 """The arm of prompts whose attention is unchanged, where other prompts have a filler."""
 WEIGHTS_AT_ONCE = 2**22
 """Attention weights in memory at the same time while attention is recorded. There are six copies in
@@ -255,7 +255,7 @@ class Arms:
 
     def _open(self, layer: int) -> None:
         """Have a layer's attention computed again for the rows that an arm changes."""
-        implementation = self._decoder.layers[layer].self_attn.attn.impl
+        implementation = self._attention(layer).impl
         original = implementation.forward
 
         def forward(*arguments: Any, **options: Any) -> Any:
@@ -265,23 +265,20 @@ class Arms:
             _, query, key, value, _, metadata, *_ = arguments
             if self._chunks and metadata is not None:
                 states, output = (query, key, value), options["output"]
-                self._attend(layer, implementation.scale, states, metadata, output)
+                self._attend(layer, states, metadata, output)
             return result
 
         implementation.forward = forward
 
-    def _attend(
-        self,
-        layer: int,
-        factor: float,
-        states: Sequence[Tensor],
-        metadata: Any,
-        output: Tensor,
-    ) -> None:
+    def _attention(self, layer: int) -> Any:
+        """The attention of a layer in vLLM, after the projections, norms and positions."""
+        return self._decoder.layers[layer].self_attn.attn
+
+    def _attend(self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor) -> None:
         query, *new_states = states
         if layer in self._recorded_layers:
             for queries in self._query_groups:
-                self._record(layer, factor, query, new_states[0], queries)
+                self._record(layer, query, new_states[0], queries)
         groups = self._groups_of(layer, changes_attention=True)
         if not groups:
             return
@@ -303,14 +300,13 @@ class Arms:
                 group.phantoms = group.phantoms or self._phantoms_of(layer, group.arms, key)
                 pairs = zip((key, value), group.phantoms, strict=True)
                 key, value = (torch.cat(pair, 1) for pair in pairs)
+            factor = self._attention(layer).impl.scale
             attended = attend(query[group.rows], key, value, factor, group.indices, group.fillers)
             shape = *group.rows.shape, *output.shape[1:]
             output[group.rows] = attended.view(shape).to(output.dtype)
             self.applied += group.rows.numel()
 
-    def _record(
-        self, layer: int, factor: float, query: Tensor, key: Tensor, queries: RecordedQueries
-    ) -> None:
+    def _record(self, layer: int, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
         """Add the attention of queries of this step, changed by their interventions."""
         block_keys, arms = [], []
         for chunk, _, stop in queries.blocks:
@@ -323,10 +319,17 @@ class Arms:
         # [block, key, head, unit]; the mask hides the padding
         keys = pad_sequence(block_keys, batch_first=True)
         key_count = keys.shape[1]
+        attention = self._attention(layer)
+        factor, window = attention.impl.scale, attention.sliding_window
         if all(arm is NO_FILLER for arm in arms):
-            is_visible = torch.arange(key_count, device=key.device) <= queries.indices[..., None]
+            # [block, query, key] how many tokens a key stands before a query
+            distances = queries.indices[..., None] - torch.arange(key_count, device=key.device)
+            is_visible = distances >= 0
+            if window:
+                is_visible &= distances < window
             weights = plain_weights(query[queries.rows], keys, factor, is_visible[:, None, None])
         else:
+            # no window is shorter than these prompts: see `open_layers`
             keys = torch.cat([keys, self._phantoms_of(layer, arms, keys)[0]], 1)
             fillers = tabulate_fillers(arms, key.device)
             weights = weigh(query[queries.rows], keys, factor, queries.indices, fillers)
@@ -359,7 +362,7 @@ class Arms:
 
     def _phantoms_of(self, layer: int, arms: Sequence[Arm], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [arm, token, head, unit], padded to the longest filler."""
-        fillers = [(arm["start"], tuple(arm.get("phantom", ()))) for arm in arms]
+        fillers = [(arm.get("start", 0), tuple(arm.get("phantom", ()))) for arm in arms]
         distinct = [*dict.fromkeys(fillers)]  # few; padding copies each
         indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
         pairs = [self._phantom(layer, *filler, like) for filler in distinct]
