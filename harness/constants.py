@@ -52,7 +52,7 @@ FEWEST_INSTRUCTIONS = FEWEST_MODELS
 """With fewer instructions there is no result for new ones, for the same reason as with models."""
 
 # Words out of fixed sets, which command lines list and check
-Format = Literal["text", "markdown", "csv", "latex", "json"]
+Format = Literal["text", "markdown", "csv", "json"]
 """Output format of tables."""
 Definition = Literal["common", "published"]
 """Which queries an attention curve averages over. `common`: those that the prompt without filler
@@ -83,4 +83,3 @@ class Kind(StrEnum):
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
     INSTRUCTIONS = "instructions"
-    CAUSES = "causes"

@@ -72,9 +72,6 @@ _COUNTS = (
 )
 _BOOLEANS = ("primary", "within_margin", "by_format")
 
-ChangedCompletions = Mapping[tuple[Setting, str], tuple[int, int]]
-"""For each setting and condition that was run again: how many completions differ, of how many."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
@@ -179,51 +176,21 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
         ConfigError: a contrast is not written as one.
     """
     settings = Design(**design)
-    outcomes = count_outcomes(frame, by=settings.by, score=settings.score)
-    return compare_outcomes(outcomes, settings, count_changed_completions(frame, by=settings.by))
+    return compare_outcomes(count_outcomes(frame, settings.by, settings.score), settings)
 
 
-def compare_outcomes(
-    outcomes: Iterable[Outcomes], design: Design, changed_completions: ChangedCompletions
-) -> pandas.DataFrame:
+def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.DataFrame:
     """As `compare`, from what was counted of the samples."""
     settings = group_by_setting(outcomes)
     _refuse_unknown(settings, design)
     rows: list[Row] = []
     for arms in settings.values():
-        rows += _compare_arms(arms, design, changed_completions)
+        rows += _compare_arms(arms, design)
     judge(rows, primary=None if design.primary is None else design.name_row(design.primary))
     model_column, layout_column, *columns = COMPARISON_COLUMNS
     columns = [model_column, layout_column, *design.by, *columns]
     types = dict.fromkeys(_COUNTS, "Int64") | dict.fromkeys(_BOOLEANS, "boolean")
     return pandas.DataFrame(rows, columns=columns).astype(types)
-
-
-def count_changed_completions(
-    frame: pandas.DataFrame, *, by: Sequence[str] = ()
-) -> ChangedCompletions:
-    """Count the completions that differ between replicates 0 and 1.
-
-    Args:
-        frame: As of `compare`, with the completions or their checksums; without these the result is
-            empty.
-        by: As of `Design`.
-    """
-    text_column = "completion_checksum" if "completion_checksum" in frame else "completion"
-    if text_column not in frame or "replicate" not in frame:
-        return {}
-    split = ["model", "layout", *by]
-    keys = [*split, "condition", "problem_id", "sample_index"]
-    first_samples = frame.loc[frame["replicate"] == 0, [*keys, text_column]]
-    repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, text_column]]
-    # a condition that was not run again has no pairs
-    pairs = first_samples.merge(repeat_samples, on=keys)
-    pairs["is_changed"] = pairs[f"{text_column}_x"] != pairs[f"{text_column}_y"]
-    counts = {}
-    for (*values, condition), arm in pairs.groupby([*split, "condition"], observed=True):
-        setting = tuple(zip(split, values, strict=True))
-        counts[setting, str(condition)] = int(arm["is_changed"].sum()), len(arm)
-    return counts
 
 
 def measure_effects_by_draw(
@@ -245,7 +212,7 @@ def measure_effects_by_draw(
             }
 
 
-def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedCompletions) -> list[Row]:
+def _compare_arms(arms: Arms, design: Design) -> list[Row]:
     """The rows of one setting: all conditions, then contrasts with another baseline."""
     rows = []
     for name, (condition, baseline_name) in design.pair_conditions(arms).items():
@@ -259,7 +226,7 @@ def _compare_arms(arms: Arms, design: Design, changed_completions: ChangedComple
         if condition != baseline_name:
             row |= design.describe_role(str(row["model"]), name)
             row |= _compare_pair(old[0], new[0], margin=design.margin, looks=looks)
-            row |= _compare_replicates(old, new, changed_completions)
+            row |= _compare_replicates(old, new)
         rows.append(row)
     for row in rows:
         row["unmeasured"] = explain_unmeasured(row, rows, design.reference_conditions)
@@ -323,9 +290,7 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
     return float(gains), float(losses)
 
 
-def _compare_replicates(
-    old: Sequence[Outcomes], new: Sequence[Outcomes], changed_completions: ChangedCompletions
-) -> Row:
+def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row:
     """The A/A columns: what changes if both sides are run again. Empty if a side was run once."""
     if min(len(old), len(new)) < 2:
         return {}
@@ -337,10 +302,9 @@ def _compare_replicates(
         "aa_difference": 100 * float(shift.mean()) / old[0].k,
         "aa_flips": sum(flips) / len(flips),
     }
-    sides = [(side[0].setting, side[0].condition) for side in (old, new)]
-    if all(side in changed_completions for side in sides):
-        changed_counts, samples = zip(*(changed_completions[side] for side in sides), strict=True)
-        row |= {"aa_changed": sum(changed_counts), "aa_samples": sum(samples)}
+    before, after = old[1].changed_completions, new[1].changed_completions
+    if before and after:
+        row |= {"aa_changed": before[0] + after[0], "aa_samples": before[1] + after[1]}
     return row
 
 

@@ -39,6 +39,8 @@ class Outcomes:
         samples_by_prompt: [prompt, problem] Samples.
         repeats: The number of samples of a problem, the largest if some are missing.
         is_solved: [problem] Whether any of its samples is right.
+        changed_completions: Of a repeat run, how many completions differ from those of the first
+            run, of how many; None if the completions are unknown.
 
     With a score (`sample_scores`), the tables count what the score is a share of instead of
     samples. Only `repeats` and `is_solved` are always of samples.
@@ -55,6 +57,7 @@ class Outcomes:
     samples_by_prompt: Integers
     repeats: int
     is_solved: npt.NDArray[np.bool_]
+    changed_completions: tuple[int, int] | None = None
 
     @property
     def right(self) -> Integers:
@@ -89,14 +92,15 @@ Arms = Mapping[str, Sequence[Outcomes]]
 
 
 def count_outcomes(
-    frame: pandas.DataFrame, *, by: Sequence[str] = (), score: str | None = None
+    frame: pandas.DataFrame, by: Sequence[str] = (), score: str | None = None
 ) -> list[Outcomes]:
     """Count the outcomes of all models, layouts, conditions and replicates, in the frame's order.
 
     Args:
         frame: One row per sample, as `harness.load_run` returns it, with the columns model, layout,
             condition, problem_id, sample_index and correct. Without a column replicate all samples
-            are of replicate 0; without a column cluster each problem is a cluster.
+            are of replicate 0; without a column cluster each problem is a cluster. The column
+            completion, or completion_checksum, shows which completions a repeat run changed.
         by: Further columns to split by, such as subject or level.
         score: As of `sample_scores.read_score`; maj@k needs the column answer.
 
@@ -115,6 +119,7 @@ def count_outcomes(
     # all samples of a problem have its cluster, so the first sample tells it
     _, first_rows = np.unique(problems, return_index=True)
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
+    changed_completions = _count_changed_completions(frame, keys[:-1])
     outcomes = []
     for (*setting, condition, replicate), table in _sum_by_arm(frame, keys, problems, score):
         outcomes.append(
@@ -131,6 +136,7 @@ def count_outcomes(
                 samples_by_prompt=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
                 is_solved=table["right_repeats"].any(axis=1).to_numpy(),
+                changed_completions=changed_completions.get((*setting, condition, replicate)),
             )
         )
     return outcomes
@@ -157,6 +163,26 @@ def _sum_by_arm(
         # 0 where a problem was not asked with a draw of examples
         table = arm.droplevel(keys).unstack(prompt, fill_value=0)
         yield key, table.sort_index().sort_index(axis="columns")
+
+
+def _count_changed_completions(
+    frame: pandas.DataFrame, arm: list[str]
+) -> dict[Any, tuple[int, int]]:
+    """How many completions of replicate 1 differ from those of replicate 0, by arm and replicate.
+
+    Empty if the frame has neither completions nor their checksums.
+    """
+    text_column = "completion_checksum" if "completion_checksum" in frame else "completion"
+    if text_column not in frame:
+        return {}
+    keys = [*arm, "problem_id", "sample_index"]
+    first_samples = frame.loc[frame["replicate"] == 0, [*keys, text_column]]
+    repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, text_column]]
+    # a condition that was not run again has no pairs
+    pairs = first_samples.merge(repeat_samples, on=keys)
+    is_changed = pairs[f"{text_column}_x"] != pairs[f"{text_column}_y"]
+    changes: Any = is_changed.groupby([pairs[key] for key in arm], observed=True)
+    return {(*key, 1): (int(group.sum()), len(group)) for key, group in changes}
 
 
 def _check_samples(frame: pandas.DataFrame, identity: list[str]) -> None:

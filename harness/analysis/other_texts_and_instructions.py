@@ -12,7 +12,7 @@ import pandas
 
 from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
 from harness.analysis.pool_models import pool_pairs
-from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS
+from harness.constants import FEWEST_INSTRUCTIONS, FEWEST_TEXTS
 from harness.experiment.conditions import OTHER_INSTRUCTION, Condition, ReferenceConditions
 
 KINDS = {"sentence": "sentences", "random_ids": "random tokens", "text": "own texts"}
@@ -44,10 +44,8 @@ INSTRUCTION_COLUMNS = {
     "new_low": "lower end of its 95 % interval for new instructions and new problems",
     "new_high": "upper end",
     "new_p": "p-value that belongs to this interval",
-    "least": "lowest difference under one instruction and draw of examples",
-    "most": "highest difference under one instruction and draw of examples",
-    "better": "instructions with a higher accuracy and p < 0.05, not adjusted",
-    "worse": "instructions with a lower accuracy and p < 0.05, not adjusted",
+    "least": "lowest difference under one instruction",
+    "most": "highest difference under one instruction",
     "low": "lower end of its 95 % interval for these instructions and new problems",
     "high": "upper end",
     "effects": "difference, lower and upper end under each instruction, that of the config first",
@@ -165,20 +163,17 @@ def _pair_by_instruction(
 
 def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
     """The columns of a contrast."""
-    effects = [pool_pairs([pair]) for pair in pairs]
-    significant = [effect["difference"] for effect in effects if effect["p"] < ALPHA]
-    differences_by_prompt: list[float] = []
-    for old, new in pairs:
-        changes = (new.right_by_prompt - old.right_by_prompt).sum(axis=1)
-        differences_by_prompt += (100 * (changes / old.samples_by_prompt.sum(axis=1))).tolist()
+    effects = []
+    for pair in pairs:
+        effect = pool_pairs([pair])
+        effects.append([effect[key] for key in ("difference", "low", "high")])
+    differences = [difference for difference, _, _ in effects]
     return {
         "instructions": len(pairs),
         **pool_pairs(pairs),
-        "least": min(differences_by_prompt),
-        "most": max(differences_by_prompt),
-        "better": sum(difference > 0 for difference in significant),
-        "worse": sum(difference < 0 for difference in significant),
-        "effects": [[effect[key] for key in ("difference", "low", "high")] for effect in effects],
+        "least": min(differences),
+        "most": max(differences),
+        "effects": effects,
     }
 
 

@@ -11,11 +11,9 @@ import pandas
 from harness.analysis.compare_with_baseline import (
     Design,
     compare_outcomes,
-    count_changed_completions,
     measure_effects_by_draw,
 )
 from harness.analysis.count_correct import Outcomes, Row, count_outcomes, group_by_setting
-from harness.analysis.intervention_effects import causes_table
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_texts_and_instructions import (
     instructions_table,
@@ -106,9 +104,9 @@ def make_leaderboard(
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
     merged_frame = merge_instructions(frame, design.reference_conditions)
-    outcomes = count_outcomes(merged_frame, by=by, score=score)
+    outcomes = count_outcomes(merged_frame, by, score)
     # before all other tables, because its errors say best what cannot be compared
-    comparison = compare_outcomes(outcomes, design, count_changed_completions(merged_frame, by=by))
+    comparison = compare_outcomes(outcomes, design)
     return Leaderboard(
         comparison=comparison,
         side_tables=_make_side_tables(frame, merged_frame, outcomes, design, join_conditions(runs)),
@@ -207,7 +205,6 @@ def _make_side_tables(
         "instructions": instructions_table(settings_by_instruction, pairs, references),
         "texts": text_table(settings, conditions),
         "sweeps": sweep_table(settings, conditions, baseline=design.baseline),
-        "causes": causes_table(settings, conditions),
         "mediators": mediator_table(merged, by=design.by),
         "audit": audit_table(merged, baseline=design.baseline, by=design.by),
     }

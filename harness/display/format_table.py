@@ -1,4 +1,4 @@
-"""A table of columns and rows of data, and its text as plain text, Markdown or LaTeX.
+"""A table of columns and rows of data, and its text as plain text or Markdown.
 
 The report's template writes tables as HTML. In no format can a text in a cell act as markup.
 """
@@ -26,23 +26,9 @@ Grid = Sequence[Sequence[str]]
 
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
-_STRONG = {"text": "{}", "markdown": "**{}**", "latex": r"\textbf{{{}}}"}
 _MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
 """Characters that Markdown could read as markup. Intervals contain many brackets, so a bracket is
 escaped only if the next character could make it a link or an image."""
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        MINUS: "$-$",
-        NONE: "--",
-        "<": r"$<$",
-        ">": r"$>$",
-        **{symbol: rf"\{symbol}" for symbol in "&%$#_{}"},
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,11 +143,11 @@ def render(
 
     Args:
         tables: The tables. Control characters, which a model's label may contain, are spelt out.
-        form: `text`, `markdown` or `latex`. `result_tables` writes CSV and JSON from data frames.
+        form: `text` or `markdown`. `result_tables` writes CSV and JSON from data frames.
         footer: Lines below all tables: the receipts.
         explain: Whether plain text has all notes, or only the short notes.
     """
-    write_table = {"text": _write_text, "markdown": _write_markdown, "latex": _write_latex}[form]
+    write_table = _write_text if form == "text" else _write_markdown
     blocks = []
     previous_notes: set[str] = set()
     for table in tables:
@@ -201,9 +187,7 @@ def _write_footer(footer: Sequence[str], form: Format) -> str:
     lines = [visible(line, keep="") for line in footer]
     if form == "text":
         return fold(lines)
-    if form == "markdown":
-        return "  \n".join(f"<sub>{_escape(line, form)}</sub>" for line in lines)
-    return "\n".join(f"% {line}" for line in lines)
+    return "  \n".join(f"<sub>{_escape(line, form)}</sub>" for line in lines)
 
 
 def _write_cells(table: Table, form: Format) -> Grid:
@@ -215,14 +199,11 @@ def _write_cells(table: Table, form: Format) -> Grid:
 
 def _write_cell(cell: Cell, form: Format) -> str:
     text = _escape(cell.text, form)
-    return _STRONG[form].format(text) if cell.strong else text
+    return f"**{text}**" if cell.strong and form == "markdown" else text
 
 
 def _escape(text: str, form: Format) -> str:
-    text = visible(text, keep="")
-    if form == "latex":
-        return " ".join(text.split()).translate(_LATEX)
-    text = text.translate(_PLAIN)
+    text = visible(text, keep="").translate(_PLAIN)
     if form == "text":
         return text
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
@@ -297,25 +278,4 @@ def _write_markdown(
     lines = [f"**{title}**", "", *_align(grid, is_numeric, "pipe")]
     if notes:
         lines += ["", *(f"- {note}" for note in notes)]
-    return "\n".join(lines)
-
-
-def _write_latex(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
-    escaped_grid = []
-    for first, *rest in grid:
-        # LaTeX would read a bracket or a star after `\\` as an argument of the line break.
-        if first.startswith(("[", "*")):
-            first = f"{{}}{first}"
-        escaped_grid.append([first, *rest])
-    table = _align(escaped_grid, is_numeric, "latex_raw")
-    # tabulate has booktabs' rules only in a format that escapes the text once more.
-    table[1], table[3], table[-2] = r"\toprule", r"\midrule", r"\bottomrule"
-    footnotes = [rf"\par\footnotesize {note}" for note in notes]
-    body = [r"\centering", rf"\caption{{{title}}}", *table, *footnotes]
-    lines = [
-        r"% needs \usepackage{booktabs}",
-        r"\begin{table}",
-        *(f"  {line}" for line in body),
-        r"\end{table}",
-    ]
     return "\n".join(lines)

@@ -9,17 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import pandas
-
 from harness.analysis import (
-    intervention_effects,
     mediators_and_audit,
     other_texts_and_instructions,
     pool_models,
     sweeps,
 )
-from harness.analysis.result_tables import Leaderboard, records
-from harness.display.comparison_columns import ACCURACY, UNGRADED_ENDINGS, show_word
+from harness.analysis.result_tables import Leaderboard
+from harness.display.comparison_columns import UNGRADED_ENDINGS
 from harness.display.comparison_tables import describe_words, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
@@ -30,10 +27,8 @@ from harness.display.format_values import (
     interval,
     number,
     p_value,
-    plural,
     signed,
 )
-from harness.display.published_numbers import Reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +67,6 @@ def _show_grader(accuracy: Any, change: Any) -> str:
     return text if change is None else f"{text} {signed(change)}"
 
 
-def _show_validity(is_valid: Any) -> str:
-    return "yes" if is_valid else "no"
-
-
 SIDE_TABLES = (
     SideTable(
         key="pooled",
@@ -99,13 +90,7 @@ SIDE_TABLES = (
                 "least most",
                 "from, to",
                 partial(interval, sign=True),
-                "lowest and highest difference under one instruction and draw of examples",
-            ),
-            Column(
-                "better worse",
-                "better, worse",
-                "{}, {}".format,
-                "instructions with a higher, and with a lower, accuracy and p < 0.05, not adjusted",
+                "lowest and highest difference under one instruction",
             ),
             Column("difference new_low new_high", f"mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
@@ -153,23 +138,6 @@ SIDE_TABLES = (
         ),
     ),
     SideTable(
-        key="causes",
-        heading="Parts of a filler{shared}, points",
-        meanings=intervention_effects.CAUSE_COLUMNS,
-        words=("model", "layout", "filler", "condition", "problems"),
-        columns=(
-            Column("layers", "layers", show_word),
-            Column("valid_attention", "weights add up to 1", _show_validity),
-            Column("difference low high", f"minus the gap [{LEVEL}]", difference),
-            Column("p_adjusted", "p adj.", p_value),
-        ),
-        remarks=(
-            "Each condition is compared with the position gap. With scale or bias alone, attention "
-            "weights do not add up to 1. This is not valid attention: no prompt makes a model "
-            "compute it.",
-        ),
-    ),
-    SideTable(
         key="mediators",
         heading="Mediators, percent of the samples",
         meanings=mediators_and_audit.MEDIATOR_COLUMNS,
@@ -200,14 +168,6 @@ SIDE_TABLES = (
         on_request=True,
     ),
 )
-PUBLISHED_COLUMNS = (
-    replace(ACCURACY, heading="run %"),
-    Column("authors_rule", "authors'", number),
-    Column("reference", "published", number),
-    Column("difference low high", "difference", difference),
-    Column("reference_difference", "published difference", signed),
-)
-"""The columns of numbers in the table of published numbers."""
 
 
 def show_side_tables(board: Leaderboard) -> dict[str, Table]:
@@ -235,24 +195,3 @@ def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
         field, *_ = column.key.split()
         if any(row[field] is not None for row in rows):
             yield replace(column, legend=column.legend or side.meanings.get(field, ""))
-
-
-def show_reference(
-    table: pandas.DataFrame, published: Reference, differences: Sequence[str]
-) -> Table:
-    """Published numbers next to ours.
-
-    Args:
-        table: From `published_numbers.reference_table`.
-        published: The published numbers.
-        differences: The differences between their set-up and ours, as remarks.
-    """
-    rows = records(table)
-    shared_values, word_columns = describe_words(rows, ("model", "layout", "condition"))
-    title = ", ".join([f"Reference: {published.source}", *shared_values])
-    samples = published.setup.samples
-    remark = f"published: means of {samples} {plural('sample', samples)} per problem"
-    if not published.exact:
-        remark += f", read from a figure with an error of up to {published.uncertainty:g} points"
-    remarks = [f"{remark}.", *differences]
-    return Table(title, rows, [*word_columns, *PUBLISHED_COLUMNS], remarks)

@@ -17,8 +17,8 @@ from harness.analysis.result_tables import (
 from harness.constants import Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
-from harness.display.published_numbers import read_reference, reference_table, setup_differences
-from harness.display.side_tables import SIDE_TABLES, show_reference, show_side_tables
+from harness.display.published_numbers import read_reference, reference_table, show_reference
+from harness.display.side_tables import SIDE_TABLES, show_side_tables
 from harness.errors import ConfigError, list_first
 from harness.runs.find_runs import locate
 from harness.runs.join_runs import group_by_table
@@ -143,19 +143,12 @@ def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
 
 
 def _add_reference(page: _Page, name: str) -> None:
-    """Add published numbers, and how their set-up differs from that of the runs."""
-    board, published = page.board, read_reference(name)
-    page.frame = reference_table(
-        board.comparison, board.side_tables["audit"], published, baseline=board.baseline
-    )
-    differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
-    page.tables.append(show_reference(page.frame, published, differences))
-    page.reference = {
-        "name": name,
-        **published.model_dump(exclude={"accuracies"}),
-        "rows": records(page.frame),
-        "differences": differences,
-    }
+    """Add published numbers."""
+    published = read_reference(name)
+    page.frame = reference_table(page.board.comparison, published)
+    page.tables.append(show_reference(page.frame, published))
+    facts = published.model_dump(exclude={"accuracies"})
+    page.reference = {"name": name, **facts, "rows": records(page.frame)}
 
 
 def _name_page(board: Leaderboard) -> str:

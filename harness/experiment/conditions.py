@@ -214,12 +214,6 @@ class Condition(Strict):
         )
 
     @property
-    def cell(self) -> dict[str, Any] | None:
-        """The `FillerIntervention.cell` of the condition; None without such an intervention."""
-        change = self.intervention
-        return change.cell if change is not None and change.kind == "filler" else None
-
-    @property
     def words(self) -> str:
         """The other changes of the prompt besides the filler, and the intervention."""
         changes = {key: getattr(self, key) for key in (*WORDS, "intervention")}

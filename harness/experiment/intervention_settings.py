@@ -78,17 +78,6 @@ class FillerIntervention(_Layered):
     examples, and all of the filler is seen."""
 
     @property
-    def cell(self) -> dict[str, Any] | None:
-        """The layers, and the switches: whether other layers see the filler, scale, bias.
-
-        None with `keep`, where the switches do not say what is seen.
-        """
-        if self.keep:
-            return None
-        switches = [self.other_layers, self.scale, self.bias]
-        return {"layers": name_layers(self.layers), "on": switches}
-
-    @property
     def has_phantoms(self) -> bool:
         """Whether keys are added for a filler that is not in the prompt."""
         return not self.other_layers and (self.scale or self.bias)

@@ -6,10 +6,9 @@ MATH-500. Without it, the problems come from the hub.
 
 import hashlib
 import json
-import math
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -28,23 +27,20 @@ from harness.errors import DataError, explain_hub_error
 from harness.yaml_settings import Strict, explain
 
 Operand = Annotated[int, Field(ge=1, le=10**9)]
-Sign = tuple[str, str]
-"""An operation in a problem's id, and in its text."""
-SIGNS: dict[str, tuple[Sign, ...]] = {
-    "products": (("x", "times"),),
-    "sums": (("+", "plus"),),
-    "differences": (("-", "minus"),),
-    "quotients": (("/", "divided by"),),
-    "chain": (("+", "+"), ("-", "-"), ("*", "*")),
+SIGNS = {
+    "products": ("x", "times"),
+    "sums": ("+", "plus"),
+    "differences": ("-", "minus"),
+    "quotients": ("/", "divided by"),
 }
-"""The operations of each kind of problem."""
+"""The operation of each kind of problem, in a problem's id and in its text."""
 
 
 class MadeConfig(Strict):
     """Arithmetic problems, such as `What is 7 times 8?`."""
 
-    make: Literal["products", "sums", "differences", "quotients", "chain"]
-    """`products`, `sums`, `differences`, `quotients` or `chain` (`What is 3 + 4 * 2 - 5?`)."""
+    make: Literal["products", "sums", "differences", "quotients"]
+    """`products`, `sums`, `differences` or `quotients`."""
     seed: int = Field(default=1, ge=0)
     """The seed of the problems and their order."""
     operands: tuple[Operand, Operand] = (2, 12)
@@ -52,8 +48,6 @@ class MadeConfig(Strict):
     backwards."""
     count: int | None = Field(default=None, ge=1, le=100_000)
     """The number of problems. By default all, at most 200."""
-    depth: int = Field(default=3, ge=1, le=20)
-    """The number of operations in a chain."""
 
     @model_validator(mode="after")
     def _check_operands(self) -> Self:
@@ -67,67 +61,49 @@ class MadeConfig(Strict):
         return self
 
     @property
-    def _choices(self) -> list[Sequence[Any]]:
-        """The possible values of each operand, then of each sign."""
-        operations = self.depth if self.make == "chain" else 1
-        numbers = range(self.operands[0], self.operands[1] + 1)
-        return [*[numbers] * (operations + 1), *[SIGNS[self.make]] * operations]
-
-    @property
     def _possible(self) -> int:
         """The number of different problems."""
-        return math.prod(map(len, self._choices))
+        low, high = self.operands
+        return (high - low + 1) ** 2
 
     def problems(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of every problem, as in `problems.Problem`.
 
-        The level is the number of digits of both operands; of a chain, its number of operations.
-        Problems with the same operands in another order are one cluster, which has the id of the
-        problem with sorted operands. So are the differences of one sum, the quotients of one
-        product, and chains of the same operands and signs.
+        The level is the number of digits of both operands. Problems with the same operands in
+        another order are one cluster, which has the id of the problem with sorted operands. So are
+        the differences of one sum, and the quotients of one product.
         """
         generator = random.Random(self.seed)
         indices: dict[int, None] = {}  # a set would lose the order
         while len(indices) < (self.count or min(self._possible, 200)):
             indices[generator.randrange(self._possible)] = None
-        # The index is a number in mixed radix: its digits choose the operands, then the signs.
+        low, high = self.operands
         for index in indices:
-            terms = []
-            for values in self._choices:
-                index, digit = divmod(index, len(values))
-                terms.append(values[digit])
-            # there is one more operand than signs
-            middle = len(terms) // 2 + 1
-            numbers, signs = terms[:middle], terms[middle:]
+            second, first = divmod(index, high - low + 1)
+            operands = low + first, low + second
             yield {
-                **_pose_problem(numbers, signs),
-                "level": len(signs) if self.make == "chain" else len("".join(map(str, numbers))),
-                "cluster": _pose_problem(sorted(numbers), sorted(signs))["id"],
+                **self._pose_problem(*operands),
+                "level": len("".join(map(str, operands))),
+                "cluster": self._pose_problem(*sorted(operands))["id"],
             }
 
-
-def _pose_problem(numbers: list[int], signs: list[Sign]) -> dict[str, str]:
-    """The id of a problem, its text and its answer."""
-    first, second, *_ = numbers
-    _, first_word = signs[0]
-    # a sum or product asked backwards, so that no answer is negative or a fraction
-    if first_word == "minus":
-        first += second
-    elif first_word == "divided by":
-        first *= second
-    name = text = str(first)
-    summands = [first]
-    for (symbol, word), number in zip(signs, numbers[1:], strict=True):
-        name += f"{symbol}{number}"
-        text += f" {word} {number}"
-        match symbol:
-            case "x" | "*":  # binds more tightly than plus and minus
-                summands[-1] *= number
-            case "/":
-                summands[-1] //= number
-            case _:
-                summands.append(number if symbol == "+" else -number)
-    return {"id": name, "problem": f"What is {text}?", "answer": str(sum(summands))}
+    def _pose_problem(self, first: int, second: int) -> dict[str, str]:
+        """The id of a problem, its text and its answer."""
+        match self.make:
+            case "products":
+                answer = first * second
+            case "sums":
+                answer = first + second
+            case "differences":  # a sum, asked backwards
+                first, answer = first + second, first
+            case "quotients":
+                first, answer = first * second, first
+        symbol, word = SIGNS[self.make]
+        return {
+            "id": f"{first}{symbol}{second}",
+            "problem": f"What is {first} {word} {second}?",
+            "answer": str(answer),
+        }
 
 
 MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"

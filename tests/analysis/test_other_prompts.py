@@ -111,7 +111,6 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_conditions_have(
     differences = [100 * change.mean() for change in changes]
     assert [effect[0] for effect in row["effects"]] == pytest.approx(differences)
     assert [row["least"], row["most"]] == pytest.approx([min(differences), max(differences)])
-    assert (row["better"], row["worse"]) == (3, 1)
     texts = [f"Multiply, please: {number}." for number in range(5)]
     figure = draw_instructions(table, {model: texts for model in table["model"]})
     words = {text.get_text() for text in figure.findobj() if hasattr(text, "get_text")}

@@ -279,7 +279,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     folder = tmp_path / "figures"
     plot([str(GREEDY_RUN)], output=folder)
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
-    kinds = set(Kind) - {"dose", "instructions", "causes"}
+    kinds = set(Kind) - {"dose", "instructions"}
     assert set(files) == {f"{kind}.{suffix}" for kind in kinds for suffix in SUFFIXES}
     assert all(len(content) > 500 for content in files.values())
     rows = pandas.read_csv(folder / "forest.csv").set_index("condition")

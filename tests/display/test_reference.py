@@ -9,7 +9,6 @@ from harness.display.published_numbers import (
     REFERENCE_COLUMNS,
     read_reference,
     reference_table,
-    setup_differences,
 )
 from harness.errors import ConfigError
 from tests.make import GREEDY_RUN, evaluation, table_page
@@ -17,7 +16,7 @@ from tests.make import GREEDY_RUN, evaluation, table_page
 FOLDER = resources.folder("results") / "reference"
 
 
-def make_board(*models, **facts):
+def make_board(*models):
     """The leaderboard of models, each with its numbers of correct problems of 500."""
     runs = []
     for model, counts in models:
@@ -25,19 +24,19 @@ def make_board(*models, **facts):
             name: [["correct"]] * count + [["incorrect"]] * (500 - count)
             for name, count in counts.items()
         }
-        runs.append(evaluation(verdicts, model=model, **facts))
+        runs.append(evaluation(verdicts, model=model))
     return make_leaderboard(runs)
 
 
 def compare_with(name, board):
-    return reference_table(board.comparison, board.side_tables["audit"], read_reference(name))
+    return reference_table(board.comparison, read_reference(name))
 
 
 @pytest.mark.parametrize("name", [file.stem for file in FOLDER.glob("*.yaml")])
 def test_every_table_has_its_source(name):
     reference = read_reference(name)
-    assert "arXiv 2510.01032" in reference.source and reference.dataset == "math500"
-    assert reference.uncertainty == (0.05 if reference.exact else 1)
+    assert "arXiv 2510.01032" in reference.source
+    assert reference.setup.startswith("MATH-500, layout as_published; sampling: ")
 
 
 def test_published_numbers_stand_next_to_ours():
@@ -46,9 +45,8 @@ def test_published_numbers_stand_next_to_ours():
     assert list(table.columns) == list(REFERENCE_COLUMNS)
     rows = table.set_index(["model", "condition"])
     row = rows.loc[("Qwen2.5-Math-7B", "mless")]
-    columns = ["accuracy", "authors_rule", "reference", "difference", "reference_difference"]
-    assert row[columns].tolist() == pytest.approx([72.4, 72.4, 74.6, 0.4, 2.3])
-    assert row["accuracy_low"] < 72.4 < row["accuracy_high"] and row["low"] < 0.4 < row["high"]
+    assert row[["reference", "accuracy"]].tolist() == pytest.approx([74.6, 72.4])
+    assert row["accuracy_low"] < 72.4 < row["accuracy_high"]
     assert pandas.isna(rows.loc[("Qwen2.5-32B-Instruct", "mless"), "accuracy"]), "not run"
     models = {"Qwen2.5-Math-7B", "Qwen2.5-32B-Instruct"}
     assert set(table["model"]) == models, "no other model of the reference is shown"
@@ -59,43 +57,25 @@ def test_without_any_of_its_models_the_reference_stands_alone():
     assert len(table) == 6 and table["accuracy"].isna().all() and table["reference"].notna().all()
 
 
-def test_differences_of_the_set_up_are_named():
-    reference = read_reference("study-table-1")
-    sampling = {"temperature": 0.7, "top_p": 0.95}
-    board = make_board(("mine", {"wo": 1}), dataset_name="demo", sampling=sampling, greedy=False)
-    model, dataset, sampling, prompt, grader = setup_differences(
-        reference, board.receipt, ["raw", "raw"]
-    )
-    assert model.startswith("Model: mine is not in the reference")
-    assert dataset == "Dataset: math500 (published), demo (run)."
-    assert sampling.endswith("mean of 5 runs (published), temperature 0.7, top_p 0.95 (run).")
-    assert prompt == "Prompt: as_published (published), raw (run)."
-    assert grader.startswith("Grader: ") and grader.endswith(" as mathematics (run).")
-    board = make_board(("Qwen2.5-Math-7B", {"wo": 1}), dataset_name="math500")
-    differences = setup_differences(reference, board.receipt, ["as_published"])
-    assert [text.partition(":")[0] for text in differences] == ["Sampling", "Grader"]
-
-
 def test_the_command_shows_published_numbers_in_every_format():
     text, data, csv = (
         table_page(GREEDY_RUN, form=form, reference="study-table-1")
         for form in ("text", "json", "csv")
     )
     assert "Reference: Table 1 of Shi et al. (2025)" in text
-    assert "mless-demo is not in the reference" in text
+    assert "MATH-500, layout as_published; sampling: " in " ".join(text.split())
     reference = json.loads(data)["reference"]
     assert reference["name"] == "study-table-1"
-    assert reference["setup"]["layout"] == "as_published"
-    assert len(reference["rows"]) == 12 and len(reference["differences"]) == 5
+    assert "mean of 5 runs" in reference["setup"] and len(reference["rows"]) == 12
     assert list(reference["rows"][0]) == list(REFERENCE_COLUMNS)
-    assert csv.startswith('"model","layout","condition","accuracy",')
+    assert csv.startswith('"model","layout","condition","reference","accuracy",')
 
 
 def test_a_reference_that_cannot_be_read_is_refused(tmp_path):
     table = (FOLDER / "study-table-1.yaml").read_text()
     path = tmp_path / "reference.yaml"
     for original, damaged, message in (
-        ("uncertainty", "sigma", "unknown key 'sigma'"),
+        ("setup", "sigma", "unknown key 'sigma'"),
         ("{wo: 63.9,", "{wo: many,", "accuracies.0.conditions.wo: "),
         ("source:", "source: ]", "is not valid YAML"),
     ):

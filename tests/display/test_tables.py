@@ -299,7 +299,7 @@ def test_no_table_is_wider_than_a_terminal():
     assert split.count("\n\nAlgebra\nw/o ") == 1, "a heading above its rows"
 
 
-def test_markdown_and_latex_are_escaped():
+def test_markdown_is_escaped():
     notes = ("p < 0.05 ±1 ^ ~ \\ #",)
     texts = ("1", "x_{y}|&")
     grid = make_grid(["a|b", "word"], texts, title="100 % of a_b", notes=notes, strong=1)
@@ -307,17 +307,6 @@ def test_markdown_and_latex_are_escaped():
     head, rule, row = markdown.splitlines()[2:5]
     assert (head, row) == ("|a\\|b|word|", "|1|**x\\_{y}\\|\\&**|")
     assert re.fullmatch(r"\|-+:\|:-+\|", rule)
-    latex = render([grid], "latex", ["receipt: 100 %"])
-    assert r"\caption{100 \% of a\_b}" in latex
-    assert re.search(r"1 & \\textbf\{x\\_\\\{y\\\}\|\\&} +\\\\", latex)
-    assert r"p $<$ 0.05 $\pm$1 \textasciicircum{} \textasciitilde{} \textbackslash{} \#" in latex
-    assert latex.endswith("% receipt: 100 %")
-    rows = [(text, f"{MINUS}0.4 [{MINUS}1.0, 0.2]") for text in ("[2cm]", "*", NONE)]
-    latex = render([make_grid(["[word]", "x"], *rows)], "latex")
-    cells = [line.split(" &")[0].strip() for line in latex.splitlines() if line.endswith(r"\\")]
-    # no cell is an argument of the line before
-    assert cells == ["{}[word]", "{}[2cm]", "{}*", "--"]
-    assert latex.count("$-$0.4 [$-$1.0, 0.2]") == 3
 
 
 def render_label(label, form):
@@ -340,7 +329,7 @@ def test_a_label_is_no_link_image_entity_or_formula_in_markdown():
     assert render([make_grid(["word"], ("1.0 [2.0, 3.0]",))], "markdown").count("\\") == 0
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "latex"])
+@pytest.mark.parametrize("form", ["text", "markdown"])
 def test_no_character_of_a_label_controls_a_terminal(form):
     page = render_label("a\x1b[2Jb\x9bc\u202ed\u2028e\nf\x00g\u061ch", form)
     assert page.replace("\n", "").isprintable()
@@ -367,7 +356,7 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     audit = table_page(GREEDY_RUN, form="csv", side_tables=["audit"])
     columns = '"model","layout","condition","by_mless","by_mless_difference","math_verify",'
     assert audit.startswith(columns)
-    for form in ("text", "markdown", "latex", "csv"):
+    for form in ("text", "markdown", "csv"):
         receipt_text = table_page(GREEDY_RUN, form=form).split("inconclusive")[-1]
         assert "09e2316a" in receipt_text, "the dataset's hash"
     nan = as_json(make_board({"wo": [["correct"]]}))

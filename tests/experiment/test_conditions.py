@@ -321,12 +321,15 @@ def test_causes_do_not_replace_conditions_with_the_same_names():
         if condition.name in {entry["name"] for entry in conditions}
     ]
     assert [condition.unit for condition in same_names] == ["."] * len(CELLS)
-    arms = [condition for condition in config.conditions if condition.cell]
-    cells = [(arm.cell["layers"], tuple(arm.cell["on"])) for arm in arms]
+    arms = [condition for condition in config.conditions if condition.intervention]
+    changes = [arm.intervention for arm in arms]
+    cells = [
+        (change.layers, (change.other_layers, change.scale, change.bias)) for change in changes
+    ]
     later = [on for on in CELLS.values() if on[0]]
     assert cells == [
-        *(("1", on) for on in CELLS.values()),
-        *(("4-10", on) for on in later),
-        *(("4", on) for on in later),
+        *(((1,), on) for on in CELLS.values()),
+        *((tuple(range(4, 11)), on) for on in later),
+        *(((4,), on) for on in later),
     ]
     assert {arm.unit for arm in arms} == {"/"}

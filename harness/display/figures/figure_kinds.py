@@ -13,7 +13,6 @@ from harness.display.figures.figure_rows import name_families
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
 from harness.display.figures.interval_rows import (
     draw_accuracies,
-    draw_causes,
     draw_completion_lengths,
     draw_forest,
     draw_instructions,
@@ -98,22 +97,15 @@ def _draw_under_instructions(board: Leaderboard, runs: Sequence[Run]) -> Drawing
     return None if table.empty else (draw_instructions(table, instructions), table)
 
 
-def _draw_effects(board: Leaderboard, _: Sequence[Run]) -> Drawing | None:
-    table = board.side_tables["causes"]
-    return None if table.empty else (draw_causes(table), table)
-
-
 FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
     Kind.ACCURACY: _draw_accuracies,
     Kind.FOREST: _draw_differences,
     Kind.COMPLETION_LENGTHS: _draw_shares,
     Kind.DOSE: _draw_filler_lengths,
     Kind.INSTRUCTIONS: _draw_under_instructions,
-    Kind.CAUSES: _draw_effects,
 }
 _ABSENCE = {
     Kind.DOSE: "no filler has two lengths",
     Kind.INSTRUCTIONS: "no condition was asked under four instructions",
-    Kind.CAUSES: "no filler was run together with its position gap",
 }
 """Why runs have no figure of a kind."""

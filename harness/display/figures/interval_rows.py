@@ -7,7 +7,7 @@ from typing import Any
 import pandas
 from matplotlib.figure import Figure
 
-from harness.constants import ALPHA, PASSED
+from harness.constants import PASSED
 from harness.display.figures import figure_style
 from harness.display.figures.figure_rows import FigureRow, draw_rows
 from harness.display.figures.figure_style import (
@@ -20,7 +20,6 @@ from harness.display.format_values import (
     LEVEL,
     interval,
     number,
-    p_value,
     points,
     signed,
     visible,
@@ -130,42 +129,6 @@ def draw_instructions(table: pandas.DataFrame, instructions: Mapping[str, Sequen
         "instructions and new problems."
     )
     return draw_rows(rows, note, "Difference in accuracy (points)", zero=True)
-
-
-def draw_causes(table: pandas.DataFrame) -> Figure:
-    """The effects of a filler's parts: a row for the filler, and for each of its interventions.
-
-    They are differences from the position gap.
-
-    Args:
-        table: From `intervention_effects.causes_table`.
-    """
-    looks = figure_style.looks(table["filler"])
-    rows = []
-    for filler in table["filler"].unique():
-        effects = table[table["filler"] == filler]
-        name = wrapped_label(filler)
-        rows.append(FigureRow(f"{name} (n = {effects['problems'].iloc[0]})"))
-        for row in effects.to_dict("records"):
-            name = row["condition"]
-            if not row["valid_attention"]:
-                name += " (!)"
-            rows.append(
-                _make_difference_row(
-                    name,
-                    looks[filler],
-                    _read_effect(row),
-                    {"adj. p": p_value(row["p_adjusted"])},
-                    filled=row["p_adjusted"] < ALPHA,
-                )
-            )
-    note = (
-        "Accuracy minus that of the position gap. (!): scale or bias alone, whose attention "
-        "weights do not add up to 1. This is not valid attention. "
-        f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < {ALPHA}."
-    )
-    label = "Difference in accuracy from the position gap (points)"
-    return draw_rows(rows, note, label, zero=True)
 
 
 def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
