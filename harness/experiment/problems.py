@@ -6,6 +6,7 @@ MATH-500. Without it, the problems come from the hub.
 
 import hashlib
 import json
+import math
 import os
 import random
 from collections.abc import Iterable, Iterator
