@@ -6,8 +6,10 @@ always means a bug in mless itself.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 QUOTED_CHARACTERS = 500
 """Maximum length of another program's text in a message."""
@@ -17,8 +19,11 @@ class HarnessError(Exception):
     """Base of all errors that a user can cause and fix."""
 
 
-class ConfigError(HarnessError):
-    """A condition, a run config or a command-line value is not usable as written."""
+class ConfigError(HarnessError, ValueError):
+    """A condition, a run config or a command-line value is not usable as written.
+
+    It is a ValueError, so that pydantic adds the key when a validator raises it.
+    """
 
 
 class DataError(HarnessError):
@@ -66,13 +71,8 @@ class GraderError(HarnessError):
 
 
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
-    """The valid names that a message suggests: the most similar ones, and the number of the others.
-
-    If there are few names, all are listed, in their own order.
-    """
+    """The valid names that a message suggests: the most similar first, and the number of others."""
     valid = [str(name) for name in names]
-    if len(valid) <= most:
-        return ", ".join(valid)
     return list_first(difflib.get_close_matches(got, valid, n=len(valid), cutoff=0), most)
 
 
@@ -80,6 +80,13 @@ def list_first(names: Sequence[str], most: int = 3) -> str:
     """The first names, and the number of the others."""
     text = ", ".join(names[:most])
     return f"{text} and {len(names) - most} more" if len(names) > most else text
+
+
+def suggest_file(path: Path) -> str:
+    """A sentence with the names beside a missing file that are nearly its own; empty without."""
+    names = [] if path.exists() or not path.parent.is_dir() else os.listdir(path.parent)
+    similar = difflib.get_close_matches(path.name, names, cutoff=0.8)
+    return f" Near it: {', '.join(similar)}." if similar else ""
 
 
 def explain_hub_error(name: str, error: BaseException) -> str:

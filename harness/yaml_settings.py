@@ -1,16 +1,17 @@
 """Reads YAML files of settings, overrides keys, and explains errors in one line each."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from harness import resources
-from harness.errors import ConfigError, list_near
+from harness.errors import ConfigError, list_near, suggest_file
 
 Schema = TypeVar("Schema", bound=BaseModel)
 _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
@@ -36,14 +37,26 @@ class _Loader(yaml.SafeLoader):
 
 _UNKNOWN_KEY = "unknown_key"
 """The type of the error of `Strict`."""
+_OWN = (_UNKNOWN_KEY, "value_error")
+"""The types of errors of our own, which are more specific than pydantic's."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors that PyYAML raises for a text that is no YAML, including those of its own code."""
+_EXPECTED = {
+    "missing": "this key is missing",
+    "dict_type": "expected a mapping of keys",
+    "model_type": "expected a mapping of keys",
+    "tuple_type": "expected a list, such as [{input}]",
+    "string_pattern_mismatch": "expected text of the pattern {pattern}",
+}
+"""What a value should be, in users' words, by the type of pydantic's error."""
 
 
 class Strict(BaseModel):
     """Base of all config models: unknown keys are refused, and values are constant."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Keys of other tools, and the key that has this meaning here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,9 +65,8 @@ class Strict(BaseModel):
         keys = values if isinstance(values, Mapping) else ()
         if unknown := [str(key) for key in keys if key not in cls.model_fields]:
             public = [name for name, field in cls.model_fields.items() if not field.exclude]
-            raise PydanticCustomError(
-                _UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": list_near(unknown[0], public)}
-            )
+            near = cls.other_names.get(unknown[0]) or f"one of {list_near(unknown[0], public)}"
+            raise PydanticCustomError(_UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": near})
         return values
 
 
@@ -90,30 +102,41 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
+        names = list_near(path.name, os.listdir(shipped.parent), most=3)
         raise ConfigError(
-            f"Config {path}: {error.strerror}. The shipped ones are in {shipped.parent}."
+            f"Config {path}: {error.strerror}.{suggest_file(path)} Shipped in {shipped.parent}: "
+            f"{names}."
         ) from None
     except (ConfigError, *_NOT_YAML) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        text = str(error)
+        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+            text = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        raise ConfigError(f"{path} is not valid YAML: {text}") from None
     for override in overrides:
         _apply_override(values, override)
     return values
 
 
 def _apply_override(values: Any, override: str) -> None:
-    """Set a dotted key of nested mappings and lists; missing mappings are created."""
-    key, _, text = override.partition("=")
+    """Set a dotted key of nested mappings and lists. Where there is no mapping, one is made."""
+    key, equals, text = override.partition("=")
+    if not (key and equals):
+        raise ConfigError(f"--set {override!r}: expected KEY=VALUE, such as seed=1.")
     *parents, last = key.split(".")
     value = parse_option(f"--set {key}", text)
     try:
         for parent in parents:
             if isinstance(values, list):
                 values = values[int(parent)]
-            else:
-                values = values.setdefault(parent, {})
+                continue
+            if not isinstance(values.get(parent), dict | list):
+                values[parent] = {}
+            values = values[parent]
         values[int(last) if isinstance(values, list) else last] = value
     except (AttributeError, IndexError, TypeError, ValueError):
-        raise ConfigError(f"--set {override!r}: the config has no such key.") from None
+        raise ConfigError(
+            f"--set {override!r}: the config has no such key. Entries of a list count from 0."
+        ) from None
 
 
 def validate(schema: type[Schema], values: Any, where: object) -> Schema:
@@ -138,16 +161,25 @@ def explain(error: ValidationError, where: str) -> str:
     details = error.errors()
     # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
     # alternative which fits best.
-    worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] == _UNKNOWN_KEY))
+    worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] in _OWN))
     key = _name_key(worst)
     if worst["type"] == _UNKNOWN_KEY:
-        return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
-    messages = [detail["msg"] for detail in details if _name_key(detail) == key]
-    reasons = dict.fromkeys(message.removeprefix("Value error, ") for message in messages)
+        return f"{where}: unknown key {key!r}: expected {worst['msg']}."
+    reasons = dict.fromkeys(_reason(detail) for detail in details if _name_key(detail) == key)
     text = ": ".join(filter(None, [where, key, "; or ".join(reasons)])).rstrip(".")
     if worst["type"] not in ("value_error", "missing"):
         text += f", got {worst['input']!r:.200}"
     return f"{text}."
+
+
+def _reason(detail: Any) -> str:
+    """What an error of pydantic's expects, in users' words."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in ("literal_error", "enum"):
+        names = re.findall("'(.*?)'", context["expected"])
+        return f"expected one of {list_near(str(detail['input']), names, most=9)}"
+    message: str = _EXPECTED.get(kind, "").format(**context, input=detail["input"])
+    return message or detail["msg"].removeprefix("Value error, ")
 
 
 def _locate(detail: Any) -> tuple[Any, ...]:

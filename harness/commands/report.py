@@ -26,10 +26,11 @@ def report(
     metric: Metric = None,
     layer: Annotated[
         int | None,
-        typer.Option(help="Layer, counted from 1; default: the first layer of the traces."),
+        typer.Option(min=1, help="Layer, counted from 1; default: the first layer of the traces."),
     ] = None,
     head: Annotated[
-        list[int] | None, typer.Option(help="Head, counted from 1; repeatable; default: all heads.")
+        list[int] | None,
+        typer.Option(min=1, help="Head, counted from 1; repeatable; default: all heads."),
     ] = None,
     definition: Annotated[
         Definition, typer.Option(help="Queries that the attention curves average over.")

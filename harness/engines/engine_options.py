@@ -1,7 +1,9 @@
 """lm-eval's model arguments as vLLM's engine arguments, and the defaults that mless adds."""
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +65,18 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse_unknown_arguments(options: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raise ConfigError if an argument has none of the names that vLLM knows."""
+def refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an argument has none of the names that the installed vLLM knows.
+
+    They are read from its source, because importing it takes eight seconds.
+    """
+    package = find_spec("vllm")
+    if package is None:
+        return
+    source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
+    # the fields of the class, and of classes after it
+    _, _, fields = source.read_text(encoding="utf-8").partition("class EngineArgs")
+    names = re.findall(r"^    (\w+): ", fields, re.M)
     for name in options:
         if name not in names:
             near = list_near(name, [*names, *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS], most=3)

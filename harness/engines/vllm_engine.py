@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -144,7 +144,7 @@ class VLLMEngine:
         self._layers = interventions.get("layers")
         if self._layers:
             open_layers(options, self._layers)
-        refuse_unknown_arguments(options, [field.name for field in fields(EngineArgs)])
+        refuse_unknown_arguments(options)
         if current_platform.is_cpu():
             fit_to_cpu(options, sampled=sampled)
         # the user's arguments win

@@ -23,7 +23,7 @@ import yaml
 from pydantic import Field, StrictInt, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
-from harness.errors import ConfigError
+from harness.errors import ConfigError, list_near
 from harness.experiment.fillers import (
     count_words,
     cut_sentence,
@@ -355,8 +355,10 @@ def as_condition(value: Any) -> Condition:
     if isinstance(value, str) and value in study:
         return study[value]
     if not isinstance(value, Mapping):
-        expected = f"expected {', '.join(study)}, or a mapping such as {{name: dots, unit: '.'}}"
-        raise ConfigError(f"conditions: {expected}, got {value!r}.")
+        raise ConfigError(
+            f"Expected a condition, one of {list_near(str(value), study)}, or a mapping such as "
+            f"{{name: dots, unit: '.'}}, got {value!r}."
+        )
     where = f"condition {value.get('name', '')!r}"
     fields = Condition.model_fields
     for key in value:

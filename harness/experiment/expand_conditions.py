@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from harness.constants import BASELINE
-from harness.errors import ConfigError
+from harness.errors import ConfigError, list_near
 from harness.experiment.conditions import (
     OTHER_INSTRUCTION,
     POSITIVE_CONTROL,
@@ -64,7 +64,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     Raises:
         ConfigError: the sweep is no mapping.
     """
-    if not isinstance(sweep, Mapping):
+    if not isinstance(sweep, Mapping) or [] in sweep.values():
         raise ConfigError(f"sweep: expected a list for each key of a condition, got {sweep!r}.")
     lists = {}
     for key, value in sweep.items():
@@ -148,7 +148,8 @@ def _read_causes(
     has_only_these = not entry.keys() - {"causes", "layer", "layers"}
     if not (layers and has_only_these and isinstance(source, str) and source in sources):
         raise ConfigError(
-            f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}."
+            f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}; "
+            f"the conditions are {list_near(str(source), sources)}."
         )
     return source, layers
 

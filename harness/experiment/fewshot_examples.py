@@ -180,9 +180,9 @@ class FewshotConfig(Strict):
         if not names:
             problems = sum(map(len, pool))
             raise ConfigError(
-                f"fewshot: expected {self.num_fewshot} examples of different clusters, {size} "
-                f"problems in their pool and one question, got {problems} problems in {len(pool)} "
-                "clusters."
+                f"fewshot.num_fewshot is {self.num_fewshot}: expected that many examples of "
+                f"different clusters, {size} problems in their pool and one question, got "
+                f"{problems} problems in {len(pool)} clusters."
             )
         draws = []
         for _ in range(self.draws):

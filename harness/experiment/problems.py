@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.errors import DataError, explain_hub_error
+from harness.errors import DataError, explain_hub_error, list_near, suggest_file
 from harness.yaml_settings import Strict, explain
 
 Operand = Annotated[int, Field(ge=1, le=10**9)]
@@ -136,9 +136,9 @@ PATH_VARIABLE = "MATH500_PATH"
 
 
 def _as_text(value: Any) -> Any:
-    """A number as text. NaN, which tables have for missing values, is not changed, and refused."""
+    """A number as text. NaN, which tables have for missing values, and infinity stay, refused."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number and value == value else value
+    return str(value) if is_number and math.isfinite(value) else value
 
 
 Needed = Annotated[str, Field(pattern=r"\S"), BeforeValidator(_as_text)]
@@ -196,10 +196,10 @@ class DatasetConfig(Strict):
     """The id's field. By default also `id`, else lines are numbered; null numbers them."""
 
 
-def _tag(value: Any) -> str:
+def _tag(value: Any) -> str | None:
     """The form of a `dataset`, so that an error message names only the keys of this form."""
     if not isinstance(value, dict | Strict):
-        return "[name]"
+        return "[name]" if value == "math500" else None
     return "MadeConfig" if "make" in dict(value) else "DatasetConfig"
 
 
@@ -207,7 +207,11 @@ AnyDataset = Annotated[
     Annotated[Literal["math500"], Tag("[name]")]
     | Annotated[DatasetConfig, Tag("DatasetConfig")]
     | Annotated[MadeConfig, Tag("MadeConfig")],
-    Discriminator(_tag),
+    Discriminator(
+        _tag,
+        custom_error_type="dataset",
+        custom_error_message="expected math500, {path: FILE}, or {make: sums} or another operation",
+    ),
 ]
 """A config's `dataset`."""
 
@@ -259,20 +263,33 @@ def _read_jsonl(fields: DatasetConfig) -> Dataset:
         # some editors begin a file with a byte order mark
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Data file {path}: {getattr(error, 'strerror', error)}.") from error
+        reason = getattr(error, "strerror", f"expected UTF-8: {error}")
+        raise DataError(f"Data file {path}: {reason}.{suggest_file(path)}") from error
     records = []
     for number, line in enumerate(text.rstrip().split("\n"), start=1):
         if not line.strip():
             continue
         location = f"{path}, line {number}"
         try:
-            records.append((location, dict(json.loads(line))))
-        except (ValueError, TypeError) as error:
+            record = json.loads(line, object_pairs_hook=_refuse_double_keys)
+            if not isinstance(record, dict):
+                raise ValueError("it is another value")
+        except ValueError as error:
             raise DataError(
-                f"{location}: expected a JSON object, got {line[:40]!r} ({error})."
+                f"{location}: expected a JSON object on each line, got {line[:40]!r} ({error})."
             ) from None
+        records.append((location, record))
     problems = _read_problems(records, fields, str(path))
     return Dataset(name=path.stem, source=str(path), problems=problems)
+
+
+def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Python's own reader takes the last value of a key that stands twice."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the key {key!r} stands twice")
+    return dict(pairs)
 
 
 def _load_from_hub() -> Dataset:
@@ -311,6 +328,12 @@ def _read_problems(
         # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", record.get("id", number) if fields.id else number)
+        for key in ("id", "problem", "answer"):
+            if key not in values:
+                raise DataError(
+                    f"{location}: the key {names[key]!r} is missing. Its keys are "
+                    f"{list_near(str(names[key]), record)}."
+                )
         try:
             problem = _PROBLEM.validate_python(values)
         except ValidationError as error:

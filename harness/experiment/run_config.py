@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, product
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -62,6 +62,16 @@ Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contra
 
 class RunConfig(Strict):
     """One experiment."""
+
+    other_names: ClassVar = {
+        "max_tokens": "max_gen_toks",
+        "samples": "repeats",
+        "num_samples": "repeats",
+        "shots": "fewshot.num_fewshot",
+        "num_fewshot": "fewshot.num_fewshot",
+        "sampling": "gen_kwargs",
+        **{name: f"gen_kwargs.{name}" for name in ExplicitSampling.model_fields},
+    }
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
     """The run's name, also that of its folder."""
@@ -167,8 +177,8 @@ class RunConfig(Strict):
         if len(tasks) < len(layouts) * len(self.all_conditions):
             names = ", ".join(self.condition_names)
             yield (
-                "conditions: names must differ, also from names with a layout (name_layout); got "
-                f"{names}"
+                "conditions, layouts: names must differ, also from names with a layout "
+                f"(name_layout); got {names} in {', '.join(layouts)}"
             )
         has_instruction = any(condition.instruction for condition in self.conditions)
         replaces_instruction = self.instruction is not None or self.across or has_instruction
@@ -208,7 +218,7 @@ class RunConfig(Strict):
             yield f"primary: expected one of the contrasts {expected}, got {self.primary!r}"
         needs_baseline = self.baseline or self.contrasts or self.primary
         if needs_baseline and self.baseline_name not in names:
-            yield f"conditions: {listed} lack the baseline {self.baseline_name}"
+            yield f"baseline: expected one of the conditions {listed}, got {self.baseline_name!r}"
 
     def _find_model_faults(self) -> Iterator[str]:
         prefixed = [
@@ -298,8 +308,8 @@ class RunConfig(Strict):
         sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
         if self.repeats_per_draw > 1 and sampling.greedy:
             raise ConfigError(
-                f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): "
-                "every repeat would be the same."
+                f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): every "
+                "repeat would be the same. Set a temperature: --set gen_kwargs.temperature=0.8."
             )
         return sampling
 
@@ -409,7 +419,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
             if isinstance(entry, str):
                 values["conditions"][index] = file_conditions.get(entry, entry)
         _drop_contrasts(values, {"contrasts", "primary"} - keys)
-    return validate(RunConfig, values, path)
+    return validate(RunConfig, values, f"{path} with options" if overrides else path)
 
 
 def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:

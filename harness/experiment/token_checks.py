@@ -200,8 +200,8 @@ def _refuse_faults(arm: ConditionPrompts, model: ModelTokenizer, max_gen_toks: i
         fault = (
             f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
             f"exceed the context length of {model.context_length}. Raise max_model_len, or lower "
-            f"max_gen_toks to {model.context_length - longest} (for lm_eval in --metadata, such as "
-            "'{\"max_gen_toks\": 64}')."
+            f"max_gen_toks by {longest + max_gen_toks - model.context_length} (for lm_eval in "
+            "--metadata, such as '{\"max_gen_toks\": 64}')."
         )
     if fault:
         raise PromptMismatchError(

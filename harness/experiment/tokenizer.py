@@ -85,7 +85,8 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     Without `max_length`, lm-eval assumes 2048 for a completions API, reserves 2047 for prompt and
     completion, and cuts the front of longer prompts. So it must be stated there.
     """
-    length = arguments.get("max_model_len") or arguments.get("max_length")
+    name = "max_model_len" if arguments.get("max_model_len") is not None else "max_length"
+    length = arguments.get(name)
     base_url = str(arguments.get("base_url") or "").rstrip("/")
     is_completions = bool(base_url) and not base_url.endswith("chat/completions")
     if length is None and not is_completions:
@@ -93,7 +94,7 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     if not str(length).isdigit() or not int(str(length)):
         reason = ", without which lm-eval cuts prompts to 2048 tokens" if is_completions else ""
         raise ConfigError(
-            f"The context length max_length{reason}: "
+            f"The context length model.model_args.{name}{reason}: "
             f"expected a whole number above 0, got {length!r}."
         )
     # lm-eval's client for completions APIs reserves one token
@@ -137,8 +138,11 @@ def refuse_missing_folder(name: str) -> None:
     """Raise ModelError if `name` looks like a path, and there is no such folder."""
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     path = Path(name).expanduser()
-    if looks_like_path and not path.is_dir():
-        trouble = "is a file" if path.is_file() else "does not exist"
+    trouble = "is a file" if path.is_file() else "does not exist"
+    if path.is_dir():
+        looks_like_path = not any(path.glob("*.json"))
+        trouble = "has no config.json"
+    if looks_like_path:
         raise ModelError(
             f"Model folder {name} {trouble}. Expected a folder, a hub name or `smollm2`."
         )

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from harness.constants import JsonObject
-from harness.errors import RunError
+from harness.errors import RunError, suggest_file
 from harness.runs.records import fit
 from harness.runs.stored_files import PACKED, find_stored, is_stored, open_stored
 from harness.smollm2_model import label_model
@@ -131,7 +131,7 @@ def find_log(path: Path) -> Path:
     log = path.with_name(path.name.removesuffix(PACKED))
     if not is_stored(log):
         raise RunError(
-            f"{path} does not exist. Expected a run folder, or a sample log of "
+            f"{path} does not exist.{suggest_file(path)} Expected a run folder, or a sample log of "
             "lm_eval --log_samples."
         )
     return log
@@ -142,11 +142,12 @@ def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:
     with open_stored(path) as stream:
         for number, text in enumerate(stream, start=1):
             origin = f"{path}, line {number}"
+            fault = f"{origin}: not a line of lm_eval --log_samples"
             try:
                 values = json.loads(text)  # accepts NaN, which lm-eval writes
             except (ValueError, RecursionError) as error:
-                raise RunError(f"{origin}: not a line of lm_eval --log_samples: {error}.") from None
-            yield origin, values, fit(LogLine, values, origin)
+                raise RunError(f"{fault}: {error}.") from None
+            yield origin, values, fit(LogLine, values, fault)
 
 
 def read_results(log: Path) -> ResultsFile:

@@ -7,7 +7,7 @@ import msgspec
 
 from harness import resources
 from harness.constants import JsonObject
-from harness.errors import JournalError, RunError, list_first
+from harness.errors import JournalError, RunError, list_first, suggest_file
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import read_header, read_notes, read_records
 from harness.runs.records import (
@@ -42,6 +42,8 @@ def read_receipt(folder: Path) -> JsonObject:
             key that is read.
     """
     path = folder / RECEIPT
+    if not folder.exists():
+        raise RunError(f"{folder} does not exist.{suggest_file(folder)}")
     if not path.is_file():
         if is_stored(folder / JOURNAL):
             remedy = "repeat the command that began it"

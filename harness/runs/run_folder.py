@@ -1,5 +1,6 @@
 """An open run folder: its lock, what a run adds to it, and whether the run can be continued."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -140,9 +141,13 @@ def lock(path: Path) -> FileLock:
 def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
     """Raise JournalError if a folder holds other files and not the file that a run begins with.
 
-    If the path is a file, the operating system raises the error.
+    It does so too if the folder cannot be made. If the path is a file, the operating system raises
+    the error.
     """
     leftovers = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise JournalError(f"{path}: {parent} is no writable folder. Choose another --output.")
     if not path.exists() or is_stored(path / name):
         return
     if any(file.name not in leftovers for file in path.iterdir()):

@@ -63,8 +63,8 @@ def refuse_interventions(config: RunConfig) -> None:
     arguments = config.model.model_args
     if names and arguments.get("dtype") in (None, "auto"):
         raise ConfigError(
-            "Interventions are checked in the type that vLLM computes in: name "
-            "model.model_args.dtype."
+            "Interventions are checked in the type that vLLM computes in: set "
+            "model.model_args.dtype, such as float32."
         )
     _refuse_arguments(arguments, opened_layers(config))
 
