@@ -6,7 +6,6 @@ always means a bug in mless itself.
 """
 
 import difflib
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -84,7 +83,7 @@ def list_first(names: Sequence[str], most: int = 3) -> str:
 
 def suggest_file(path: Path) -> str:
     """A sentence with the names beside a missing file that are nearly its own; empty without."""
-    names = [] if path.exists() or not path.parent.is_dir() else os.listdir(path.parent)
+    names = [] if path.exists() else [neighbour.name for neighbour in path.parent.glob("*")]
     similar = difflib.get_close_matches(path.name, names, cutoff=0.8)
     return f" Near it: {', '.join(similar)}." if similar else ""
 

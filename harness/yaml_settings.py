@@ -45,8 +45,7 @@ _EXPECTED = {
     "missing": "this key is missing",
     "dict_type": "expected a mapping of keys",
     "model_type": "expected a mapping of keys",
-    "tuple_type": "expected a list, such as [{input}]",
-    "string_pattern_mismatch": "expected text of the pattern {pattern}",
+    "tuple_type": "expected a list, such as [a, b]",
 }
 """What a value should be, in users' words, by the type of pydantic's error."""
 
@@ -108,9 +107,7 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
             f"{names}."
         ) from None
     except (ConfigError, *_NOT_YAML) as error:
-        text = str(error)
-        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
-            text = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        text = " ".join(str(error).split()).rstrip(" ^")  # the mark of a column, without its line
         raise ConfigError(f"{path} is not valid YAML: {text}") from None
     for override in overrides:
         _apply_override(values, override)
@@ -165,21 +162,16 @@ def explain(error: ValidationError, where: str) -> str:
     key = _name_key(worst)
     if worst["type"] == _UNKNOWN_KEY:
         return f"{where}: unknown key {key!r}: expected {worst['msg']}."
-    reasons = dict.fromkeys(_reason(detail) for detail in details if _name_key(detail) == key)
+    messages = [
+        _EXPECTED.get(detail["type"], detail["msg"])
+        for detail in details
+        if _name_key(detail) == key
+    ]
+    reasons = dict.fromkeys(message.removeprefix("Value error, ") for message in messages)
     text = ": ".join(filter(None, [where, key, "; or ".join(reasons)])).rstrip(".")
     if worst["type"] not in ("value_error", "missing"):
         text += f", got {worst['input']!r:.200}"
     return f"{text}."
-
-
-def _reason(detail: Any) -> str:
-    """What an error of pydantic's expects, in users' words."""
-    kind, context = detail["type"], detail.get("ctx", {})
-    if kind in ("literal_error", "enum"):
-        names = re.findall("'(.*?)'", context["expected"])
-        return f"expected one of {list_near(str(detail['input']), names, most=9)}"
-    message: str = _EXPECTED.get(kind, "").format(**context, input=detail["input"])
-    return message or detail["msg"].removeprefix("Value error, ")
 
 
 def _locate(detail: Any) -> tuple[Any, ...]:

@@ -148,8 +148,8 @@ def _read_causes(
     has_only_these = not entry.keys() - {"causes", "layer", "layers"}
     if not (layers and has_only_these and isinstance(source, str) and source in sources):
         raise ConfigError(
-            f"conditions: expected {{causes: a condition with a filler, layers: 1}}, got {entry!r}; "
-            f"the conditions are {list_near(str(source), sources)}."
+            "conditions: expected {causes: a condition with a filler, layers: 1}, such as "
+            f"{list_near(str(source), sources)}; got {entry!r}."
         )
     return source, layers
 

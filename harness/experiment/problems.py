@@ -331,8 +331,7 @@ def _read_problems(
         for key in ("id", "problem", "answer"):
             if key not in values:
                 raise DataError(
-                    f"{location}: the key {names[key]!r} is missing. Its keys are "
-                    f"{list_near(str(names[key]), record)}."
+                    f"{location}: no key {names[key]!r} among {list_near(str(names[key]), record)}."
                 )
         try:
             problem = _PROBLEM.validate_python(values)

@@ -141,13 +141,14 @@ def lock(path: Path) -> FileLock:
 def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
     """Raise JournalError if a folder holds other files and not the file that a run begins with.
 
-    It does so too if the folder cannot be made. If the path is a file, the operating system raises
-    the error.
+    It does so too if nothing can be written there.
     """
     leftovers = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise JournalError(f"{path}: {parent} is no writable folder. Choose another --output.")
+    folders = (path, *path.absolute().parents)
+    nearest = next(folder for folder in folders if folder.exists())
+    # a file is not accessible under a folder's name
+    if not os.access(f"{nearest}/", os.W_OK):
+        raise JournalError(f"{path}: {nearest} is no writable folder. Choose another --output.")
     if not path.exists() or is_stored(path / name):
         return
     if any(file.name not in leftovers for file in path.iterdir()):
