@@ -8,7 +8,6 @@ always means a bug in mless itself.
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 QUOTED_CHARACTERS = 500
 """Maximum length of another program's text in a message."""
@@ -79,13 +78,6 @@ def list_first(names: Sequence[str], most: int = 3) -> str:
     """The first names, and the number of the others."""
     text = ", ".join(names[:most])
     return f"{text} and {len(names) - most} more" if len(names) > most else text
-
-
-def suggest_file(path: Path) -> str:
-    """A sentence with the names beside a missing file that are nearly its own; empty without."""
-    names = [] if path.exists() else [neighbour.name for neighbour in path.parent.glob("*")]
-    similar = difflib.get_close_matches(path.name, names, cutoff=0.8)
-    return f" Near it: {', '.join(similar)}." if similar else ""
 
 
 def explain_hub_error(name: str, error: BaseException) -> str:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from harness import resources
-from harness.errors import ConfigError, list_near, suggest_file
+from harness.errors import ConfigError, list_near
 
 Schema = TypeVar("Schema", bound=BaseModel)
 _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
@@ -103,8 +103,7 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
     except OSError as error:
         names = list_near(path.name, os.listdir(shipped.parent), most=3)
         raise ConfigError(
-            f"Config {path}: {error.strerror}.{suggest_file(path)} Shipped in {shipped.parent}: "
-            f"{names}."
+            f"Config {path}: {error.strerror}. Shipped in {shipped.parent}: {names}."
         ) from None
     except (ConfigError, *_NOT_YAML) as error:
         text = " ".join(str(error).split()).rstrip(" ^")  # the mark of a column, without its line

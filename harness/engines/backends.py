@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.engines import served_model
 from harness.engines.completions import Completion, FinishedRequests
-from harness.engines.engine_options import engine_arguments, refuse_unknown_arguments
+from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool
 from harness.engines.engine_processes import make_stop_error
 from harness.engines.interventions.open_layers import refuse_interventions
@@ -50,7 +50,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
     backend, arguments = config.model.backend, config.model_arguments()
     refuse_interventions(config)
     if backend == "vllm":
-        refuse_unknown_arguments(engine_arguments(arguments))
+        engine_arguments(arguments)
         return check_engines(engines, arguments)
     if engines is not None:
         raise ConfigError(

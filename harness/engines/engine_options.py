@@ -36,6 +36,8 @@ NON_ENGINE_ARGUMENTS = (
     "enable_thinking",
 )
 """Model arguments that lm-eval, the pool of engines or the prompts use."""
+OWN_ARGUMENTS = ("batch_invariant", "interventions")
+"""Engine arguments of ours, which vLLM does not get."""
 ENGINE_DEFAULTS = {
     "stream_interval": 64,  # the engine reports unfinished requests after so many tokens each
     "disable_log_stats": True,  # as vLLM's own `LLM`: nobody reads them, and they take time
@@ -47,7 +49,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's model arguments as vLLM's engine arguments.
 
     Raises:
-        ConfigError: no model is named, or an argument changes prompts.
+        ConfigError: no model is named, or an argument is unknown or changes prompts.
     """
     if not arguments.get("pretrained"):
         raise ConfigError(
@@ -58,14 +60,16 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"The model argument {name!r} changes prompts after they were checked. Remove it."
             )
-    return {
+    options = {
         ENGINE_NAMES.get(name, name): value
         for name, value in arguments.items()
         if value is not None and name not in NON_ENGINE_ARGUMENTS
     }
+    _refuse_unknown_arguments(options)
+    return options
 
 
-def refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
+def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     """Raise ConfigError if an argument has none of the names that the installed vLLM knows.
 
     They are read from its source, because importing it takes eight seconds.
@@ -74,11 +78,10 @@ def refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     if package is None:
         return
     source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
-    # the fields of the class, and of classes after it
-    _, _, fields = source.read_text(encoding="utf-8").partition("class EngineArgs")
-    names = re.findall(r"^    (\w+): ", fields, re.M)
+    # the fields of its classes, of which EngineArgs has nearly all
+    names = re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.M)
     for name in options:
-        if name not in names:
+        if name not in (*names, *OWN_ARGUMENTS):
             near = list_near(name, [*names, *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS], most=3)
             raise ConfigError(
                 f"model.model_args has {name!r}, which this vLLM does not know. Near it: {near}."

@@ -37,7 +37,6 @@ from harness.engines.engine_options import (
     engine_arguments,
     fetch_weights,
     fit_to_cpu,
-    refuse_unknown_arguments,
 )
 from harness.engines.engine_processes import read_fact
 from harness.engines.interventions import check_arms
@@ -144,7 +143,6 @@ class VLLMEngine:
         self._layers = interventions.get("layers")
         if self._layers:
             open_layers(options, self._layers)
-        refuse_unknown_arguments(options)
         if current_platform.is_cpu():
             fit_to_cpu(options, sampled=sampled)
         # the user's arguments win

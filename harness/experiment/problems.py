@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.errors import DataError, explain_hub_error, list_near, suggest_file
+from harness.errors import DataError, explain_hub_error
 from harness.yaml_settings import Strict, explain
 
 Operand = Annotated[int, Field(ge=1, le=10**9)]
@@ -264,7 +264,7 @@ def _read_jsonl(fields: DatasetConfig) -> Dataset:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", f"expected UTF-8: {error}")
-        raise DataError(f"Data file {path}: {reason}.{suggest_file(path)}") from error
+        raise DataError(f"Data file {path}: {reason}.") from error
     records = []
     for number, line in enumerate(text.rstrip().split("\n"), start=1):
         if not line.strip():
@@ -285,11 +285,12 @@ def _read_jsonl(fields: DatasetConfig) -> Dataset:
 
 def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. Python's own reader takes the last value of a key that stands twice."""
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
+    record: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in record:
             raise ValueError(f"the key {key!r} stands twice")
-    return dict(pairs)
+        record[key] = value
+    return record
 
 
 def _load_from_hub() -> Dataset:
@@ -328,11 +329,6 @@ def _read_problems(
         # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", record.get("id", number) if fields.id else number)
-        for key in ("id", "problem", "answer"):
-            if key not in values:
-                raise DataError(
-                    f"{location}: no key {names[key]!r} among {list_near(str(names[key]), record)}."
-                )
         try:
             problem = _PROBLEM.validate_python(values)
         except ValidationError as error:

@@ -197,17 +197,12 @@ def _refuse_faults(arm: ConditionPrompts, model: ModelTokenizer, max_gen_toks: i
     if arm.violations and arm.layout is not Layout.AS_PUBLISHED:
         fault = arm.violations[0]
     elif model.context_length is not None and longest + max_gen_toks > model.context_length:
-        remaining = model.context_length - longest
         fault = (
             f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
-            f"exceed the context length of {model.context_length}. Raise max_model_len"
+            f"exceed the context length of {model.context_length} by "
+            f"{longest + max_gen_toks - model.context_length}. Raise max_model_len, or lower "
+            "max_gen_toks (for lm_eval in --metadata, such as '{\"max_gen_toks\": 64}')."
         )
-        if remaining > 0:
-            fault += (
-                f", or lower max_gen_toks to {remaining} (for lm_eval in --metadata, such as "
-                "'{\"max_gen_toks\": 64}')"
-            )
-        fault += "."
     if fault:
         raise PromptMismatchError(
             f"Condition {arm.condition.name!r}, layout {arm.layout}, {model.name}: {fault}"
