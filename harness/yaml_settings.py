@@ -37,25 +37,16 @@ class _Loader(yaml.SafeLoader):
 
 _UNKNOWN_KEY = "unknown_key"
 """The type of the error of `Strict`."""
-_OWN = (_UNKNOWN_KEY, "value_error")
-"""The types of errors of our own, which are more specific than pydantic's."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors that PyYAML raises for a text that is no YAML, including those of its own code."""
-_EXPECTED = {
-    "missing": "this key is missing",
-    "dict_type": "expected a mapping of keys",
-    "model_type": "expected a mapping of keys",
-    "tuple_type": "expected a list, such as [a, b]",
-}
-"""What a value should be, in users' words, by the type of pydantic's error."""
 
 
 class Strict(BaseModel):
     """Base of all config models: unknown keys are refused, and values are constant."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-    other_names: ClassVar[Mapping[str, str]] = {}
-    """Keys of other tools, and the key that has this meaning here."""
+    inner_keys: ClassVar[tuple[str, ...]] = ()
+    """Dotted keys that may be meant by an unknown key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -64,7 +55,7 @@ class Strict(BaseModel):
         keys = values if isinstance(values, Mapping) else ()
         if unknown := [str(key) for key in keys if key not in cls.model_fields]:
             public = [name for name, field in cls.model_fields.items() if not field.exclude]
-            near = cls.other_names.get(unknown[0]) or f"one of {list_near(unknown[0], public)}"
+            near = list_near(unknown[0], [*public, *cls.inner_keys])
             raise PydanticCustomError(_UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": near})
         return values
 
@@ -105,9 +96,11 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
         raise ConfigError(
             f"Config {path}: {error.strerror}. Shipped in {shipped.parent}: {names}."
         ) from None
-    except (ConfigError, *_NOT_YAML) as error:
-        text = " ".join(str(error).split()).rstrip(" ^")  # the mark of a column, without its line
-        raise ConfigError(f"{path} is not valid YAML: {text}") from None
+    except _NOT_YAML as error:
+        # PyYAML marks the column with ^, which has no meaning in one line
+        raise ConfigError(
+            f"{path} is not valid YAML: {' '.join(str(error).split()).rstrip(' ^')}"
+        ) from None
     for override in overrides:
         _apply_override(values, override)
     return values
@@ -116,7 +109,7 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
 def _apply_override(values: Any, override: str) -> None:
     """Set a dotted key of nested mappings and lists. Where there is no mapping, one is made."""
     key, equals, text = override.partition("=")
-    if not (key and equals):
+    if not equals:
         raise ConfigError(f"--set {override!r}: expected KEY=VALUE, such as seed=1.")
     *parents, last = key.split(".")
     value = parse_option(f"--set {key}", text)
@@ -157,12 +150,13 @@ def explain(error: ValidationError, where: str) -> str:
     details = error.errors()
     # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
     # alternative which fits best.
-    worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] in _OWN))
+    worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] == _UNKNOWN_KEY))
     key = _name_key(worst)
     if worst["type"] == _UNKNOWN_KEY:
-        return f"{where}: unknown key {key!r}: expected {worst['msg']}."
+        return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
+    # a tuple is Python's name of a list in YAML
     messages = [
-        _EXPECTED.get(detail["type"], detail["msg"])
+        detail["msg"].replace("valid tuple", "list, such as [a, b]")
         for detail in details
         if _name_key(detail) == key
     ]

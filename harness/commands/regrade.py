@@ -26,7 +26,6 @@ def regrade(
     gold: Annotated[str, typer.Option(help="Column of gold answers in a CSV or JSONL.")] = "gold",
 ) -> None:
     """Grade and audit a finished run again; or grade the completions of any log or table."""
-    from harness.errors import ConfigError
     from harness.execution.grade_again import regrade as regrade_run
     from harness.execution.grade_again import regrade_logs
     from harness.runs.run_files import JOURNAL
@@ -36,8 +35,6 @@ def regrade(
         grades = regrade_logs(run, metric=metric, completion=completion, gold=gold)
         typer.echo(describe_grades(grades))
         return
-    if metric:
-        raise ConfigError(f"--metric {metric}: {run} is a run of mless, which has no metrics.")
     typer.echo(regrade_run(run))
     show_run(run)
 

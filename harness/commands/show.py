@@ -46,7 +46,6 @@ def show(
 
     from harness.analysis.choose_problems import Criterion
     from harness.display.show_problems import describe_run, print_problem
-    from harness.errors import ConfigError
     from harness.runs.find_runs import locate_one
     from harness.runs.read_runs import Run
 
@@ -65,11 +64,6 @@ def show(
         )
         _show_changes(console, loaded, criterion, layout=layout, limit=limit)
     else:
-        if any((baseline, condition, subject, level, layout)):
-            raise ConfigError(
-                "--baseline, --condition, --subject, --level and --layout choose from problems: "
-                "add --changed, or the id of a problem."
-            )
         typer.echo(describe_run(loaded))
 
 

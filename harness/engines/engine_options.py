@@ -36,8 +36,6 @@ NON_ENGINE_ARGUMENTS = (
     "enable_thinking",
 )
 """Model arguments that lm-eval, the pool of engines or the prompts use."""
-OWN_ARGUMENTS = ("batch_invariant", "interventions")
-"""Engine arguments of ours, which vLLM does not get."""
 ENGINE_DEFAULTS = {
     "stream_interval": 64,  # the engine reports unfinished requests after so many tokens each
     "disable_log_stats": True,  # as vLLM's own `LLM`: nobody reads them, and they take time
@@ -80,8 +78,9 @@ def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
     # the fields of its classes, of which EngineArgs has nearly all
     names = re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.M)
+    names += ["batch_invariant", "interventions"]  # arguments of VLLMEngine itself
     for name in options:
-        if name not in (*names, *OWN_ARGUMENTS):
+        if name not in names:
             near = list_near(name, [*names, *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS], most=3)
             raise ConfigError(
                 f"model.model_args has {name!r}, which this vLLM does not know. Near it: {near}."

@@ -196,10 +196,10 @@ class DatasetConfig(Strict):
     """The id's field. By default also `id`, else lines are numbered; null numbers them."""
 
 
-def _tag(value: Any) -> str | None:
+def _tag(value: Any) -> str:
     """The form of a `dataset`, so that an error message names only the keys of this form."""
     if not isinstance(value, dict | Strict):
-        return "[name]" if value == "math500" else None
+        return "[name]" if value == "math500" else "DatasetConfig"
     return "MadeConfig" if "make" in dict(value) else "DatasetConfig"
 
 
@@ -207,11 +207,7 @@ AnyDataset = Annotated[
     Annotated[Literal["math500"], Tag("[name]")]
     | Annotated[DatasetConfig, Tag("DatasetConfig")]
     | Annotated[MadeConfig, Tag("MadeConfig")],
-    Discriminator(
-        _tag,
-        custom_error_type="dataset",
-        custom_error_message="expected math500, {path: FILE}, or {make: sums} or another operation",
-    ),
+    Discriminator(_tag),
 ]
 """A config's `dataset`."""
 
@@ -263,34 +259,27 @@ def _read_jsonl(fields: DatasetConfig) -> Dataset:
         # some editors begin a file with a byte order mark
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", f"expected UTF-8: {error}")
-        raise DataError(f"Data file {path}: {reason}.") from error
+        raise DataError(f"Data file {path}: {getattr(error, 'strerror', error)}.") from error
     records = []
     for number, line in enumerate(text.rstrip().split("\n"), start=1):
         if not line.strip():
             continue
         location = f"{path}, line {number}"
         try:
-            record = json.loads(line, object_pairs_hook=_refuse_double_keys)
-            if not isinstance(record, dict):
+            # as pairs, because a dict keeps only the last value of a key that stands twice
+            pairs = json.loads(line, object_pairs_hook=tuple)
+            if not isinstance(pairs, tuple):
                 raise ValueError("it is another value")
+            record = dict(pairs)
+            if len(record) < len(pairs):
+                raise ValueError(f"a key stands twice: {', '.join(key for key, _ in pairs)}")
+            records.append((location, record))
         except ValueError as error:
             raise DataError(
                 f"{location}: expected a JSON object on each line, got {line[:40]!r} ({error})."
             ) from None
-        records.append((location, record))
     problems = _read_problems(records, fields, str(path))
     return Dataset(name=path.stem, source=str(path), problems=problems)
-
-
-def _refuse_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Python's own reader takes the last value of a key that stands twice."""
-    record: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in record:
-            raise ValueError(f"the key {key!r} stands twice")
-        record[key] = value
-    return record
 
 
 def _load_from_hub() -> Dataset:

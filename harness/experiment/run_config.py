@@ -63,15 +63,7 @@ Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contra
 class RunConfig(Strict):
     """One experiment."""
 
-    other_names: ClassVar = {
-        "max_tokens": "max_gen_toks",
-        "samples": "repeats",
-        "num_samples": "repeats",
-        "shots": "fewshot.num_fewshot",
-        "num_fewshot": "fewshot.num_fewshot",
-        "sampling": "gen_kwargs",
-        **{name: f"gen_kwargs.{name}" for name in ExplicitSampling.model_fields},
-    }
+    inner_keys: ClassVar = ("gen_kwargs.temperature", "gen_kwargs.top_p", "fewshot.num_fewshot")
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
     """The run's name, also that of its folder."""
@@ -447,7 +439,7 @@ def config_of_model(
     Raises:
         ConfigError: a value does not fit; see `load_config`.
     """
-    words = [Path(model).name, *([Path(dataset).stem] if dataset else [])]
+    words = [Path(model).absolute().name, *([Path(dataset).stem] if dataset else [])]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))
     path = resources.folder("configs") / "runs" / "any-model.yaml"
     names = [f"name={json.dumps(name)}", f"model.model_args.pretrained={json.dumps(model)}"]

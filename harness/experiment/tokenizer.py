@@ -85,8 +85,7 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     Without `max_length`, lm-eval assumes 2048 for a completions API, reserves 2047 for prompt and
     completion, and cuts the front of longer prompts. So it must be stated there.
     """
-    name = "max_model_len" if arguments.get("max_model_len") is not None else "max_length"
-    length = arguments.get(name)
+    length = arguments.get("max_model_len", arguments.get("max_length"))
     base_url = str(arguments.get("base_url") or "").rstrip("/")
     is_completions = bool(base_url) and not base_url.endswith("chat/completions")
     if length is None and not is_completions:
@@ -94,7 +93,7 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     if not str(length).isdigit() or not int(str(length)):
         reason = ", without which lm-eval cuts prompts to 2048 tokens" if is_completions else ""
         raise ConfigError(
-            f"The context length model.model_args.{name}{reason}: "
+            f"The context length, model.model_args.max_model_len or max_length{reason}: "
             f"expected a whole number above 0, got {length!r}."
         )
     # lm-eval's client for completions APIs reserves one token
@@ -138,11 +137,8 @@ def refuse_missing_folder(name: str) -> None:
     """Raise ModelError if `name` looks like a path, and there is no such folder."""
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     path = Path(name).expanduser()
-    trouble = "is a file" if path.is_file() else "does not exist"
-    if path.is_dir():
-        looks_like_path = not any(path.glob("*.json"))
-        trouble = "has no config.json"
-    if looks_like_path:
+    if looks_like_path and not any(path.glob("*.json")):
+        trouble = "is a file" if path.is_file() else "does not exist, or has no config.json"
         raise ModelError(
             f"Model folder {name} {trouble}. Expected a folder, a hub name or `smollm2`."
         )

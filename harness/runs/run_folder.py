@@ -144,11 +144,10 @@ def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
     It does so too if nothing can be written there.
     """
     leftovers = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
-    folders = (path, *path.absolute().parents)
-    nearest = next(folder for folder in folders if folder.exists())
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     # a file is not accessible under a folder's name
     if not os.access(f"{nearest}/", os.W_OK):
-        raise JournalError(f"{path}: {nearest} is no writable folder. Choose another --output.")
+        raise JournalError(f"{nearest} is no writable folder. Choose another --output.")
     if not path.exists() or is_stored(path / name):
         return
     if any(file.name not in leftovers for file in path.iterdir()):

@@ -163,7 +163,7 @@ def test_a_problem_is_shown(command):
         assert " ".join(text.split()) in words
     refused(command("show", run, "nope"), "has no nope: expected one of ")
     process = command("show", run, prompt.problem_id, "--condition", "x")
-    refused(process, "expected one of wo (raw), mless (raw)")
+    refused(process, "expected one of mless (raw), mful (raw), random (raw), wo (raw)")
 
 
 SLOW = """
@@ -274,7 +274,7 @@ HUGGING_FACE = {"model": {"backend": "hf", "model_args": {"pretrained": TOY_MODE
         ({"dataset": {"path": "nowhere.jsonl"}}, "", "Data file nowhere.jsonl: No such file"),
         (HUGGING_FACE, "--engines 2", "--engines is 2, and model.backend is 'hf'"),
         ({}, "--engines two", "--engines is 'two'"),
-        ({}, "-o /dev/null", "/dev/null cannot be used: Not a directory"),
+        ({}, "-o /dev/null", "/dev/null is no writable folder. Choose another --output."),
         ({}, "pretrained=./nowhere", "Model folder ./nowhere does not exist"),
         ({}, "pretrained=some/model", "The hub could not be reached for some/model"),
         ({}, "max_model_len=256", "exceed the context length of 256"),
@@ -320,7 +320,7 @@ def test_a_used_output_folder_is_refused_before_the_plan_is_made(
 def test_an_error_that_quotes_control_characters_is_one_printable_line(command):
     process = command("table", "no\x1b[2Jsuch\nfol\u202eder\x9b")
     name = "no<U+001B>[2Jsuch fol<U+202E>der<U+009B>"
-    refused(process, f"{name} has no finished run: expected run.json")
+    refused(process, f"{name} does not exist.")
     assert process.stderr.rstrip("\n").isprintable()
 
 

@@ -1,0 +1,57 @@
+import shlex
+
+import pytest
+import yaml
+
+from tests.commands.test_cli import command, refused  # noqa: F401 - `command` is a fixture
+from tests.experiment.test_refusals import MINIMAL
+from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, read_data
+
+INPUTS = read_data("wrong_inputs")
+MODEL = {"model_args": {"pretrained": TOY_MODEL, "dtype": "float32"}}
+RIGHT = {**MINIMAL, "model": MODEL, "dataset": TOY_DATA, "layouts": ["raw"], "max_gen_toks": 9}
+
+
+@pytest.fixture
+def refuse(command, monkeypatch, tmp_path):  # noqa: F811
+    """Runs a command in a folder of files, and checks its message and that it makes no file."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(arguments, message, **files):
+        for name, text in files.items():
+            (tmp_path / name.replace("_", ".")).write_text(text)
+        before = sorted(tmp_path.iterdir())
+        process = command(*shlex.split(arguments))
+        for part in message:
+            refused(process, part)
+        assert sorted(tmp_path.iterdir()) == before
+
+    return check
+
+
+@pytest.mark.parametrize("case", INPUTS["configs"], ids=str)
+def test_a_wrong_config_is_refused_with_file_key_and_value(refuse, case):
+    config = yaml.safe_dump({**RIGHT, **case["change"]})
+    refuse("run wrong.yaml --dry-run", ["wrong.yaml: ", *case["message"]], wrong_yaml=config)
+
+
+@pytest.mark.parametrize("case", INPUTS["options"], ids=str)
+def test_a_wrong_option_is_refused_by_a_dry_run(refuse, case):
+    refuse(
+        f"run right.yaml {case['options']} --dry-run",
+        case["message"],
+        right_yaml=yaml.safe_dump(RIGHT),
+    )
+
+
+@pytest.mark.parametrize("case", INPUTS["lines"], ids=str)
+def test_a_wrong_data_file_is_refused_with_file_and_line(refuse, case):
+    arguments = f"run --model {shlex.quote(TOY_MODEL)} --dataset data.jsonl --dry-run"
+    refuse(arguments, ["data.jsonl, ", *case["message"]], data_jsonl=case["line"])
+
+
+@pytest.mark.parametrize("case", INPUTS["commands"], ids=str)
+def test_a_wrong_command_is_refused(refuse, case):
+    tab = "name: x\n\tmodel: y\n"
+    arguments = case["command"].format(run=shlex.quote(str(GREEDY_RUN)))
+    refuse(arguments, case["message"], tab_yaml=tab)
