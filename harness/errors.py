@@ -70,7 +70,7 @@ class GraderError(HarnessError):
 
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
     """The valid names that a message suggests: the most similar first, and the number of others."""
-    valid = [str(name) for name in names]
+    valid = list(map(str, names))
     return list_first(difflib.get_close_matches(got, valid, n=len(valid), cutoff=0), most)
 
 

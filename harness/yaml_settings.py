@@ -37,6 +37,8 @@ class _Loader(yaml.SafeLoader):
 
 _UNKNOWN_KEY = "unknown_key"
 """The type of the error of `Strict`."""
+_OWN = (_UNKNOWN_KEY, "value_error")
+"""The types of errors of our own, which are more specific than pydantic's."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors that PyYAML raises for a text that is no YAML, including those of its own code."""
 
@@ -45,7 +47,7 @@ class Strict(BaseModel):
     """Base of all config models: unknown keys are refused, and values are constant."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-    inner_keys: ClassVar[tuple[str, ...]] = ()
+    inner_keys: ClassVar[list[str]] = []
     """Dotted keys that may be meant by an unknown key."""
 
     @model_validator(mode="before")
@@ -92,7 +94,7 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        names = list_near(path.name, os.listdir(shipped.parent), most=3)
+        names = list_near(path.name, os.listdir(shipped.parent))
         raise ConfigError(
             f"Config {path}: {error.strerror}. Shipped in {shipped.parent}: {names}."
         ) from None
@@ -150,7 +152,7 @@ def explain(error: ValidationError, where: str) -> str:
     details = error.errors()
     # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
     # alternative which fits best.
-    worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] == _UNKNOWN_KEY))
+    worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] in _OWN))
     key = _name_key(worst)
     if worst["type"] == _UNKNOWN_KEY:
         return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."

@@ -77,10 +77,11 @@ def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
     # the fields of its classes, of which EngineArgs has nearly all
     names = re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.M)
-    names += ["batch_invariant", "interventions"]  # arguments of VLLMEngine itself
+    # arguments of VLLMEngine itself, and those that `engine_arguments` renames or drops
+    names += ["batch_invariant", "interventions", *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS]
     for name in options:
         if name not in names:
-            near = list_near(name, [*names, *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS], most=3)
+            near = list_near(name, names)
             raise ConfigError(
                 f"model.model_args has {name!r}, which this vLLM does not know. Near it: {near}."
             )

@@ -176,15 +176,19 @@ class DatasetConfig(Strict):
 def _tag(value: Any) -> str:
     """The form of a `dataset`, so that an error message names only the keys of this form."""
     if not isinstance(value, dict | Strict):
-        return "[name]" if value == "math500" else "DatasetConfig"
+        return str(value)
     return "MadeConfig" if "make" in dict(value) else "DatasetConfig"
 
 
 AnyDataset = Annotated[
-    Annotated[Literal["math500"], Tag("[name]")]
+    Annotated[Literal["math500"], Tag("math500")]
     | Annotated[DatasetConfig, Tag("DatasetConfig")]
     | Annotated[MadeConfig, Tag("MadeConfig")],
-    Discriminator(_tag),
+    Discriminator(
+        _tag,
+        custom_error_type="dataset",
+        custom_error_message="expected math500, {path: FILE}, or {make: sums} or another operation",
+    ),
 ]
 """A config's `dataset`."""
 

@@ -73,7 +73,7 @@ Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contra
 class RunConfig(Strict):
     """One experiment."""
 
-    inner_keys: ClassVar = ("gen_kwargs.temperature", "gen_kwargs.top_p", "fewshot.num_fewshot")
+    inner_keys: ClassVar = ["gen_kwargs.temperature", "gen_kwargs.top_p", "fewshot.num_fewshot"]
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
     """The run's name, also that of its folder."""

@@ -16,6 +16,7 @@ from harness.execution import execute_plan
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
+from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, read_data, right, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
@@ -92,6 +93,15 @@ def test_the_facts_of_a_backend_have_its_device_where_it_is_known():
 def test_a_config_whose_backend_could_not_be_asked_is_refused(case):
     with pytest.raises(ConfigError, match=case["message"]):
         check_backend(load_config(SERVED, case["overrides"]))
+
+
+@needs_vllm
+def test_an_argument_that_vllm_does_not_know_is_refused_before_a_run():
+    arguments = "{pretrained: m, dtype: float32, batch_invariant: true, max_model_length: 9}"
+    overrides = ["model.backend=vllm", f"model.model_args={arguments}"]
+    message = "has 'max_model_length', which this vLLM does not know. Near it: max_model_len, "
+    with pytest.raises(ConfigError, match=message):
+        check_backend(load_config(SERVED, overrides))
 
 
 def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
