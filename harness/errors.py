@@ -69,9 +69,11 @@ class GraderError(HarnessError):
 
 
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
-    """The valid names that a message suggests: the most similar first, and the number of others."""
+    """The valid names that a message suggests: similar ones first, and the number of the others."""
     valid = list(map(str, names))
-    return list_first(difflib.get_close_matches(got, valid, n=len(valid), cutoff=0), most)
+    similar = difflib.get_close_matches(got, valid, n=len(valid))
+    others = [name for name in valid if name not in similar]
+    return list_first([*similar, *others], most)
 
 
 def list_first(names: Sequence[str], most: int = 3) -> str:

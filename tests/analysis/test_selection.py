@@ -350,7 +350,7 @@ def test_too_few_controls_are_refused():
     ],
 )
 def test_criteria_that_cannot_be_met_name_the_choices_or_the_counts(demo, values, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         select(demo, Criterion(**values))
 
 

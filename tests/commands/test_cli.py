@@ -350,8 +350,8 @@ def test_fetch_names_what_cannot_be_reached(command, config):
             "Head 9 is not in these traces: counted from 1",
         ),
         (
-            "heads t.traces --condition ''",
-            "Expected a contrast of different conditions, got none against",
+            "heads t.traces --condition wo --baseline wo",
+            "Expected a contrast of different conditions, got wo against wo.",
         ),
     ],
 )

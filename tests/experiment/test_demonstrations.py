@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter
 
-import pandas
 import pytest
 from msgspec.structs import replace
 
@@ -245,22 +244,3 @@ def test_the_probe_pairs_the_tokens_of_prompts_with_examples(run, layout, toy_to
         assert filled.has_role("filler").sum() == 27
         assert filled.has_role("demonstration").any()
         assert filled.has_role("format").any() == (layout == "raw")
-
-
-def test_figures_of_traces_count_the_draws_of_a_problem_as_one(run, tmp_path, call):
-    traces = tmp_path / "t t.traces"
-    assert call("probe", run, "--layout", "raw", "--layers", "1-2", "-o", traces).returncode == 0
-    stdout = call("figure", traces, "--heads", "1,4", "-o", tmp_path).stdout
-    assert [line.split()[0] for line in stdout.splitlines()] == ["png", "svg", "pdf", "csv"] * 2
-    table = pandas.read_csv(tmp_path / "t-t-layer-2.csv")
-    expected = {"layer": {2}, "head": {1, 4}, "condition": {"wo", "x"}}
-    for column, values in (expected | {"prompts": {10}, "clusters": {5}}).items():
-        assert {*table[column]} == values
-    for words, message in (
-        ((traces, "--layers", 3), "Layer 3 is not in these traces: counted from 1, they hold 1, 2"),
-        ((traces, "--heads", 0), "--heads 0: expected .* counted from 1"),
-        ((traces, "--set", "name=x"), "--set changes a config"),
-        (("flipped-products.yaml", "--heads", 1), "choose from a folder of traces"),
-    ):
-        stderr = call("figure", *words, "-o", tmp_path).stderr
-        assert re.search(message, " ".join(stderr.split()))

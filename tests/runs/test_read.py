@@ -232,7 +232,7 @@ def load_second(tmp_path):
         ({"seed": 2}, "seed: 1234 -> 2"),
         ({"limit": 500}, "limit: null -> 500"),
         ({"task_version": 1.0}, "task_version: 6.0 -> 1.0"),
-        ({"grader_version": 1}, "grader_version: 7 -> 1"),
+        ({"grader_version": 1}, "grader_version: 8 -> 1"),
         ({"prompt_version": 9}, "prompt_version: 1 -> 9"),
     ],
 )

@@ -239,12 +239,8 @@ def compare_with_reference(
         prompts[name] = len(distances)
         agreements[name] = sum(difference <= bound for difference in distances)
         largest = max([largest, *distances])
-        masses = [
-            mass
-            for expected in reference["answers"][name]
-            for mass in expected.get("first_token_mass", ())
-        ]
-        if masses:
+        masses = [expected.get("first_token_mass") for expected in reference["answers"][name]]
+        if masses[0] is not None:
             first_token[name] = sum(masses) / len(masses)
     return {
         "prompts": prompts,
