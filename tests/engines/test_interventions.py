@@ -365,18 +365,19 @@ def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
 
 def test_answers_agree_until_a_near_tie():
     ours = {"tokens": [1, 2, 3], "logprobs": [-0.1, -0.2, -0.3]}
-    theirs = {**ours, "leads": [1, 1e-4, 1]}
+    theirs = {**ours, "leads": [1, 1e-4, 1], "first_token_mass": None}
     assert distance(ours, theirs, 1e-3) == 0
     assert distance(ours, {**theirs, "logprobs": [-0.1, -0.2, -0.35]}, 1e-3) == pytest.approx(0.05)
     after_tie = {**theirs, "tokens": [1, 4, 9], "logprobs": [-0.1, -0.2, -7]}
     assert distance(ours, after_tie, 1e-3) == 0, "the second token is a near-tie"
     assert distance(ours, {**theirs, "tokens": [1, 2, 4]}, 1e-3) == math.inf
-    answers = {"a": [theirs, theirs], "b": [theirs]}
+    answers = {"a": [theirs, theirs], "b": [{**theirs, "first_token_mass": 0.25}]}
     reference = {"questions": {"dtype": "float32"}, "answers": answers}
     deviating = {**ours, "tokens": [1, 2, 4]}
     agreement = check_arms.compare_with_reference({"a": [ours, deviating], "b": [ours]}, reference)
     assert (agreement["prompts"], agreement["agreements"]) == ({"a": 2, "b": 1}, {"a": 1, "b": 1})
-    assert describe_agreement({**agreement, "largest": 2e-5}) == (
+    assert agreement["first_token"] == {"b": 0.25}, "of the arm with a sink"
+    assert describe_agreement({**agreement, "largest": 2e-5, "first_token": {}}) == (
         "2 arms answer as in Hugging Face, 2 prompts each: "
         "log-probabilities differ by 2e-05 at most."
     )

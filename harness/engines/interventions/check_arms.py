@@ -240,7 +240,7 @@ def compare_with_reference(
         agreements[name] = sum(difference <= bound for difference in distances)
         largest = max([largest, *distances])
         masses = [expected.get("first_token_mass") for expected in reference["answers"][name]]
-        if masses[0] is not None:
+        if masses and None not in masses:
             first_token[name] = sum(masses) / len(masses)
     return {
         "prompts": prompts,
