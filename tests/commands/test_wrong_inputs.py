@@ -3,7 +3,7 @@ import shlex
 import pytest
 import yaml
 
-from tests.commands.test_cli import command, refused  # noqa: F401 - `command` is a fixture
+from tests.commands.test_cli import here, refused
 from tests.experiment.test_refusals import MINIMAL
 from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, read_data
 
@@ -13,7 +13,7 @@ RIGHT = {**MINIMAL, "model": MODEL, "dataset": TOY_DATA, "layouts": ["raw"], "ma
 
 
 @pytest.fixture
-def refuse(command, monkeypatch, tmp_path):  # noqa: F811
+def refuse(capsys, monkeypatch, tmp_path):
     """Runs a command in a folder of files, and checks its message and that it makes no file."""
     monkeypatch.chdir(tmp_path)
 
@@ -21,7 +21,7 @@ def refuse(command, monkeypatch, tmp_path):  # noqa: F811
         for name, text in files.items():
             (tmp_path / name.replace("_", ".")).write_text(text)
         before = sorted(tmp_path.iterdir())
-        process = command(*shlex.split(arguments))
+        process = here(capsys, monkeypatch, *shlex.split(arguments))
         for part in message:
             refused(process, part)
         assert sorted(tmp_path.iterdir()) == before
