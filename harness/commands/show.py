@@ -48,6 +48,7 @@ def show(
     from harness.display.show_problems import describe_run, print_problem
     from harness.runs.find_runs import locate_one
     from harness.runs.read_runs import Run
+    from harness.yaml_settings import validate
 
     loaded = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
@@ -55,13 +56,14 @@ def show(
     if problem is not None:
         print_problem(console, loaded, problem, condition=condition, layout=layout, limit=limit)
     elif changed:
-        criterion = Criterion(
-            flip=direction,
-            baseline=baseline or loaded.baseline,
-            condition=condition or STUDIED,
-            subject=subject,
-            level=level,
-        )
+        choice = {
+            "flip": direction,
+            "baseline": baseline or loaded.baseline,
+            "condition": condition or STUDIED,
+            "subject": subject,
+            "level": level,
+        }
+        criterion = validate(Criterion, choice, "--changed")
         _show_changes(console, loaded, criterion, layout=layout, limit=limit)
     else:
         typer.echo(describe_run(loaded))

@@ -205,7 +205,7 @@ def test_a_removed_trace_is_measured_again_and_comes_last(copy):
 @pytest.mark.parametrize(
     ("name", "content", "open_error", "create_error"),
     [
-        (".", None, "cannot be read", "cannot be written"),
+        (".", None, "cannot be read", "is no writable folder"),
         ("header.json", {"a": 1}, "header.json: Object missing", "header.json: Object missing"),
         ("notes.txt", {}, "header.json cannot be read", "already holds files"),
         ("header.json", {"mless_traces": 99}, "Invalid enum value 99", "Invalid enum value 99"),

@@ -109,7 +109,7 @@ def test_attention_recorded_in_other_architectures_is_eager_attention(kind, wind
 
 def eager_means(model, token_ids, layers=slice(None)):
     """The mean of each column of the attention matrices of Hugging Face."""
-    weights, _ = eager(model, token_ids)
+    weights = eager(model, token_ids)
     return column_means(weights[layers], np.arange(len(token_ids)))
 
 
@@ -139,7 +139,7 @@ def test_single_rows_are_those_of_eager_attention(tmp_path):
     means = record_in_script(tmp_path, TOY_MODEL, token_ids, queries="last:6")
     arrays = np.load(tmp_path / "prompts.npz")
     for index, prompt in enumerate(prompts):
-        weights, _ = eager(model, prompt)
+        weights = eager(model, prompt)
         np.testing.assert_allclose(means[index], eager_means(model, prompt), atol=1e-5)
         np.testing.assert_allclose(arrays[f"rows {index}"], weights[:, :, -6:], atol=1e-5)
 

@@ -20,7 +20,7 @@ from tests.conftest import PATIENCE
 from tests.engines.test_attention import eager_means
 from tests.engines.test_faults import MLESS, count_samples, wait_for
 from tests.engines.test_interventions import ARM
-from tests.make import EXAMPLE, ROOT, table_page
+from tests.make import EXAMPLE, ROOT
 
 pytestmark = pytest.mark.engine
 
@@ -151,7 +151,6 @@ def test_its_arms_answer_as_hugging_face_does_and_the_probe_refuses_them(
 ):
     facts = read_receipt(run)["sessions"][0]["engine"]["interventions"]
     assert set(facts["agreements"].values()) == {2} and facts["largest"] < 1e-3
-    assert "Parts of a filler" in table_page(run)
     command = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
     result = here(capsys, monkeypatch, *command.split())
     refused(result, "changes the model under mless-first-gap, which the probe does not")

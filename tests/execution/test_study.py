@@ -103,5 +103,5 @@ def test_a_study_in_which_no_model_loads_names_every_reason(mless, tmp_path):
     process = mless("study", "./one", "./two", "--limit=1", "-o", str(tmp_path))
     assert process.returncode == 2
     for name in ("one", "two"):
-        assert f"./{name}: run: Model folder ./{name} does not exist." in process.stderr
+        assert f"./{name}: run: Model folder ./{name} does not exist" in process.stderr
     assert "no model has a finished run" in process.stderr
