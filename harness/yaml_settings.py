@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from harness import resources
+from harness.data_records import refuse_lost_backslash
 from harness.errors import ConfigError, list_near
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -19,7 +20,7 @@ _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, where the base class takes the last value."""
+    """Refuses a key that stands twice in a mapping, and LaTeX that lost a backslash."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         earlier_keys = set()
@@ -33,6 +34,13 @@ class _Loader(yaml.SafeLoader):
                 )
             earlier_keys.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: Any) -> Any:
+        value = super().construct_scalar(node)
+        try:
+            return refuse_lost_backslash(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise ConfigError(f"line {node.start_mark.line + 1}: {error}.") from None
 
 
 _UNKNOWN_KEY = "unknown_key"

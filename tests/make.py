@@ -219,6 +219,7 @@ def evaluation(
                     "completion_tokens": 10,
                     "characters": 40,
                     "looping": verdict == "truncated",
+                    "other_form": False,
                     "boxes_after_first": 0,
                 }
                 rows.append(row | dict.fromkeys(GRADERS, correct))

@@ -36,9 +36,7 @@ def probe(
         ),
     ] = None,
     metric: Metric = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Without a run: math500, or a JSONL file.")
-    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="Without a run: math500, or a file.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Model folder or hub name; default: the run's.")
     ] = None,

@@ -22,6 +22,7 @@ MEDIATOR_COLUMNS = {
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
     "characters": "mean characters of a completion",
+    "other_form": "percent without a box whose completion states an answer in another form",
     "looping": "percent that end in a loop: their last 100 characters occur at least 4 times",
 }
 """Meaning of each column of `mediator_table`."""
@@ -43,6 +44,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         "unfinished": verdict == "unfinished",
         "refused": verdict == "refused",
         "timed_out": verdict.isin(["timeout", "crashed"]),
+        "other_form": samples["other_form"],
         "looping": samples["looping"],
     }
     means = ["completion_tokens", "characters"]

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def regrade(
     run: Annotated[
         Path,
-        typer.Argument(help="A run folder; sample logs of lm-eval; a CSV or JSONL of completions."),
+        typer.Argument(help="A run folder; sample logs of lm-eval; a table of completions."),
     ],
     metric: Metric = None,
     completion: Annotated[
-        str, typer.Option(help="Column of completions in a CSV or JSONL.")
+        str, typer.Option(help="Column of completions in a table.")
     ] = "completion",
-    gold: Annotated[str, typer.Option(help="Column of gold answers in a CSV or JSONL.")] = "gold",
+    gold: Annotated[str, typer.Option(help="Column of gold answers in a table.")] = "gold",
 ) -> None:
     """Grade and audit a finished run again; or grade the completions of any log or table."""
     from harness.execution.grade_again import regrade as regrade_run
@@ -43,21 +43,32 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     """The number of right samples, and the first samples on which our grader and the log differ."""
     from harness.analysis.result_tables import records
     from harness.display.format_table import Column, Table, render
-    from harness.execution.grade_again import REGRADED_SHOWN
+    from harness.execution.grade_again import LOG_FORM, REGRADED_SHOWN
+    from harness.grading.answer_forms import FORMS, NO_FORM
 
     summary = f"{len(grades)} samples: right by mless {grades['by_mless'].mean():.1%}"
-    counts = [f"{verdict} {count}" for verdict, count in grades["verdict"].value_counts().items()]
+    verdicts, forms = (
+        ", ".join(f"{name} {count}" for name, count in grades[column].value_counts().items())
+        for column in ("verdict", "form")
+    )
+    lines = [f"Verdicts: {verdicts}.", f"Forms of the answers: {forms}."]
+    if (grades["form"] == NO_FORM).any():
+        lines.append(f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *FORMS, 'bare'])}.")
     title = "The first"
-    if grades["by_log"].notna().all():
-        summary += f", by the log's metric {grades['by_log'].mean():.1%}"
-        grades = grades[grades["by_mless"] != grades["by_log"]]
+    # a metric may have judged only the first of several samples
+    judged = grades[grades["by_log"].notna()]
+    if len(judged):
+        if len(judged) < len(grades):
+            summary += f"; of {len(judged)} that the log judges {judged['by_mless'].mean():.1%}"
+        summary += f", by the log's metric {judged['by_log'].mean():.1%}"
+        grades = judged[judged["by_mless"] != judged["by_log"]]
         summary += f"; they differ on {len(grades)}"
         title += " on which they differ"
-    lines = [f"{summary}.", f"Verdicts: {', '.join(counts)}."]
+    lines = [f"{summary}.", *lines]
     if len(grades):
         first = grades.head(REGRADED_SHOWN).fillna({"answer": "-"})
         first = first.assign(gold=first["gold"].str[-30:], answer=first["answer"].str[:30])
-        names = ("name", "gold", "answer", "verdict")
+        names = ("name", "gold", "answer", "verdict", "form")
         columns = [Column(name, name, str, numeric=False) for name in names]
         lines += ["", render([Table(title, records(first), columns)])]
     return "\n".join(lines)

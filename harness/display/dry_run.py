@@ -140,10 +140,10 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
     yield f"dataset   {plan.dataset.name}, {len(problems)} problems, {plan.dataset.source}"
     golds = []
     for problem in problems:
-        reason = describe_gold(problem.answer)
-        if reason:
-            reason = reason.removeprefix("gold answer: ")
-            golds.append(f"{problem.id}: {problem.answer[:60]} ({reason})")
+        for answer in (problem.answer, *problem.alternatives):
+            if reason := describe_gold(answer):
+                reason = reason.removeprefix("gold answer: ")
+                golds.append(f"{problem.id}: {answer[:60]} ({reason})")
     if golds:
         share = f"{len(golds)} of {len(problems)} gold answers cannot be compared"
         yield f"golds     {share}: only an identical text is correct. {list_first(golds, 5)}"

@@ -11,14 +11,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harness.constants import JsonObject
 from harness.engines.completions import FINISH_REASONS, Completion, FinishedRequests
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, quote
-from harness.errors import ConfigError, EngineError, ModelError
+from harness.errors import ConfigError, EngineError, ModelError, list_first
 from harness.experiment.chat_template import template_switches
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
@@ -28,8 +28,11 @@ from harness.yaml_settings import Strict, validate
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-SERVED_BUSY = (429, 500, 502, 503, 504)
-"""Status codes of a server that may answer the same request later."""
+SERVED_BUSY = (0, 200, 429, 500, 502, 503, 504)
+"""Status codes of an answer without a completion, after which the server may still give one: 0 is
+no answer, and with 200 gateways send errors and pages."""
+SERVED_FAILURES = 20
+"""Samples in a row without a completion after which the server counts as broken."""
 SERVED_CONNECT_SECONDS = 30.0
 """Seconds that a connection may take."""
 
@@ -56,6 +59,10 @@ class ServerArguments(Strict):
     timeout: PositiveFloat = 3600.0
     """Seconds that an answer may take, with the time in the server's queue."""
     header: dict[str, str] | None = None
+    max_tokens_name: str = "max_tokens"
+    """The parameter that limits a completion; newer APIs have another name for it."""
+    omit: tuple[Literal["stop", "temperature", "top_p", "seed"], ...] = ()
+    """Parameters that the server refuses."""
 
 
 def check_served(config: RunConfig) -> None:
@@ -112,34 +119,48 @@ class ServedModel:
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate the requests in their order; yield completions as they come, or an empty list.
 
+        A request without a completion does not hold up the others.
+
         Raises:
-            EngineError: the server refuses a request, or is gone. Earlier completions were yielded.
+            EngineError: requests have no completion, or many in a row. All completions were
+                yielded.
         """
         waiting, loop = iter(requests), self._runner.get_loop()
         window = self._arguments.num_concurrent
         running: dict[asyncio.Task[Completion], Request] = {}
+        failures: dict[str, list[str]] = {}
+        failures_in_a_row = 0
         try:
-            while True:
+            while failures_in_a_row < SERVED_FAILURES:
                 for request in islice(waiting, window - len(running)):
                     running[loop.create_task(self._generate(request))] = request
                 if not running:
-                    return
+                    break
                 finished, _ = self._runner.run(
                     asyncio.wait(
                         running, timeout=ENGINE_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
                 )
-                requests_by_task = {task: running.pop(task) for task in finished}
-                yield [
-                    (request, task.result())
-                    for task, request in requests_by_task.items()
-                    if task.exception() is None
-                ]
+                completions = []
                 for task in finished:
-                    task.result()  # raises the error of a refused request
+                    request = running.pop(task)
+                    try:
+                        completions.append((request, task.result()))
+                        failures_in_a_row = 0
+                    except EngineError as error:
+                        name = f"problem {request.problem_id} of {request.task}"
+                        failures.setdefault(str(error), []).append(name)
+                        failures_in_a_row += 1
+                yield completions
         finally:
             # also after an error or an interruption, so that the server does not go on generating
             self._runner.run(_cancel(running))
+        if failures:
+            messages = [f"{list_first(names, 1)}: {text}" for text, names in failures.items()]
+            raise EngineError(
+                f"The server at {self._base} gives no completion of {list_first(messages)}. "
+                f"{CONTINUE}"
+            )
 
     def facts(self) -> JsonObject:
         """The server's description of the model, for the run's receipt; its devices are unknown."""
@@ -187,15 +208,13 @@ class ServedModel:
                 # 1, 2 and 4 seconds
                 await asyncio.sleep(2 ** (attempt - 1))
             status, body = await self._read("POST", self._url, json=self._payload(request))
-            if status == 200 and (completion := _read_completion(body)):
+            completion = _read_completion(body, request.sampling.stop)
+            if status == 200 and completion:
                 return completion
-            if status and status not in SERVED_BUSY:
+            if status not in SERVED_BUSY:
                 break
         code = f"HTTP {status}: " if status else ""
-        raise EngineError(
-            f"The server at {self._base} gives no completion of problem {request.problem_id} of "
-            f"{request.task}: {code}{_message(body)}. {CONTINUE}"
-        )
+        raise EngineError(f"{code}{_message(body)}")
 
     async def _read(self, method: str, url: str, **options: Any) -> tuple[int, Any]:
         """The status of an answer, and its JSON or text; 0 and the error if no answer comes."""
@@ -225,6 +244,9 @@ class ServedModel:
             values |= {"skip_special_tokens": False, "spaces_between_special_tokens": False}
         if request.seed is not None:
             values["seed"] = request.seed
+        values[self._arguments.max_tokens_name] = values.pop("max_tokens")
+        for name in self._arguments.omit:
+            values.pop(name, None)
         if request.turns is None:
             return {**values, "prompt": request.prompt_token_ids or request.prompt}
         if self._template_switches:
@@ -239,8 +261,12 @@ async def _cancel(tasks: Iterable[asyncio.Task[Completion]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _read_completion(body: Any) -> Completion | None:
-    """The completion in an answer of OpenAI's format; None if the answer has another format."""
+def _read_completion(body: Any, stops: Sequence[str]) -> Completion | None:
+    """The completion in an answer of OpenAI's format; None if it has another format, or an error.
+
+    A completion may be empty if it reached its limit, or ended at its first token or stop string.
+    A server that was not told the stop strings (`omit`) goes on after them.
+    """
     try:
         (choice,) = body["choices"]
         message = choice.get("message") or {}
@@ -248,14 +274,22 @@ def _read_completion(body: Any) -> Completion | None:
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
         reason = choice.get("finish_reason")
         tokens = (body.get("usage") or {}).get("completion_tokens")
+        error = body.get("error") or choice.get("error") or reason == "error"
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    if not isinstance(text, str | None) or not isinstance(tokens, int | None):
+    if error or not isinstance(text, str | None) or not isinstance(tokens, int | None):
         return None
+    may_be_empty = reason == "length" or tokens == 1 or (tokens and stops)
+    if not (text or reasoning or may_be_empty):
+        return None
+    text = text or ""
+    for stop in stops:
+        if stop in text:
+            text, reason = text.partition(stop)[0], "stop"
     if reason not in FINISH_REASONS:
         reason = None
     return Completion(
-        text=text or "", reasoning=str(reasoning), completion_tokens=tokens, finish_reason=reason
+        text=text, reasoning=str(reasoning), completion_tokens=tokens, finish_reason=reason
     )
 
 

@@ -7,16 +7,19 @@ from typing import Any
 
 import pandas
 
+from harness.data_records import find_column, read_data, refuse_lost_backslash
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish
 from harness.execution.grade_samples import Scorer
+from harness.experiment.problems import split_answers
 from harness.grading import GradeJob, GraderPool
+from harness.grading.answer_forms import find_answer
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.reasoning_markers import find_opened, skip_reasoning
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.journal import Journal, read_header, read_records
-from harness.runs.read_sample_log import read_log
+from harness.runs.read_sample_log import read_completions, read_log
 from harness.runs.records import Sample, Score, as_json
 from harness.runs.run_files import (
     SCORES,
@@ -110,25 +113,32 @@ def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
 
 
 Row = dict[str, Any]
-"""A completion's name, its gold answer, and whether it is right by the log's metric."""
+"""A completion's name, its gold answer, the form of its answer, and whether it is right by the
+log's metric."""
+
+LOG_FORM = "filter"
+"""The form of an answer that the log's own filter extracted."""
+_INVALID = "[invalid]"
+"""What a filter of lm-eval returns without a match."""
 
 
 def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
     """Grade completions that mless did not generate.
 
     Args:
-        path: A sample log, a folder of logs, or a CSV or JSONL file.
+        path: A sample log, a folder of logs, or a file that `data_records.read_data` reads.
         metric: The metric of a log: see `read_sample_log.read_log`.
-        completion: The column of completions in a CSV or JSONL file.
+        completion: The column of completions in such a file.
         gold: The column of gold answers in such a file.
 
     Returns:
-        A row for each completion: `name`, `gold`, `answer`, `verdict`; `by_mless`, whether it is
-        right; `by_log`, whether it is right by the log's metric, missing without such a metric.
+        A row for each completion: `name`, `gold`, `answer`, `form` (see
+        `answer_forms.find_answer`), `verdict`; `by_mless`, whether it is right; `by_log`, whether
+        it is right by the log's metric, missing without such a metric.
 
     Raises:
         RunError: a log is missing or damaged.
-        ConfigError: the file cannot be read, lacks a column, or holds no completion.
+        ConfigError: the file cannot be read, lacks a column, or holds no completion or answer.
     """
     if path.is_dir() and (logs := find_logs(path)):
         jobs = [job for log in logs for job in _read_log_jobs(log, metric)]
@@ -138,6 +148,9 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
         jobs = list(_read_table_jobs(path, completion, gold))
     if not jobs:
         raise ConfigError(f"{path} holds no completion.")
+    for row, job in jobs:
+        if not job.target:
+            raise ConfigError(f"{path}: sample {row['name']} has no gold answer.")
     with GraderPool() as pool:
         for number, (_, job) in enumerate(jobs):
             pool.submit(number, job)
@@ -151,42 +164,64 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
     return pandas.DataFrame(rows)
 
 
-def _make_job(completion: str, solution: str, filtered_answer: str | None = None) -> GradeJob:
-    """Grade the last box; without a box, the answer of a log's filter, else the last line."""
-    gold = solution.rpartition("####")[2].strip()  # GSM8K's solutions end in `#### ANSWER`
-    text = skip_reasoning(completion)
-    # None: the reasoning did not end, so nothing is an answer, not even what a filter extracted
-    if text is None or "\\boxed" in text or "\\fbox" in text:
-        return GradeJob(completion=completion, target=gold)
-    lines = text.strip().splitlines() or [""]
-    return GradeJob(completion=filtered_answer or lines[-1], target=gold, line=True)
+def _make_job(
+    name: str, completion: str, golds: Sequence[str], filtered_answer: str = ""
+) -> tuple[Row, GradeJob]:
+    """Grade the answer that a log's filter extracted, else the answer in any form.
+
+    If the reasoning did not end, nothing is an answer, not even what a filter extracted.
+    """
+    gold, *alternatives = golds
+    form, answer = find_answer(completion)
+    if skip_reasoning(completion) is None:
+        answer = completion
+    elif filtered_answer:
+        form, answer = LOG_FORM, filtered_answer
+    job = GradeJob(
+        completion=" ".join(answer.split()),
+        target=gold.strip(),
+        alternatives=tuple(alternatives),
+        line=True,
+    )
+    return {"name": name, "gold": gold, "form": form, "by_log": None}, job
 
 
 def _read_log_jobs(path: Path, metric: str | None) -> Iterator[tuple[Row, GradeJob]]:
-    for prompt in read_log(path, metric=metric).prompts:
-        gold = prompt.doc["answer"]
+    log = read_log(path, metric=metric)
+    for prompt in log.prompts:
         start, _ = find_opened(prompt.prompt)
         for sample, score in prompt.graded_samples:
-            is_right = score.verdict == "correct" if score.verdict else None
-            row = {"name": prompt.problem_id, "gold": gold, "by_log": is_right}
-            yield row, _make_job(start + (sample.completion or ""), gold, score.answer)
+            completion, answer = sample.completion, (score.answer or "").strip()
+            # the task scores continuations
+            if completion is None:
+                continue
+            is_right: bool | None = score.verdict == "correct" if score.verdict else None
+            if (log.metric or "").startswith("verdict"):
+                completion = start = ""  # our run fixed the form, so no other form counts
+            elif answer in (_INVALID, completion.strip()) or "\n" in answer:
+                answer = ""  # the filter found none, or did not look for one
+            elif answer not in completion and len(prompt.completions) > 1:
+                answer, is_right = "", None  # a majority's
+            golds = [prompt.doc["answer"], *prompt.doc["alternatives"]]
+            row, job = _make_job(prompt.problem_id, start + completion, golds, answer)
+            yield {**row, "by_log": is_right}, job
 
 
 def _read_table_jobs(path: Path, completion: str, gold: str) -> Iterator[tuple[Row, GradeJob]]:
-    try:
-        if path.suffix == ".csv":
-            table = pandas.read_csv(path, dtype=str)
-        else:
-            table = pandas.read_json(path, lines=True, dtype=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no CSV or JSONL of completions: {error}.") from None
-    table = table.fillna("")  # a completion may be empty
-    for name in (completion, gold):
-        if name not in table:
-            raise ConfigError(
-                f"{path} has no column {name!r}: expected one of {list_near(name, table)}."
-            )
-    for number, row in enumerate(table.to_dict("records"), start=1):
-        solution = str(row[gold])
-        facts = {"name": str(row.get("id", number)), "gold": solution, "by_log": None}
-        yield facts, _make_job(str(row[completion]), solution)
+    for number, (location, record) in enumerate(read_data(path), start=1):
+        values = []
+        for name in (completion, gold):
+            column = find_column(record, name)
+            if column is None:
+                raise ConfigError(
+                    f"{location} has no column {name!r}: expected one of {list_near(name, record)}."
+                )
+            values.append(record[column])
+        answer, alternatives = split_answers(values[1])
+        golds = ["" if text is None else str(text) for text in (answer, *alternatives)]
+        try:
+            refuse_lost_backslash(golds[0])
+        except ValueError as error:
+            raise ConfigError(f"{location}: {gold}: {error}.") from None
+        for text in read_completions(values[0]):
+            yield _make_job(str(record.get("id", number)), text, golds)

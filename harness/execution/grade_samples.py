@@ -29,6 +29,7 @@ def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
     return GradeJob(
         completion=start + prefix + sample.completion,
         target=prompt.doc["answer"],
+        alternatives=tuple(prompt.doc.get("alternatives") or ()),
         finish_reason=sample.finish_reason,
         line=is_line,
         thinking=prompt.thinking,

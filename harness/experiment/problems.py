@@ -1,6 +1,6 @@
-"""Problems from the hub or a JSONL file, or generated: arithmetic that no training data contains.
+"""Problems from a file or the hub, or generated: arithmetic that no training data contains.
 
-The environment variable `MATH500_PATH` replaces MATH-500: it names a JSONL file with the fields of
+The environment variable `MATH500_PATH` replaces MATH-500: it names a file with the fields of
 MATH-500. Without it, the problems come from the hub.
 """
 
@@ -9,12 +9,14 @@ import json
 import math
 import os
 import random
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -24,7 +26,8 @@ from pydantic import (
     model_validator,
 )
 
-from harness.errors import DataError, explain_hub_error
+from harness.data_records import LocatedRecord, find_column, read_data, refuse_lost_backslash
+from harness.errors import DataError
 from harness.yaml_settings import Strict, explain
 
 Operand = Annotated[int, Field(ge=1, le=10**9)]
@@ -109,6 +112,7 @@ class MadeConfig(Strict):
 
 MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"
 MATH500_REVISION = "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
+MATH500 = f"{MATH500_REPOSITORY}@{MATH500_REVISION}:test"
 PATH_VARIABLE = "MATH500_PATH"
 
 
@@ -118,9 +122,30 @@ def _as_text(value: Any) -> Any:
     return str(value) if is_number and math.isfinite(value) else value
 
 
-Needed = Annotated[str, Field(pattern=r"\S"), BeforeValidator(_as_text)]
+Needed = Annotated[
+    str, Field(pattern=r"\S"), BeforeValidator(_as_text), AfterValidator(refuse_lost_backslash)
+]
 """Text that is not blank. The pattern refuses half a surrogate pair, which no tokenizer takes."""
 Text = Annotated[str, Field(pattern=""), BeforeValidator(lambda value: str(value or ""))]
+
+
+def read_level(value: Any) -> int:
+    """A level: a number, or a text such as `Level 5`; 0 for other values."""
+    match = re.fullmatch(r"\D*(\d+)", str(value))
+    return int(match[1]) if match else 0
+
+
+def split_answers(value: Any) -> tuple[Any, list[Any]]:
+    """The first accepted answer of a field, and those that are accepted as well.
+
+    A worked solution of GSM8K, which ends in `#### ANSWER`, is this answer.
+    """
+    answers = value if isinstance(value, list) and value else [value]
+    first, *others = [
+        re.sub(r"(?s).*####\s*", "", answer) if isinstance(answer, str) else answer
+        for answer in answers
+    ]
+    return first, others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +156,7 @@ class Problem:
         id: Unique within the dataset.
         problem: The text of the problem.
         answer: The gold answer, as in a box.
+        alternatives: Further answers that are accepted.
         solution: The worked solution; empty if the dataset has none.
         subject: MATH's subject; empty if the dataset has none.
         level: The difficulty: from 1 to 5 in MATH, or that of `MadeConfig`; 0 if the dataset has
@@ -144,8 +170,9 @@ class Problem:
     answer: Needed
     solution: Text = ""
     subject: Text = ""
-    level: Annotated[int, BeforeValidator(lambda value: value if isinstance(value, int) else 0)] = 0
+    level: Annotated[int, BeforeValidator(read_level)] = 0
     cluster: Annotated[str, BeforeValidator(lambda value: "" if value is None else str(value))] = ""
+    alternatives: tuple[Needed, ...] = ()
 
     @property
     def counts_with(self) -> str:
@@ -153,24 +180,28 @@ class Problem:
         return self.cluster or self.id
 
     def record(self) -> dict[str, Any]:
-        """The fields, without an empty cluster."""
-        return {name: value for name, value in asdict(self).items() if name != "cluster" or value}
+        """The fields, without an empty cluster and without an empty list of alternatives."""
+        optional = ("cluster", "alternatives")
+        return {
+            name: value for name, value in asdict(self).items() if name not in optional or value
+        }
 
 
 _PROBLEM = TypeAdapter(Problem)
 
 
 class DatasetConfig(Strict):
-    """A JSONL file and its fields."""
+    """A data file, or a dataset on the hub, and its columns."""
 
     path: Path
-    """The file."""
+    """A file (JSONL, JSON, CSV, these with `.gz`, parquet), or on the hub `OWNER/NAME:SPLIT`
+    or `OWNER/NAME@REVISION:CONFIGURATION:SPLIT`."""
     problem: str = "problem"
-    """The problem's field. By default also `question`."""
+    """The problem's column, regardless of case. By default also `question`."""
     answer: str = "answer"
-    """The field of the final answer."""
+    """The column of the final answer. All answers of a list are accepted."""
     id: str | None = "unique_id"
-    """The id's field. By default also `id`, else lines are numbered; null numbers them."""
+    """The id's column. By default also `id`, else problems are numbered; null numbers them."""
 
 
 def _tag(value: Any) -> str:
@@ -215,8 +246,6 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
         DataError: the problems cannot be loaded, or a file has another form. The message names the
             file, the line and the field.
     """
-    if isinstance(dataset, DatasetConfig):
-        return _read_jsonl(dataset)
     if isinstance(dataset, MadeConfig):
         problems = tuple(Problem(**fields) for fields in dataset.problems())
         low, high = dataset.operands
@@ -225,80 +254,55 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
             source=f"made of {low} to {high}, seed {dataset.seed}",
             problems=problems,
         )
+    if isinstance(dataset, DatasetConfig):
+        return _read_dataset(dataset)
     path = os.environ.get(PATH_VARIABLE, "").strip()
-    return load_jsonl(Path(path)) if path else _load_from_hub()
+    if path:
+        return load_jsonl(Path(path))
+    try:
+        math500 = _read_dataset(DatasetConfig(path=Path(MATH500)))
+    except DataError as error:
+        raise DataError(
+            f"{error} Or set {PATH_VARIABLE}=FILE.jsonl, with the keys problem, answer and "
+            "unique_id."
+        ) from error
+    return replace(math500, name="math500")
 
 
 def load_jsonl(path: Path) -> Dataset:
-    """Load problems from a JSONL file with MATH-500's fields; see `open_dataset`."""
-    return _read_jsonl(DatasetConfig(path=path))
+    """Load problems from a file with MATH-500's fields; see `open_dataset`."""
+    return _read_dataset(DatasetConfig(path=path))
 
 
-def _read_jsonl(fields: DatasetConfig) -> Dataset:
-    path = fields.path.expanduser()
-    try:
-        # some editors begin a file with a byte order mark
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Data file {path}: {getattr(error, 'strerror', error)}.") from error
-    records = []
-    for number, line in enumerate(text.rstrip().split("\n"), start=1):
-        if not line.strip():
-            continue
-        location = f"{path}, line {number}"
-        try:
-            # as pairs, because a dict keeps only the last value of a key that stands twice
-            pairs = json.loads(line, object_pairs_hook=tuple)
-            if not isinstance(pairs, tuple):
-                raise ValueError("it is another value")
-            record = dict(pairs)
-            if len(record) < len(pairs):
-                raise ValueError(f"a key stands twice: {', '.join(key for key, _ in pairs)}")
-            records.append((location, record))
-        except ValueError as error:
-            raise DataError(
-                f"{location}: expected a JSON object on each line, got {line[:40]!r} ({error})."
-            ) from None
-    problems = _read_problems(records, fields, str(path))
-    return Dataset(name=path.stem, source=str(path), problems=problems)
+def _read_dataset(fields: DatasetConfig) -> Dataset:
+    # without the split of a dataset on the hub, and without `.gz`
+    name = re.split("[@:]", fields.path.name)[0].removesuffix(".gz")
+    source = fields.path.expanduser()
+    problems = _read_problems(read_data(source), fields)
+    return Dataset(name=Path(name).stem, source=str(source), problems=problems)
 
 
-def _load_from_hub() -> Dataset:
-    import datasets
-    import huggingface_hub
-
-    # otherwise each of its five attempts prints that there is no network
-    huggingface_hub.utils.logging.set_verbosity_error()
-    try:
-        rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)
-    except Exception as error:
-        raise DataError(
-            f"{explain_hub_error(MATH500_REPOSITORY, error)} Or set "
-            f"{PATH_VARIABLE}=FILE.jsonl, with the keys problem, answer and unique_id."
-        ) from error
-    source = f"{MATH500_REPOSITORY}@{MATH500_REVISION}"
-    records = [(f"{source}, row {number}", dict(row)) for number, row in enumerate(rows)]
-    problems = _read_problems(records, DatasetConfig(path=Path()), source)
-    return Dataset(name="math500", source=source, problems=problems)
-
-
-def _read_problems(
-    records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConfig, source: str
-) -> tuple[Problem, ...]:
+def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> tuple[Problem, ...]:
     """Read problems from records, each with its location in the source."""
     problems: dict[str, Problem] = {}
-    names = {"id": fields.id, "problem": fields.problem, "answer": fields.answer}
-    names |= {key: key for key in ("solution", "subject", "level", "cluster")}
+    names: dict[str, tuple[str, ...]] = {
+        key: (key,) for key in ("solution", "subject", "level", "cluster")
+    }
+    names |= {"answer": (fields.answer,), "problem": (fields.problem,)}
+    if fields.problem == "problem":
+        names["problem"] = ("problem", "question")
+    if fields.id is not None:
+        names["id"] = (fields.id, "id") if fields.id == "unique_id" else (fields.id,)
     for location, record in records:
+        columns = {key: find_column(record, *candidates) for key, candidates in names.items()}
         values: dict[str, Any] = {
-            key: record[name] for key, name in names.items() if name in record
+            key: record[column] for key, column in columns.items() if column is not None
         }
-        if fields.problem == "problem" and "question" in record:
-            values.setdefault("problem", record["question"])
-        number = len(problems)
+        if "answer" in values:
+            values["answer"], values["alternatives"] = split_answers(values["answer"])
         # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
-            values.setdefault("id", record.get("id", number) if fields.id else number)
+            values.setdefault("id", len(problems))
         try:
             problem = _PROBLEM.validate_python(values)
         except ValidationError as error:
@@ -307,7 +311,7 @@ def _read_problems(
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
         problems[problem.id] = problem
     if not problems:
-        raise DataError(f"{source} has no problems: expected one JSON object per line.")
+        raise DataError(f"{fields.path} has no problems.")
     if any(problem.cluster for problem in problems.values()):
         # a problem's id may be the name of another problem's cluster
         for name, problem in problems.items():

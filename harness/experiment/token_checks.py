@@ -8,6 +8,7 @@ and what its prompts have is reported instead. Each prompt is built once: the ch
 run.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,7 +80,7 @@ def build_checked_prompts(
         # a template that drops the system turn would drop the instruction
         settings = replace(settings, has_system_turn=accepts_system)
     baseline_prompts = _build_prompts(problems, named_conditions()[BASELINE], settings, model)
-    arms = []
+    arms: list[ConditionPrompts] = []
     for condition in conditions:
         prompts = baseline_prompts
         # Conditions without a filler or words of their own share the baseline's prompts.
@@ -94,6 +95,9 @@ def build_checked_prompts(
         )
         if model is not None:
             arm = _check_prompts(arm, baseline_prompts)
+            if not arms:  # once, because all conditions have the same problems
+                notes = (*_find_control_tokens(problems, model), *arm.notes)
+                arm = replace(arm, notes=notes)
             _refuse_faults(arm, model, max_gen_toks)
         arms.append(arm)
     return arms
@@ -122,6 +126,16 @@ def _build_prompts(
         )
         prompts.append(measure_prompt(prompt, settings, model))
     return tuple(prompts)
+
+
+def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
+    """Find problems with a text that the tokenizer reads as a control token."""
+    added = model.tokenizer.added_tokens_decoder.values()
+    names = [re.escape(token.content) for token in added if token.special]
+    pattern = re.compile("|".join(names) or "$^")
+    for problem in problems:
+        if match := pattern.search(problem.problem):
+            yield f"problem {problem.id}: its text contains the control token {match[0]!r}."
 
 
 def _check_prompts(

@@ -42,6 +42,7 @@ class GradeJob:
             contains: the beginning of an answer, or the start of reasoning (see
             `harness.execution.grade_samples.grade_job`).
         target: The gold answer, as it would stand in a box.
+        alternatives: Further answers that are accepted.
         finish_reason: vLLM's finish reason, if known. `length` tells a truncated completion from
             one without a box.
         line: Whether the answer is the first line instead of the content of the last box.
@@ -53,6 +54,12 @@ class GradeJob:
     finish_reason: str | None = None
     line: bool = False
     thinking: Markers = ()
+    alternatives: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """All accepted answers."""
+        return (self.target, *self.alternatives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,15 +43,15 @@ def grade(
     return answer if isinstance(answer, Grade) else compare(answer, target)
 
 
-def compare(answer: str, target: str) -> Grade:
-    """Grade the content of a box against the gold answer.
+def compare(answer: str, *targets: str) -> Grade:
+    """Grade the content of a box against the accepted answers.
 
     The length of the texts bounds the cost. Even so, text of a model is compared only in worker
     processes, because it is easier to state a bound than to keep it.
 
     Args:
         answer: The result of `read_answer`.
-        target: The gold answer, as it would stand in a box.
+        *targets: The gold answer, as it would stand in a box, and further accepted answers.
 
     Raises:
         MemoryError: The worker, which knows its limit, handles this error.
@@ -60,7 +60,8 @@ def compare(answer: str, target: str) -> Grade:
     reason = None
     begin_comparison()
     try:
-        verdict = "correct" if _is_gold_answer(answer, target) else "incorrect"
+        is_correct = any(_is_gold_answer(answer, target) for target in targets)
+        verdict = "correct" if is_correct else "incorrect"
     except TooLarge as error:
         verdict, reason = "refused", str(error)
     except MemoryError:

@@ -100,10 +100,10 @@ class GraderPool:
         answer = read_answer(job)
         if isinstance(answer, Grade):
             self._finished.append((tag, answer))
-        elif answer == job.target:
+        elif answer in job.targets:
             self._finished.append((tag, Grade(verdict="correct", answer=answer)))
         else:
-            self._enqueue(tag, Job({"answer": answer, "target": job.target}, [COMPARE]))
+            self._enqueue(tag, Job({"answer": answer, "targets": job.targets}, [COMPARE]))
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade | Audit]]:
         """Return all finished results in the order of finishing.

@@ -56,7 +56,7 @@ so would torch's libraries, which vLLM preloads on a CPU."""
 class Job:
     """A text for the workers: its remaining steps, and the columns and remarks so far."""
 
-    def __init__(self, request: Mapping[str, str], steps: list[str]) -> None:
+    def __init__(self, request: Mapping[str, Any], steps: list[str]) -> None:
         self.request, self.steps = request, steps
         self.key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
         self.columns: dict[str, Any] = {}
@@ -209,7 +209,7 @@ def serve(memory_bytes: int, requests: int, audits: int) -> None:
 def _run_step(step: str, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
     if step != COMPARE:
         return run_step(step, AuditJob(**request))
-    grade = compare(request["answer"], request["target"])
+    grade = compare(request["answer"], *request["targets"])
     return {"verdict": grade.verdict}, grade.reason
 
 

@@ -110,7 +110,9 @@ def _make_jobs(completion: str, doc: Mapping[str, Any]) -> tuple[GradeJob, Audit
         target=doc["answer"],
         solution=doc["solution"] or "",
     )
-    return GradeJob(completion=completion, target=doc["answer"]), audit_job
+    alternatives = tuple(doc.get("alternatives") or ())
+    grade_job = GradeJob(completion=completion, target=doc["answer"], alternatives=alternatives)
+    return grade_job, audit_job
 
 
 def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -4,7 +4,6 @@ Logs of our tasks have condition, segments and grades in them. In logs of other 
 what is right, and the segments are found only if `mless tasks --wrap` wrote the task.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -17,7 +16,9 @@ from msgspec.structs import asdict
 from harness.constants import JsonObject
 from harness.errors import RunError
 from harness.experiment.model_settings import fixed_arguments
+from harness.experiment.problems import read_level, split_answers
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
+from harness.reasoning_markers import add_reasoning
 from harness.runs.find_lm_eval_files import (
     Generation,
     LogLine,
@@ -129,7 +130,7 @@ def _read_grades(
     """
     # in another task's log a text that looks like a grade was written by the model
     if is_ours(line.doc) and metric in ("", "verdict"):
-        texts = _flatten(line.filtered_resps)
+        texts = read_completions(line.filtered_resps)
         try:
             grades = [asdict(msgspec.json.decode(text, type=Graded)) for text in texts]
         except msgspec.DecodeError as error:
@@ -153,13 +154,14 @@ def _read_prompt(
 ) -> AnsweredPrompt:
     """The prompt of a line with its graded samples; `results` is the file beside the log."""
     text, is_generated = read_prompt_text(origin, line)
-    level = re.search(r"\d+", str(line.doc.get("level", "")))
+    answer, alternatives = split_answers(line.target)
     doc = {
         **line.doc,
         "id": str(line.doc.get("id") or line.doc.get("unique_id") or line.doc_id),
         "subject": str(line.doc.get("subject") or line.doc.get("type") or ""),
-        "level": int(level[0]) if level else 0,
-        "answer": "" if line.target is None else str(line.target),
+        "level": read_level(line.doc.get("level")),
+        "answer": "" if answer is None else str(answer),
+        "alternatives": [str(alternative) for alternative in alternatives],
     }
     layout = Layout.CHAT if results.chat_template else Layout.RAW
     if is_ours(doc):
@@ -197,8 +199,8 @@ def _graded_samples(
     is_generated: bool,
 ) -> tuple[tuple[Sample, Score], ...]:
     """The samples of a line; a task that scores continuations has no completions and answers."""
-    completions = _flatten(line.resps) if is_generated else []
-    answers = _flatten(line.filtered_resps) if is_generated else []
+    completions = read_completions(line.resps) if is_generated else []
+    answers = read_completions(line.filtered_resps) if is_generated else []
     rows: Iterator[Any] = zip_longest(grades, completions, answers, line.generations)
     graded_samples = []
     for index, (grade, completion, answer, generation) in enumerate(rows):
@@ -245,8 +247,30 @@ def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]
     return [{"role": role, "text": content} for role, content in segments if content]
 
 
-def _flatten(values: Any) -> list[str]:
-    """The texts of nested lists: lm-eval nests by request, then by repeat."""
-    if isinstance(values, list):
-        return [text for value in values for text in _flatten(value)]
-    return [values] if isinstance(values, str) else []
+def read_completions(value: Any) -> list[str]:
+    """The completions in nested lists: lm-eval nests by request, then by repeat.
+
+    A list of chat messages is one completion: what the assistant wrote.
+    """
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        return ["" if value is None else str(value)]
+    if value and isinstance(value[0], dict):
+        contents = [
+            _read_content(message)
+            for message in value
+            if message.get("role", "assistant") == "assistant"
+        ]
+        return ["\n\n".join(contents)]
+    return [completion for element in value for completion in read_completions(element)]
+
+
+def _read_content(message: JsonObject) -> str:
+    """The text of a chat message, whose content may be a list of blocks, after its reasoning."""
+    content = message.get("content")
+    if isinstance(content, list):
+        # blocks of other types hold reasoning, or calls of tools
+        content = "".join(block["text"] for block in content if block.get("type") == "text")
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    return add_reasoning(content or "", str(reasoning), ())

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from harness.errors import RunError
 from harness.experiment.expand_conditions import read_conditions
 from harness.grading import GRADERS, Verdict
+from harness.grading.answer_forms import has_other_form
 from harness.runs.journal import read_records
 from harness.runs.records import SAMPLE_COLUMNS, Prompt, Sample, Score
 from harness.runs.run_files import (
@@ -64,6 +65,7 @@ _FACTS: Columns = {
     "characters": (np.int32, lambda sample: len(sample.completion or "")),
     "completion_checksum": (np.int64, _checksum),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
+    "other_form": (np.bool_, lambda sample: has_other_form(sample.completion or "")),
 }
 _GRADES: Columns = {
     **_fields(object, "verdict", "answer"),
@@ -135,7 +137,8 @@ def read_frame(
         prompts: `run_files.read_prompts` of the folder.
         texts: Whether to have the columns of `load_run`. Without texts the columns are: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict,
-            correct, answer, target, completion_tokens, characters, looping, completion_checksum,
+            correct, answer, target, completion_tokens, characters, looping, other_form,
+            completion_checksum,
             the graders' of `harness.grading`, boxes_after_first. Words are then categorical, and a
             completion is measured and not stored.
         records: The folder's samples and scores, if they have been read.
@@ -176,7 +179,7 @@ def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame
         words = [name for name in words if name in frame]
         frame = frame.astype({name: frame[name].cat.categories.dtype for name in words})
     else:
-        names += ["characters", "looping", "completion_checksum"]
+        names += ["characters", "looping", "other_form", "completion_checksum"]
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
     # whole numbers where none is missing, as numpy's integers have no missing value
     for name, dtype in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():

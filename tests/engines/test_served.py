@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(status, answer)
 
     def reply(self, status, value):
-        data = json.dumps(value).encode()
+        data = (value if isinstance(value, str) else json.dumps(value)).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -237,7 +237,10 @@ def test_a_busy_server_is_asked_again_and_an_absent_one_ends_in_one_error(
         (completed,) = stream(model, request("p"))
         assert completed.text == "x" and len(server.posts) == 3 and pauses == [1, 2]
         server.answer = lambda _: busy
-        message = r" of t: HTTP 503: try later\. Everything finished is in the j"
+        message = (
+            r"no completion of problem \d+ of t and \d\d more: HTTP 503: try later\. "
+            "Everything finished is in the j"
+        )
         with pytest.raises(EngineError, match=message):
             list(stream(model, *number_requests(50)))
     assert not caplog.records
@@ -310,10 +313,96 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
 
     stopped = run("model.model_args.num_concurrent=2")
     assert stopped.returncode == 2
-    assert "no completion of problem demo/" in stopped.stderr.splitlines()[-1]
+    message = stopped.stderr.splitlines()[-1]
+    assert "no completion of problem demo/" in message and " and 11 more: HTTP 400: " in message
     server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))
     continued = run()
     assert continued.returncode == 0, continued.stderr
     frame = load_run(tmp_path / "run", replicates=True)
     assert len(frame) == 24 and (frame["finish_reason"] == "stop").sum() == 12
     assert set(frame["completion_tokens"]) == {3, 7}
+
+
+FAULTS = {
+    "error": {"error": {"message": "upstream exploded", "code": 502}},
+    "null": {"choices": None},
+    "empty": completion("", tokens=0),
+    "lost": completion("", tokens=90),
+    "no text": {"choices": [{"message": {"role": "assistant", "content": None}}]},
+    "page": "<html><title>Bad gateway</title></html>",
+    "partial": {"choices": [{"text": "so", "finish_reason": "error", "error": {"code": 1}}]},
+    "both": {**completion("so"), "error": "cut off"},
+}
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The pauses before requests are sent again, which the test does not wait for."""
+    lengths = []
+
+    async def sleep(seconds):
+        lengths.append(seconds)
+
+    monkeypatch.setattr("harness.engines.served_model.asyncio.sleep", sleep)
+    return lengths
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_under_status_200_is_asked_again_and_costs_only_its_sample(server, pauses, fault):
+    server.answer = lambda _: (200, FAULTS[fault] if len(server.posts) == 1 else completion("x"))
+    with opened(server) as model:
+        (completed,) = stream(model, request("p"))
+    assert completed.text == "x" and pauses == [1]
+
+    def answer(body):
+        return 200, FAULTS[fault] if body["prompt"] in ("3", "4") else completion(body["prompt"])
+
+    server.answer = answer
+    completions = []
+    message = r"no completion of problem [34] of t and 1 more: HTTP 200: "
+    with opened(server) as model, pytest.raises(EngineError, match=message) as error:
+        for completed in stream(model, *number_requests(30)):
+            completions.append(completed.text)
+    assert sorted(completions, key=int) == [str(n) for n in range(30) if n not in (3, 4)]
+    assert str(error.value).count("upstream exploded") == (fault == "error")
+
+
+def test_each_message_is_reported_once_and_a_broken_server_is_not_asked_for_ever(server, pauses):
+    server.answer = lambda body: (
+        400,
+        {"message": f"too {'long' if int(body['prompt']) > 2 else 'hot'}"},
+    )
+    with opened(server, num_concurrent=1) as model, pytest.raises(EngineError) as error:
+        list(stream(model, *number_requests(300)))
+    assert len(server.posts) == 20 and not pauses
+    text = str(error.value)
+    assert "of problem 0 of t and 2 more: HTTP 400: too hot, problem 3 of t and 16 more: " in text
+    assert text.count("too long") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "stop"),
+    [
+        (completion("", "length"), ()),
+        (completion("", tokens=1), ()),
+        (completion("", tokens=2), ("E",)),
+    ],
+)
+def test_a_completion_that_ends_at_once_may_be_empty(server, answer, stop):
+    server.answer = lambda _: (200, answer)
+    sampling = Sampling(stop=stop)
+    with opened(server) as model:
+        (completed,) = stream(model, request("p", sampling=sampling))
+    assert completed.text == "" and len(server.posts) == 1
+
+
+def test_newer_apis_get_their_name_of_the_limit_and_no_refused_parameters(server):
+    arguments = {"max_tokens_name": "max_completion_tokens", "omit": ["stop", "temperature"]}
+    sampling = Sampling(max_tokens=33, stop=("END", "."))
+    server.answer = lambda _: (200, completion("so. END and", "length"))
+    with opened(server, **arguments) as model:
+        (completed,) = stream(model, request("p", seed=3, sampling=sampling))
+    ((_, body, _),) = server.posts
+    assert body["max_completion_tokens"] == 33
+    assert not body.keys() & {"max_tokens", "stop", "temperature"} and body["seed"] == 3
+    assert (completed.text, completed.finish_reason) == ("so", "stop")

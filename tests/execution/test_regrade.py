@@ -1,9 +1,11 @@
+import json
+
 import pandas
 import pytest
 
 from tests.analysis.test_pair import log
 from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN
+from tests.make import GREEDY_RUN, log_line
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_a_table_of_completions_is_graded(suffix, tmp_path, regrade):
     ("name", "text", "message"),
     [
         ("none.csv", "completion,gold\n", "none.csv holds no completion."),
-        ("odd.jsonl", "not json", "is no CSV or JSONL of completions"),
+        ("odd.jsonl", "not json", "odd.jsonl, line 1: expected a JSON object, got 'not json'"),
     ],
 )
 def test_a_file_without_completions_is_refused(name, text, message, tmp_path, regrade):
@@ -94,3 +96,57 @@ def test_what_stands_in_the_reasoning_of_a_completion_is_no_answer(tmp_path, reg
 def test_an_empty_completion_has_no_box(tmp_path, regrade):
     (tmp_path / "silent.csv").write_text("completion,gold\n,14\n")
     assert "Verdicts: no_box 1." in regrade(tmp_path / "silent.csv")
+
+
+MESSAGES = [
+    {"role": "user", "content": r"Use \boxed{}."},
+    {"role": "assistant", "reasoning_content": r"\boxed{1}", "content": r"It is \boxed{7}."},
+]
+BLOCKS = [
+    {"type": "reasoning", "reasoning": r"\boxed{1}"},
+    {"type": "text", "text": r"It is \boxed{7}."},
+]
+
+
+@pytest.mark.parametrize(
+    ("completions", "summary"),
+    [
+        (MESSAGES, "1 samples: right by mless 100.0%. Verdicts: correct 1."),
+        ([MESSAGES, MESSAGES[:1]], "2 samples: right by mless 50.0%. Verdicts: correct 1, no_box"),
+        ([{"role": "assistant", "content": BLOCKS}], "1 samples: right by mless 100.0%."),
+        (MESSAGES[1], "1 samples: right by mless 100.0%."),
+        (["the answer is 7", "8", None], "3 samples: right by mless 33.3%."),
+    ],
+    ids=["messages", "several", "blocks", "one message", "texts"],
+)
+def test_messages_and_lists_are_taken_apart(completions, summary, tmp_path, regrade):
+    path = tmp_path / "saved.jsonl"
+    path.write_text(json.dumps({"completion": completions, "gold": "7"}))
+    assert regrade(path).startswith(summary)
+    facts = {"target": "7", "filtered_resps": [completions], "resps": [completions]}
+    line = log_line(7, **facts)
+    (tmp_path / "samples_other.jsonl").write_text(json.dumps(line))
+    assert regrade(tmp_path / "samples_other.jsonl").startswith(summary.partition(".")[0])
+
+
+def test_a_majoritys_answer_is_no_answer_of_the_first_sample(tmp_path, regrade):
+    resps = [["The answer is 7.", "The answer is 9.", "The answer is 9."]]
+    line = log_line(7, target="9", resps=resps, filtered_resps=["9"], exact_match=1.0)
+    path = tmp_path / "samples_majority.jsonl"
+    path.write_text(json.dumps(line))
+    output = regrade(path)
+    assert output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
+
+
+@pytest.mark.parametrize("target", [None, "", " "])
+def test_a_log_without_gold_answers_is_refused(target, tmp_path, regrade):
+    path = tmp_path / "samples_blind.jsonl"
+    path.write_text(json.dumps(log_line(3, target=target)))
+    regrade(path, message="samples_blind.jsonl: sample 3 has no gold answer")
+
+
+def test_a_log_of_a_task_that_scores_continuations_holds_no_completion(tmp_path, regrade):
+    path = tmp_path / "samples_choices.jsonl"
+    arguments = {"gen_args_0": {"arg_0": "Q", "arg_1": " yes"}}
+    path.write_text(json.dumps(log_line(1, arguments=arguments, resps=[[["-1.5", "False"]]])))
+    regrade(path, message="samples_choices.jsonl holds no completion")

@@ -1,0 +1,156 @@
+"""The records of a data file, or of a dataset on the hub, in which a number keeps its spelling.
+
+A file is JSON (an object in each line, or an array), CSV, either of them also compressed by gzip,
+or parquet. A dataset on the hub is named with its split, as in `owner/name:test`. It may have a
+revision and a configuration, as in `owner/name@5e1ec7ed:main:test`.
+"""
+
+import csv
+import gzip
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from harness.constants import JsonObject
+from harness.errors import DataError, explain_hub_error
+
+LocatedRecord = tuple[str, JsonObject]
+"""A record and its location, for messages."""
+_ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
+_REPEATED = object()
+"""In place of a key: its value is the key that stands twice in the object."""
+
+_LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b", "abtnvfre")
+"""The letters with which JSON and YAML spell control characters."""
+# line breaks and tabs also stand before words, so only the ends of LaTeX's commands count
+_LOST_BACKSLASH = re.compile(
+    r"([\a\b\v\f\x1b]|\r(?=ight|ho\b|angle|ceil|floor)|\n(?=eq\b|abla\b|otin\b)"
+    r"|\t(?=ext[a-z]*\{|imes\b|heta\b|frac\b|riangle))([A-Za-z]+)"
+)
+
+
+def refuse_lost_backslash(text: str) -> str:
+    r"""Return a text unless a control character shows that JSON or YAML read `\f` in `\frac`.
+
+    Raises:
+        ValueError: there is such a character.
+    """
+    if match := _LOST_BACKSLASH.search(text):
+        command = f"\\{match[0].translate(_LETTERS)}"
+        raise ValueError(
+            f"a control character stands for the beginning of {command}: expected \\{command}"
+        )
+    return text
+
+
+def find_column(record: Mapping[str, Any], *names: str) -> str | None:
+    """The first of these columns that a record has, regardless of case; None if it has none."""
+    for name in names:
+        if name in record:
+            return name
+        for column in record:
+            if column.lower() == name.lower():
+                return column
+    return None
+
+
+def read_data(path: Path) -> Iterator[LocatedRecord]:
+    """Read the records of a file or dataset one after another.
+
+    Args:
+        path: The file, or the name of the dataset.
+
+    Raises:
+        DataError: it is missing or damaged, or a key or column stands twice. The message
+            names the line, element or row.
+    """
+    match = _ON_HUB.fullmatch(str(path))
+    if match and not path.exists():
+        name, revision, configuration, split = match.groups()
+        yield from _read_rows(path, name, configuration, revision=revision, split=split)
+        return
+    path = path.expanduser()
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        # some editors begin a file with a byte order mark
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as stream:
+            if suffix == ".parquet":
+                records = _read_rows(path, "parquet", data_files=str(path), split="train")
+            elif suffix == ".csv":
+                records = _read_csv(path, stream)
+            else:
+                records = _read_json(path, stream.read())
+            yield from records
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise DataError(f"Data file {path}: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[LocatedRecord]:
+    """The rows that `datasets.load_dataset` loads; `path` is for messages."""
+    import datasets
+    import huggingface_hub
+
+    # otherwise each of its five attempts prints that there is no network
+    huggingface_hub.utils.logging.set_verbosity_error()
+    try:
+        rows = datasets.load_dataset(*names, **options)
+    except Exception as error:
+        raise DataError(explain_hub_error(str(path), error)) from error
+    for number, row in enumerate(rows):
+        yield f"{path}, row {number}", dict(row)
+
+
+def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
+    csv.field_size_limit(sys.maxsize)
+    # strict: otherwise a quote that is never closed would swallow the rest of the file
+    reader = csv.DictReader(stream, strict=True)
+    try:
+        columns = reader.fieldnames or ()
+        if len(set(columns)) < len(columns):
+            raise DataError(f"{path}: a column stands twice: {', '.join(columns)}.")
+        for row in reader:
+            location = f"{path}, line {reader.line_num}"
+            if None in row or None in row.values():
+                raise DataError(f"{location}: expected {len(columns)} cells, as in the first line.")
+            yield location, row
+    except csv.Error as error:
+        raise DataError(f"{path}, after line {reader.line_num}: {error}.") from None
+
+
+def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
+    is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
+    entries = _decode(text, str(path)) if is_array else text.rstrip().split("\n")
+    for number, entry in enumerate(entries, start=1):
+        unit, place = ("element", "") if is_array else ("line", " on each line")
+        location = f"{path}, {unit} {number}"
+        if not is_array and not entry.strip():
+            continue
+        record = entry if is_array else _decode(entry, location)
+        if not isinstance(record, dict):
+            raise DataError(f"{location}: expected a JSON object{place}, got {entry!r:.40}.")
+        if _REPEATED in record:
+            raise DataError(f"{location}: the key {record[_REPEATED]!r} stands twice.")
+        yield location, record
+
+
+def _decode(text: str, location: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_as_object, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{location}: expected a JSON object, got {text[:40]!r} ({error})."
+        ) from None
+
+
+def _as_object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """An object of JSON; a key that stands twice is marked, because here its line is unknown."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        record[_REPEATED] = next(key for key in keys if keys.count(key) > 1)
+    return record

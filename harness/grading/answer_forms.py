@@ -1,0 +1,52 @@
+"""The answer of a completion whose form nobody has fixed: in a log of another harness, or a table.
+
+The config of our own runs fixes the form before the run. There, other forms are only counted.
+"""
+
+import re
+
+from harness.grading.extract_answer import read_boxes
+from harness.reasoning_markers import skip_reasoning
+
+NO_FORM = "none"
+"""The form of a completion without an answer."""
+FORMS = {
+    # of minerva's prompts, in lm-eval's tasks minerva_math and hendrycks_math
+    "Final Answer": re.compile(r"final answer: *the final answer is:?", re.I),
+    # of GSM8K's solutions; a heading such as `#### 2. Solve` or `#### Step 2` is no answer
+    "####": re.compile(r"####[ \t]*(?!\d+[.)][ \t])(?=[-+$\\(\[.\d])"),
+    "Answer:": re.compile(r"(?:^|\*\*)[ #>]{0,9}(?:final )?answer(?:\*\*)?:", re.I | re.M),
+    "answer is": re.compile(r"\banswer is\b:?", re.I),
+}
+"""What stands before an answer, by the name of its form, in the order in which they are tried."""
+_ANSWER = re.compile(
+    r"[\s*]*(?:\$\$([^$]+)\$\$|\\\[(.+?)\\\]|(\([A-Z]\))"
+    r"|(\S[^\n]*?(?=\*\*|\.(?:\s|\Z)|\n|\Z| I hope it is|,? (?:because|since)\b)))",
+    re.DOTALL,
+)
+"""Display mathematics, an option such as `(C)`, or the rest of the sentence."""
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")
+
+
+def find_answer(completion: str) -> tuple[str, str]:
+    """The form in which a completion states its last answer, and the answer.
+
+    A box has precedence, then the forms in the order of `FORMS`. Last, a line without a word at the
+    end is an answer as it is (`bare`).
+    """
+    text = (skip_reasoning(completion) or "").strip()
+    if boxes := read_boxes(text):
+        return "box", boxes[-1]
+    for form, marker in FORMS.items():
+        ends = [match.end() for match in marker.finditer(text)]
+        if ends and (match := _ANSWER.match(text, ends[-1])):
+            return form, match[match.lastindex or 0].strip()
+    line = text.rpartition("\n")[2]
+    if line and not _WORD.search(line):
+        return "bare", line
+    return NO_FORM, ""
+
+
+def has_other_form(completion: str) -> bool:
+    """Whether a completion without a box states an answer in one of `FORMS`."""
+    return "boxed" not in completion and find_answer(completion)[0] in FORMS

@@ -1,0 +1,121 @@
+"""`mless regrade` of logs that lm-eval itself writes, beside lm-eval's own metrics."""
+
+import json
+from collections import Counter
+
+import lm_eval
+import pytest
+from lm_eval.loggers import EvaluationTracker
+
+from tests.execution.test_regrade import regrade  # noqa: F401 - a fixture
+from tests.lm_eval_plugin.wrapped_tasks import QUESTIONS, Silent, open_manager, write_both
+
+WRITTEN = {
+    "minerva_math_algebra": [
+        "Final Answer: The final answer is ${answer}$. I hope it is correct.",
+        r"Thus $x = \boxed{{{answer}}}$. Final Answer: The final answer is ${answer}$. "
+        "I hope it is correct.",
+        "Final Answer: The final answer is $1$. I hope it is correct.",
+        "First,\nFinal Answer: The final answer is {answer}. I hope it is correct.",
+        "I cannot say more.",
+    ],
+    "gsm8k": [
+        "It is so.\n#### {answer}",
+        "It is so.\n#### {answer}.",
+        "#### 1",
+        "The answer is {answer}.",
+        "**Answer: {answer}**",
+    ],
+    "mmlu_pro_math": [
+        "The answer is (A).",
+        "So the answer is A",
+        "The answer is (B).",
+        "**Answer: A**",
+        "It could be anything.",
+    ],
+}
+"""A completion of each question, for each task; `{answer}` stands for the right answer."""
+OUTCOMES = {
+    "minerva_math_algebra": (
+        "5 samples: right by mless 60.0%, by the log's metric 60.0%; they differ on 0.",
+        "Forms of the answers: Final Answer 3, box 1, none 1.",
+    ),
+    "gsm8k": (
+        "5 samples: right by mless 80.0%, by the log's metric 40.0%; they differ on 2.",
+        "Forms of the answers: filter 3, answer is 1, Answer: 1.",
+    ),
+    "mmlu_pro_math": (
+        "5 samples: right by mless 60.0%, by the log's metric 40.0%; they differ on 1.",
+        "Forms of the answers: filter 3, Answer: 1, none 1.",
+    ),
+}
+
+
+class Recorded(Silent):
+    """A model with a completion for each question; of its repeats only the first is as written."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.completions = [
+            text.format(answer=answer)
+            for text, (_, answer) in zip(WRITTEN[task], QUESTIONS, strict=True)
+        ]
+
+    def generate_until(self, requests, disable_tqdm=False):
+        asked = Counter()
+        answers = []
+        for request in requests:
+            number = request.doc_id
+            answers.append("#### 0" if asked[number] else self.completions[number % 5])
+            asked[number] += 1
+        return answers
+
+
+def write_log(task, folder, **options):
+    """Evaluate a task of lm-eval with recorded completions; return its sample log."""
+    write_both(task, folder)
+    path = folder / f"{task}.yaml"
+    path.write_text(path.read_text() + "".join(f"{key}: {options[key]}\n" for key in options))
+    tracker = EvaluationTracker(output_path=str(folder / "results"))
+    results = lm_eval.simple_evaluate(
+        model=Recorded(task),
+        tasks=[task],
+        num_fewshot=0,
+        limit=5,
+        task_manager=open_manager(folder),
+        log_samples=True,
+        bootstrap_iters=0,
+        evaluation_tracker=tracker,
+    )
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=samples)
+    tracker.save_results_samples(task_name=task, samples=samples[task])
+    (log,) = (folder / "results").rglob(f"samples_{task}_2*.jsonl")
+    return log
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param("minerva_math_algebra", marks=pytest.mark.slow), "gsm8k", "mmlu_pro_math"]
+)
+def test_a_log_is_regraded_beside_its_own_metric(task, tmp_path, regrade):  # noqa: F811
+    output = regrade(write_log(task, tmp_path))
+    assert all(sentence in output for sentence in OUTCOMES[task]), output
+    are_named = (
+        "Forms that were looked for: filter, box, Final Answer, ####, Answer:, answer is, bare."
+    )
+    assert (are_named in output) == ("none 1" in output)
+
+
+def test_repeats_are_samples_and_the_metric_is_compared_where_it_judged(
+    tmp_path,
+    regrade,  # noqa: F811
+):
+    log = write_log("gsm8k", tmp_path, repeats=2)
+    line = json.loads(log.read_text().splitlines()[0])
+    assert len(line["resps"][0]) == 2 and len(line["filtered_resps"]) == 1
+    output = regrade(log)
+    assert output.startswith(
+        "10 samples: right by mless 40.0%; of 5 that the log judges 80.0%, "
+        "by the log's metric 40.0%; they differ on 2."
+    )
+    assert "Forms of the answers: #### 5, filter 3, answer is 1, Answer: 1." in output

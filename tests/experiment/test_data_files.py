@@ -1,0 +1,185 @@
+"""Data files as other people write them: their kinds, columns, answers and faults."""
+
+import csv
+import gzip
+import json
+import re
+import resource
+import time
+
+import pandas
+import pytest
+
+from harness.errors import ConfigError, DataError
+from harness.experiment.conditions import named_conditions
+from harness.experiment.problems import DatasetConfig, open_dataset
+from harness.experiment.prompt import PromptSettings
+from harness.experiment.run_config import load_config
+from harness.experiment.token_checks import build_checked_prompts
+from harness.experiment.tokenizer import ModelTokenizer
+from harness.grading import GradeJob, GraderPool
+from tests.commands.test_cli import here, refused
+from tests.make import TOY_MODEL, read_data
+
+ROWS = [
+    {"Problem": "1+1?", "Answer": "007", "ID": "a"},
+    {"Problem": 'Say "two",\nagain', "Answer": "1.50", "ID": "b"},
+    {"Problem": "Large?", "Answer": "12345678901234567890123", "ID": "c"},
+]
+TEXT = "\n".join(json.dumps(row) for row in ROWS)
+
+
+def write_csv(path):
+    with open(path, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, ROWS[0])
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def write_gzip(path):
+    with gzip.open(path, "wt") as stream:
+        stream.write(TEXT)
+
+
+WRITERS = {
+    "data.jsonl": lambda path: path.write_text(TEXT),
+    "lines.json": lambda path: path.write_text(TEXT),
+    "array.json": lambda path: path.write_text(json.dumps(ROWS, indent=1)),
+    "data.jsonl.gz": write_gzip,
+    "data.csv": write_csv,
+    "DATA.CSV": write_csv,
+    "data.parquet": lambda path: pandas.DataFrame(ROWS).to_parquet(path),
+}
+
+
+def read(path, **names):
+    return open_dataset(DatasetConfig(path=path, **names))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_of_file_has_the_same_problems_as_they_are_spelt(name, tmp_path):
+    WRITERS[name](tmp_path / name)
+    dataset = read(tmp_path / name)
+    facts = [(problem.problem, problem.answer, problem.id) for problem in dataset.problems]
+    assert facts == [tuple(row.values()) for row in ROWS]
+    assert dataset.name == name.partition(".")[0]
+
+
+def test_numbers_of_json_keep_their_spelling(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_text('[{"problem": "x", "answer": 1.50, "level": 3, "id": 12345678901234567890.0}]')
+    (problem,) = read(path).problems
+    facts = (problem.answer, problem.level, problem.id)
+    assert facts == ("1.50", 3, "12345678901234567890.0")
+
+
+def test_a_dataset_of_the_hub_is_read_by_its_split(monkeypatch):
+    calls = []
+
+    def load_dataset(*names, **options):
+        calls.append((names, options))
+        return [{"question": "1+1?", "answer": "It is\n#### 2"}]
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    dataset = read("openai/gsm8k@abc:main:test")
+    assert dataset.name == "gsm8k" and dataset.problems[0].answer == "2"
+    read("org/set:validation")
+    assert calls == [
+        (("openai/gsm8k", "main"), {"revision": "abc", "split": "test"}),
+        (("org/set", None), {"revision": None, "split": "validation"}),
+    ]
+
+
+def test_a_list_has_the_accepted_answers(tmp_path):
+    path = tmp_path / "data.jsonl"
+    lists = [["70"], ["4", r"\frac{9}{2}"], 3]
+    lines = [{"problem": str(answer), "final_answer": answer} for answer in lists]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    problems = read(path, answer="final_answer").problems
+    assert [problem.answer for problem in problems] == ["70", "4", "3"]
+    assert [problem.alternatives for problem in problems] == [(), (r"\frac{9}{2}",), ()]
+    assert "alternatives" not in problems[0].record()
+    with GraderPool(workers=1) as pool:
+        for answer in ("4", "4.5", "5"):
+            job = GradeJob(
+                completion=rf"\boxed{{{answer}}}", target="4", alternatives=(r"\frac{9}{2}",)
+            )
+            pool.submit(answer, job)
+        verdicts = {answer: grade.verdict for answer, grade in pool.drain()}
+    assert verdicts == {"4": "correct", "4.5": "correct", "5": "incorrect"}
+
+
+@pytest.mark.parametrize("fault", read_data("refused_data_files"))
+def test_a_fault_is_refused_with_its_line(fault, tmp_path):
+    path = tmp_path / fault["name"]
+    path.write_text(fault["text"])
+    with pytest.raises(DataError, match=re.escape(fault["message"])) as error:
+        read(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has(tmp_path):
+    path = tmp_path / "data.parquet"
+    pandas.DataFrame({"q": ["1+1?"], "answer": [2.5]}).to_parquet(path)
+    message = re.escape("row 0 (q, answer): problem: Field required")
+    with pytest.raises(DataError, match=message):
+        read(path)
+    (problem,) = read(path, problem="Q").problems
+    assert (problem.problem, problem.answer) == ("1+1?", "2.5")
+
+
+def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
+    path = tmp_path / "data.jsonl"
+    text = "Find x.\n\tThen\nequal it.\tTo be\r\nnext, \tangle"
+    path.write_text(json.dumps({"problem": text, "answer": "1"}))
+    assert read(path).problems[0].problem == text
+
+
+def test_columns_are_mapped_on_the_command_line(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "data.csv"
+    path.write_text("Frage,Loesung\n1+1?,2\n")
+
+    def run(*options):
+        arguments = ("--model", str(TOY_MODEL), "--dataset", str(path), "--dry-run", *options)
+        return here(capsys, monkeypatch, "run", *arguments)
+
+    refused(run(), "line 2 (Frage, Loesung): problem: Field required")
+    result = run("--columns", "problem=Frage, answer=loesung")
+    assert result.returncode == 0 and "1 problems" in result.stdout, result.stderr
+    refused(run("--columns", "gold=Loesung"), "unknown key 'dataset.gold': expected one of path")
+
+
+def test_a_lost_backslash_in_a_config_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        'name: x\nmodel: {model_args: {pretrained: x}}\ninstruction: "Use \\boxed{}."\n'
+    )
+    message = r"line 3: a control character stands for the beginning of \boxed: expected \\boxed"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(path)
+
+
+def test_a_control_token_in_a_problem_is_reported_once(tmp_path, toy_tokenizer):
+    token = toy_tokenizer.eos_token
+    path = tmp_path / "data.jsonl"
+    lines = [{"problem": text, "answer": 1} for text in ("1?", f"What is {token} for?", "2?")]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    conditions = [*named_conditions().values()][:2]
+    model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
+    first, second = build_checked_prompts(read(path).problems, conditions, PromptSettings(), model)
+    assert first.notes == (f"problem 1: its text contains the control token {token!r}.",)
+    assert second.notes == ()
+
+
+def test_a_long_csv_file_takes_little_time_and_memory(tmp_path):
+    path = tmp_path / "data.csv"
+    with path.open("w") as stream:
+        stream.write("id,Problem,Answer\n")
+        for number in range(200_000):
+            stream.write(f'{number},"What is {number} plus\n{number}?",{2 * number}\n')
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.process_time()
+    problems = read(path).problems
+    assert len(problems) == 200_000 and problems[-1].answer == "399998"
+    assert time.process_time() - started < 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
