@@ -87,7 +87,7 @@ It is bold if its test was passed, and in brackets if it is exploratory.
 UNGRADED_ENDINGS = {
     "no box": Column("no_box", "no box %", number),
     "cut off": Column("truncated", "truncated", number),
-    "unfinished": Column("unfinished", "unfinished", number),
+    "unfinished": Column("unfinished", "unfinished", number, optional=True),
     "refused": Column("refused", "refused", number),
     "timeout": Column("timed_out", "timeout", number),
 }
