@@ -320,5 +320,5 @@ def _refuse_unknown(settings: Mapping[Setting, Arms], design: Design) -> None:
     for pair in design.pair_contrasts().values():
         for name in pair:
             if name not in conditions:
-                near = list_near(name, conditions)
+                near = list_near(name, sorted(conditions))
                 raise ComparisonError(f"There is no condition {name!r}: expected one of {near}.")
