@@ -51,7 +51,7 @@ FEWEST_TEXTS = 8
 FEWEST_INSTRUCTIONS = FEWEST_MODELS
 """With fewer instructions there is no result for new ones, for the same reason as with models."""
 
-# Words out of fixed sets, which command lines list and check
+# Literals, so that command lines can list and check the words
 Format = Literal["text", "markdown", "csv", "json"]
 """Output format of tables."""
 Definition = Literal["common", "published"]

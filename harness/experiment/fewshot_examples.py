@@ -172,7 +172,7 @@ class FewshotConfig(Strict):
         size = self.pool
         if size is None:
             size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
-        # a random order; clusters are taken from its end
+        # at random, because a file may list similar problems one after another
         names = generator.sample(list(clusters), len(clusters))
         pool: list[list[Problem]] = []
         while names and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):

@@ -163,7 +163,10 @@ def _check_prompts(
 def _add_intervention(
     intervention: Intervention, location: str, prompt: BuiltPrompt, baseline: BuiltPrompt
 ) -> BuiltPrompt:
-    """Add the intervention to the prompt, or to the baseline's if only Layer 1 has the filler."""
+    """Add the intervention to the prompt, or to the baseline's if only Layer 1 has the filler.
+
+    `location` names the condition and the problem in error messages.
+    """
     resolved = intervention.resolve(
         location,
         prompt.token_ids or (),

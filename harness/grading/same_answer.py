@@ -164,7 +164,7 @@ def _same_enclosed(answer: str, target: str) -> bool:
         answers, targets = split_members(answer), split_members(target)
         if answers != [answer] or targets != [target]:
             return _same_in_any_order(answers, targets)
-        # sets by a condition, as `\{x|x<5\}`: elements and condition are compared in order
+        # `\{x|x<5\}` has no members to sort, because its element stands before its condition
         answers, targets = (
             split_outside_brackets(inner, CONDITIONS)[0] for inner in (answer_inner, target_inner)
         )
