@@ -202,7 +202,7 @@ def _read_log_jobs(path: Path, metric: str | None) -> Iterator[tuple[Row, GradeJ
                 answer = ""  # the filter found none, or did not look for one
             elif answer not in completion and len(prompt.completions) > 1:
                 answer, is_right = "", None  # a majority's
-            golds = [prompt.doc["answer"], *prompt.doc["alternatives"]]
+            golds = [prompt.doc["answer"], *prompt.doc.get("alternatives", ())]
             row, job = _make_job(prompt.problem_id, start + completion, golds, answer)
             yield {**row, "by_log": is_right}, job
 

@@ -161,8 +161,9 @@ def _read_prompt(
         "subject": str(line.doc.get("subject") or line.doc.get("type") or ""),
         "level": read_level(line.doc.get("level")),
         "answer": "" if answer is None else str(answer),
-        "alternatives": [str(alternative) for alternative in alternatives],
     }
+    if alternatives:
+        doc["alternatives"] = [str(alternative) for alternative in alternatives]
     layout = Layout.CHAT if results.chat_template else Layout.RAW
     if is_ours(doc):
         condition = doc["condition"]
