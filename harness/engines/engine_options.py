@@ -74,7 +74,7 @@ def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     package = find_spec("vllm")
     if package is None:
         return
-    source = Path(str(package.origin)).with_name("engine").joinpath("arg_utils").with_suffix(".py")
+    source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
     # the fields of its classes, of which EngineArgs has nearly all
     names = re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.M)
     # arguments of VLLMEngine itself, and those that `engine_arguments` renames or drops
