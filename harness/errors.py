@@ -8,6 +8,7 @@ always means a bug in mless itself.
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 QUOTED_CHARACTERS = 500
 """Maximum length of another program's text in a message."""
@@ -71,9 +72,16 @@ class GraderError(HarnessError):
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
     """The valid names that a message suggests: similar ones first, and the number of the others."""
     valid = list(map(str, names))
-    similar = difflib.get_close_matches(got, valid, n=len(valid), cutoff=0.4)
+    similar = difflib.get_close_matches(got, valid, n=len(valid))
     others = [name for name in valid if name not in similar]
     return list_first([*similar, *others], most)
+
+
+def name_similar_files(path: Path) -> str:
+    """A sentence for the message about a missing file; empty if no name in its folder is similar."""
+    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    similar = difflib.get_close_matches(path.name, names)
+    return f" Near it: {', '.join(similar)}." if similar else ""
 
 
 def list_first(names: Sequence[str], most: int = 3) -> str:

@@ -65,7 +65,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
 
         names = sorted({"vllm", *served_model.PATHS, *model_registry.keys()})
         if backend not in names:
-            near = list_near(backend, sorted(names))
+            near = list_near(backend, names)
             raise ConfigError(f"There is no model.backend {backend!r}: expected one of {near}.")
     return 1
 
