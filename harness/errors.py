@@ -78,7 +78,7 @@ def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
 
 
 def name_similar_files(path: Path) -> str:
-    """A sentence for the message about a missing file; empty if no name in its folder is similar."""
+    """A sentence about names like that of a missing file; empty if its folder has none."""
     names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     similar = difflib.get_close_matches(path.name, names)
     return f" Near it: {', '.join(similar)}." if similar else ""
