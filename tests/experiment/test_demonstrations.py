@@ -5,6 +5,7 @@ import re
 from collections import Counter
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from attention_probe.prompts.token_roles import tokenize
@@ -15,7 +16,7 @@ from harness.errors import HarnessError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
-from harness.experiment.problems import Problem
+from harness.experiment.problems import Problem, load_jsonl
 from harness.experiment.prompt import (
     Layout,
     PromptSettings,
@@ -32,7 +33,7 @@ from tests.attention_probe.test_token_roles import assert_aligned
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
-from tests.make import TOY_DATA, read_source, right, table_page, write_run
+from tests.make import ROOT, TOY_DATA, read_source, right, table_page, write_run
 
 PRODUCTS = [
     Problem(
@@ -69,6 +70,39 @@ def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     assert (problems, draws) == fewshot.split(PRODUCTS, draws_per_problem=6)
     other_seed = fewshot.model_copy(update={"seed": 2})
     assert problems != other_seed.split(PRODUCTS, draws_per_problem=6)[0]
+
+
+def test_each_draw_has_its_own_instruction(tmp_path):
+    texts = ["Go", "Solve", "Answer"]
+    fewshot = {"num_fewshot": 2, "draws": 3, "instructions": texts}
+    changes = {"fewshot": fewshot, "dataset": {"make": "products"}, "answer": "line"}
+    changes |= {"layouts": ["raw"], "conditions": ["wo"]}
+    file = write(tmp_path, {**MINIMAL, **changes})
+    arms = make_plan(load_config(file)).arms.values()
+    assert {(arm.draw, arm.prompts[0].text.split()[0]) for arm in arms} == {
+        *enumerate(texts, start=1)
+    }
+
+
+def test_the_configs_of_the_registered_experiment_differ_in_their_data_only():
+    configs = [
+        yaml.safe_load(path.read_text()) for path in (ROOT / "configs/runs").glob("sink-*.yaml")
+    ]
+    differing = [(config.pop("name"), config.pop("dataset")) for config in configs]
+    assert len(differing) == 3
+    assert configs[0] == configs[1] == configs[2]
+
+
+@pytest.mark.parametrize("name", ["capitals", "opposites"])
+def test_no_question_of_a_shipped_task_gives_away_the_answer_of_another(name):
+    problems = load_jsonl(ROOT / f"configs/problems/{name}.jsonl").problems
+    words = Counter(
+        word.lower()
+        for problem in problems
+        for word in (problem.id, problem.answer, *problem.alternatives)
+    )
+    assert len(problems) >= 160
+    assert set(words.values()) == {1}
 
 
 def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
