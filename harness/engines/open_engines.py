@@ -2,23 +2,16 @@
 
 import importlib.util
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.engines.engine_pool import EnginePool
 from harness.engines.vllm_engine import VLLMEngine
-from harness.engines.watched_calls import STALL_FACTOR
 from harness.errors import ConfigError, MissingDependencyError
-
-LOAD_SECONDS = 7200
-"""Seconds after which an engine of several is given up if it has not loaded its model. 70 billion
-parameters may take half of it to load and compile."""
 
 AUTO = "auto"
 DATA_PARALLEL = "data_parallel_size"
-STEP_VARIABLE = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
 
 def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
@@ -93,7 +86,6 @@ def open_engines(
     from harness.engines.ray_carrier import RayCarrier
 
     engine_gpus = _count_gpus(arguments)
-    step_seconds = _parse_count(STEP_VARIABLE, os.environ.get(STEP_VARIABLE, 300))
     carrier = RayCarrier(arguments, sampled=sampled, engine_gpus=engine_gpus, log=log)
     # Without GPUs the user decides how many engines fit, but nothing else would stop 9999
     # processes.
@@ -111,7 +103,5 @@ def open_engines(
         )
     if most:
         size = min(size, most)
-    # later than the engine itself gives up, because its error says more
-    stall_seconds = (STALL_FACTOR + 1) * step_seconds
     compiles = bool(carrier.gpus) and not arguments.get("enforce_eager")
-    return EnginePool(carrier, size, stall_seconds, LOAD_SECONDS, compiles=compiles)
+    return EnginePool(carrier, size, compiles=compiles)

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from harness.engines import engine_pool, ray_carrier
+from harness.engines import ray_carrier
 from harness.engines.completions import Completion
 from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool
 from harness.engines.open_engines import check_engines, open_engines
@@ -58,9 +58,8 @@ class FakeCarrier:
         sequences: How many requests an engine says that it can run at once.
         at_once: How many of the requests that it holds an engine finishes in one exchange.
         load: The answers to loading, by the engine's number: None for silence, an error, or facts.
-        fail: What happens to the exchange with this ordinal number: None for silence, or an error.
+        fail: The error of the exchange with this ordinal number.
         poison: A request that no engine survives.
-        slow: No call is answered for now.
     """
 
     sequences: int = 10
@@ -71,7 +70,6 @@ class FakeCarrier:
     engines: list = field(default_factory=list)
     exchanges: list = field(default_factory=list)
     closed: bool = False
-    slow: bool = False
 
     def start(self):
         engine = FakeEngine(len(self.engines))
@@ -98,7 +96,7 @@ class FakeCarrier:
         return [*chain.from_iterable(new for _, new in self.exchanges[exchanges])]
 
     def wait(self, engines, seconds):
-        return [engine for engine in engines if engine.answers != [None] and not self.slow]
+        return [engine for engine in engines if engine.answers != [None]]
 
     def answer(self, engine):
         answer = engine.answers.pop()
@@ -113,13 +111,13 @@ class FakeCarrier:
         self.closed = True
 
 
-def open_pool(carrier, size=2, *, stall=1e9, load=1e9, compiles=False):
-    return EnginePool(carrier, size, stall, load, compiles=compiles)
+def open_pool(carrier, size=2, *, compiles=False):
+    return EnginePool(carrier, size, compiles=compiles)
 
 
-def generate(carrier, count, size=2, **limits):
+def generate(carrier, count, size=2, *, compiles=False):
     """All requests of a stream, in the order in which they finish, each with its own completion."""
-    pool = open_pool(carrier, size, **limits)
+    pool = open_pool(carrier, size, compiles=compiles)
     numbers = []
     for turn, finished in enumerate(pool.stream(make_requests(count))):
         assert turn < 1000, "the stream must end"
@@ -132,13 +130,6 @@ def generate(carrier, count, size=2, **limits):
     assert not pool.token_counts
     assert carrier.closed and all(engine.killed for engine in carrier.engines)
     return numbers
-
-
-@pytest.fixture
-def ticking(monkeypatch):
-    """A clock that advances by a second whenever it is read."""
-    clock = iter(range(10**6))
-    monkeypatch.setattr(engine_pool.time, "monotonic", lambda: next(clock))
 
 
 REPLACED = "mless: an engine is lost; another is started in its place. "
@@ -204,16 +195,6 @@ def test_where_one_gpu_is_bad_and_the_good_engine_is_lost_later_engines_are_star
     assert "an engine is lost; 1 left. no memory" in stderr and f"{REPLACED}killed" in stderr
 
 
-def test_a_process_that_was_stopped_for_an_hour_loses_no_engine(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(engine_pool.time, "monotonic", lambda: clock[0])
-    carrier = FakeCarrier(at_once=1)
-    for turn, _ in enumerate(open_pool(carrier, stall=30, load=30).stream(make_requests(40))):
-        carrier.slow = turn == 5  # no engine has answered at the next look
-        clock[0] += 3600 if turn == 5 else 1
-    assert len(carrier.engines) == 2
-
-
 def test_one_pool_serves_one_stream_after_the_other():
     carrier = FakeCarrier(at_once=3)
     pool, requests = open_pool(carrier), make_requests(30)
@@ -221,17 +202,6 @@ def test_one_pool_serves_one_stream_after_the_other():
         finished = [request for request, _ in chain.from_iterable(pool.stream(requests))]
         assert sorted(finished, key=requests.index) == requests
     assert len(carrier.engines) == 2
-
-
-def test_an_engine_that_does_not_answer_is_given_up(ticking, capsys):
-    generate(FakeCarrier(at_once=2, fail={2: None}), 40, stall=30)
-    assert "An engine has not answered for 30 seconds" in capsys.readouterr().err
-
-
-def test_loading_may_take_longer_than_an_answer(ticking):
-    carrier = FakeCarrier(at_once=1, load={1: None})
-    generate(carrier, 40, stall=30)
-    assert len(carrier.engines) == 2, "the silent engine loads all the time, and is not replaced"
 
 
 def test_three_starts_without_a_sample_end_the_run_with_their_cause():
@@ -254,15 +224,6 @@ def test_a_start_that_a_signal_ends_is_not_repeated_before_an_engine_has_loaded(
 def test_a_start_that_a_signal_ends_costs_nothing_where_another_engine_has_loaded(capsys):
     generate(FakeCarrier(at_once=2, load={1: StartEndedError("got SIGTERM")}), 40)
     assert f"{REPLACED}got SIGTERM" in capsys.readouterr().err
-
-
-def test_three_failed_starts_end_the_run_though_other_engines_load_for_ever(capsys, ticking):
-    bad = {number: ModelError(f"no memory {number}") for number in range(3)}
-    carrier = FakeCarrier(load={**bad, 3: None, 4: None, 5: None})
-    with pytest.raises(EngineError, match="An engine has not loaded for 300 seconds"):
-        generate(carrier, 10, 4, load=300)
-    assert all(engine.killed for engine in carrier.engines) and len(carrier.engines) == 4
-    assert "an engine is lost; 1 left. no memory 2" in capsys.readouterr().err
 
 
 def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
