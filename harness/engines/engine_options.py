@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field, PositiveInt
 from harness.engines.devices import use_all_cores
 from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.errors import ConfigError, list_near
-from harness.experiment.tokenizer import fetch_repository
 from harness.yaml_settings import validate
 
 CPU_KV_CACHE_BYTES = 2**30
@@ -99,28 +98,6 @@ def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"model.model_args has {name!r}, which this vLLM does not know. Near it: {near}."
             )
-
-
-def fetch_weights(options: Mapping[str, Any]) -> None:
-    """Download a hub's model before the engine starts.
-
-    vLLM would download it within the time in which the engine must become ready.
-
-    Args:
-        options: The engine arguments. A folder is left to vLLM, and so is what `download_dir` or
-            the loader fetches by itself.
-
-    Raises:
-        ModelError: the hub refuses or cannot be reached, and the files are not in its cache.
-    """
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    name = str(options["model"])
-    if HF_HUB_OFFLINE or options.keys() & {"download_dir", "load_format"}:
-        return
-    # a name of the hub has exactly one slash
-    if name.count("/") == 1 and not Path(name).exists():
-        fetch_repository(name, options.get("revision"), weights=True)
 
 
 def fit_to_cpu(options: dict[str, Any], *, sampled: bool) -> None:

@@ -34,7 +34,6 @@ from harness.engines.devices import RESERVED, gpu_driver
 from harness.engines.engine_options import (
     ENGINE_DEFAULTS,
     engine_arguments,
-    fetch_weights,
     fit_to_cpu,
 )
 from harness.engines.engine_processes import read_fact
@@ -143,7 +142,6 @@ class VLLMEngine:
             fit_to_cpu(options, sampled=sampled)
         # the user's arguments win
         options = ENGINE_DEFAULTS | options
-        fetch_weights(options)
 
         def load() -> Any:
             # sequences at once and batched tokens as vLLM's own offline `LLM`, not as a server

@@ -3,11 +3,10 @@
 import os
 import time
 from types import SimpleNamespace
-from unittest.mock import Mock, call
 
 import pytest
 
-from harness.engines import engine_options, vllm_engine
+from harness.engines import vllm_engine
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
 
@@ -48,22 +47,3 @@ def test_steps_are_taken_until_a_request_finishes_or_the_time_is_over(monkeypatc
     monkeypatch.setattr(vllm_engine, "STEPS_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])
     assert engine._take_steps() == []
-
-
-@pytest.mark.parametrize(
-    ("options", "is_fetched"),
-    [
-        ({"revision": "abc"}, True),
-        ({"model": "/"}, False),
-        ({"load_format": "dummy"}, False),
-        ({"download_dir": "/data"}, False),
-    ],
-)
-def test_weights_are_fetched_before_the_engine_starts(options, is_fetched, monkeypatch):
-    download = Mock(return_value="")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    engine_options.fetch_weights({"model": "org/name", **options})
-    unneeded = ["*.pth", "*.gguf", "original/*"]
-    expected = call("org/name", revision="abc", ignore_patterns=unneeded)
-    assert download.mock_calls == [expected] * is_fetched
