@@ -17,7 +17,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from harness import smollm2_model
-from harness.engines.devices import describe_gpu_processes
 from harness.errors import HarnessError, explain_hub_error
 from harness.experiment.problems import (
     MATH500_REPOSITORY,
@@ -99,15 +98,14 @@ def _check_version(name: str, extra: str = "") -> Check:
 
 
 def _check_device() -> Check:
-    """The devices that torch sees, and the processes that hold their memory."""
+    """The devices that torch sees."""
     torch = importlib.import_module("torch")
     build = torch.version.cuda or getattr(torch.version, "hip", None)
     with warnings.catch_warnings(action="ignore"):  # torch warns of an old driver
         available = torch.cuda.is_available()
     version = f"torch {torch.__version__}"
     if available:
-        state = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {version}"
-        return Check(state, describe_gpu_processes(), is_fatal=False)
+        return Check(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {version}")
     fix = ""
     if build:
         fix = (

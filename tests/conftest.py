@@ -313,37 +313,6 @@ def smollm2() -> Path:
     return fetch_smollm2()
 
 
-NVIDIA_SMI = r"""#!/bin/sh
-case "$1 $2" in
-*compute-apps*\ --id=1 | *compute-apps*\ --id=GPU-bb22)
-    printf '%s' "$PROCESSES" | sed -n 's/^GPU-bb22, //p' ;;
-*compute-apps*) printf '%s' "$PROCESSES" | sed 's/^GPU-[^,]*, //' ;;
-*) printf '%s' "$GPUS" ;;
-esac
-"""
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A program of this name, which prints what the real program prints on a machine with GPUs.
-
-    Returns:
-        A function that sets the lines about processes on the GPUs.
-    """
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(NVIDIA_SMI)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("GPUS", "NVIDIA H100 80GB HBM3, 550.54.15, 81559, 12390\n")
-
-    def set_processes(*lines):
-        monkeypatch.setenv("PROCESSES", "".join(f"{line}\n" for line in lines))
-
-    set_processes()
-    return set_processes
-
-
 @pytest.fixture(scope="session")
 def our_run(mless, tmp_path_factory):
     """A finished run of the toy model: its folder, and the command's standard output."""

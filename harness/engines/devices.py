@@ -1,7 +1,4 @@
-"""The machine: GPUs and the processes on them, and the type and cores of a CPU.
-
-GPUs are read from `nvidia-smi`, so that CUDA is not initialised.
-"""
+"""The machine: the driver of its GPUs, and the type and cores of its CPU."""
 
 import os
 import subprocess
@@ -22,42 +19,15 @@ RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 """vLLM's variable for the number of cores that it reserves for itself; 1 by default."""
 
 
-def gpu_driver() -> str | None:
-    """The version of the NVIDIA driver; None where `nvidia-smi` is missing or knows no GPU."""
-    rows = _query("--query-gpu=driver_version", columns=1)
-    return rows[0][0] if rows else None
+def gpu_driver() -> str:
+    """The version of the NVIDIA driver, from `nvidia-smi`, so that CUDA is not initialised.
 
-
-def describe_gpu_processes() -> str:
-    """The other processes that hold memory of visible GPUs, as a sentence; empty if there are none.
-
-    In a container the driver may hide processes, or give their ids on the host.
+    Raises:
+        OSError: `nvidia-smi` is missing.
+        SubprocessError: it knows no GPU.
     """
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    options = ["--query-compute-apps=pid,process_name,used_memory"]
-    # nvidia-smi knows numbers and UUIDs of GPUs, but no slices of a GPU (MIG)
-    if devices and "MIG-" not in devices:
-        options.append(f"--id={devices}")
-    processes = []
-    for process_id, name, memory in _query(*options, columns=3):
-        if process_id != str(os.getpid()):
-            processes.append(f"{name} (process {process_id}, {memory} MiB)")
-    return f"It is held by {', '.join(processes)}." if processes else ""
-
-
-def _query(*options: str, columns: int) -> list[list[str]]:
-    """The rows of `nvidia-smi` that have this number of columns; none where it is missing."""
-    command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
-    try:
-        query = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = []
-    for line in query.stdout.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == columns:
-            rows.append(cells)
-    return rows
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.check_output(command, text=True, timeout=10).splitlines()[0]
 
 
 def computes_bf16(flags: Path = Path("/proc/cpuinfo")) -> bool:

@@ -44,16 +44,6 @@ def test_a_build_for_gpus_that_sees_none_is_reported(monkeypatch):
     assert finding.fix.startswith("torch is built for 13.0 and sees no GPU")
 
 
-def test_the_process_that_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
-    nvidia_smi("GPU-aa11, 4711, /usr/bin/python3, 67000")
-    finding = check("device")
-    assert finding.state.startswith("1 x H100, torch ") and not finding.is_fatal
-    assert "It is held by /usr/bin/python3 (process 4711, 67000 MiB)." in finding.fix
-
-
 @pytest.mark.parametrize(
     ("subject", "version", "fix"),
     [
