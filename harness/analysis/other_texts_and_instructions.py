@@ -68,7 +68,7 @@ def text_table(
     fillers = {name: condition for name, condition in conditions.items() if condition.filler_tokens}
     texts: dict[tuple[Any, ...], list[str]] = {}
     for name, condition in fillers.items():
-        if condition.filler in KINDS and not condition.fresh:
+        if condition.filler in KINDS:
             key = (KINDS[condition.filler], _locate_filler(condition))
             texts.setdefault(key, []).append(name)
     groups = {key: names for key, names in texts.items() if len(names) >= FEWEST_TEXTS}

@@ -100,8 +100,6 @@ class Condition(Strict):
     """A number of tokens, drawn from the vocabulary's words."""
     repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
     """How often the problem appears."""
-    fresh: bool = False
-    """Each problem has its own random tokens."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """The number of filler tokens. By default 55; a `text` is not cut."""
     separator: str | None = None
@@ -160,10 +158,9 @@ class Condition(Strict):
             "count": (*COUNTED, "text"),
             "separator": SEPARATED,
             "label": FILLERS,
-            "fresh": ("random_ids",),
         }
         for key, fillers in fillers_by_key.items():
-            if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
+            if getattr(self, key) not in (None, "") and self.filler not in fillers:
                 raise ValueError(
                     f"{key}: needs one of {', '.join(fillers)}, got {self.filler or 'no filler'}"
                 )
@@ -207,7 +204,6 @@ class Condition(Strict):
             # the number of random ids is a length
             *(getattr(self, key) for key in FILLERS if key != "random_ids"),
             self.filler,
-            self.fresh,
             self.separator,
             self.label,
             self.seed if self._has_random_draw else None,
@@ -235,7 +231,6 @@ class Condition(Strict):
         self,
         count_tokens: Callable[[str], int] | None = None,
         words: Sequence[str] = (),
-        key: str | None = None,
     ) -> str:
         """The filler as text; empty for a repeated problem.
 
@@ -243,7 +238,6 @@ class Condition(Strict):
             count_tokens: Counts the tokens that a text has in the prompt. Without it the length of
                 a sentence is estimated: one token for each word and each comma.
             words: The words that are one token after a blank. Random ids are drawn from them.
-            key: The id of the problem, if random ids are drawn anew for each problem.
 
         Raises:
             ConfigError: the filler needs a tokenizer, or no such filler has exactly this length.
@@ -253,8 +247,7 @@ class Condition(Strict):
         if self.sentence is not None:
             return cut_sentence(SENTENCES[self.sentence - 1].split(), self.count or 0, count_tokens)
         if self.random_ids is not None:
-            # by the problem's id, so its tokens do not depend on which other problems are asked
-            draw = random.Random(self.seed if key is None else f"{self.seed}/{key}")
+            draw = random.Random(self.seed)
             return draw_words(words, self.random_ids, count_tokens or len, draw)
         if self.token_ids is not None:
             raise ConfigError(
@@ -271,12 +264,7 @@ class Condition(Strict):
         if self == named_conditions().get(self.name):
             return self.name
         values = self.model_dump(mode="json")
-        # a seed of 0 equals False and must be recorded, so False is compared by identity
-        recorded = {
-            key: value
-            for key, value in values.items()
-            if value is not False and value not in (None, "")
-        }
+        recorded = {key: value for key, value in values.items() if value not in (None, "")}
         if self.filler in SEPARATED:
             recorded["separator"] = self.separator  # an empty separator is a value too
         return recorded
@@ -307,7 +295,7 @@ class Condition(Strict):
             case "sentence":
                 description = f"sentence {self.sentence}"
             case "random_ids":
-                description = "fresh random tokens" if self.fresh else "random tokens"
+                description = "random tokens"
             case "text":
                 description = "own text"
             case _:

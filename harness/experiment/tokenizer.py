@@ -219,12 +219,8 @@ def token_texts(
     return tuple(texts)
 
 
-def fit_filler(
-    condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str | None = None
-) -> str:
+def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """The condition's filler as text: a sentence is cut to its exact count, token ids are decoded.
-
-    If a `key` such as a problem's id is given, random tokens are drawn anew for each key.
 
     Raises:
         ConfigError: the filler needs a tokenizer, or no sentence has this length.
@@ -238,7 +234,7 @@ def fit_filler(
             return len(_ids_between_separators(text, tokenizer))
 
         words = () if condition.random_ids is None else _words(tokenizer)
-        return condition.filler_text(count_tokens, words, key)
+        return condition.filler_text(count_tokens, words)
     token_ids = list(islice(cycle(condition.token_ids), condition.count))
     text = str(tokenizer.decode(token_ids))
     encoded_ids = _ids_between_separators(text, tokenizer)
