@@ -39,7 +39,7 @@ class Plan:
         arms: The prompts of each condition, layout and draw of examples, by lm-eval's task name.
         model_arguments: The arguments of the backend, from `RunConfig.model_arguments`.
         limit: The maximum number of problems.
-        example_ids: The ids of the examples; None if there are none, or if they are a file's.
+        example_ids: The ids of the examples; None if there are none.
         layout_reason: Why the run has these layouts.
         thinking: The model's markers of reasoning, from the config or the chat template; empty if
             both state none.
@@ -112,16 +112,7 @@ def make_plan(
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
     full_dataset = open_dataset(config.dataset)
-    problems, draws = _split_problems(config, full_dataset, stored_ids)
-    example_ids = None
-    if config.fewshot and not config.fewshot.path:
-        question_ids = {problem.id for problem in problems}
-        example_ids = ExampleIds(
-            pool=tuple(
-                problem.id for problem in full_dataset.problems if problem.id not in question_ids
-            ),
-            draws=tuple(draw.example_ids for draw in draws if draw),
-        )
+    problems, draws, example_ids = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
     arguments = config.model_arguments()
@@ -154,12 +145,13 @@ def make_plan(
 
 def _split_problems(
     config: RunConfig, dataset: Dataset, stored_ids: ExampleIds | None
-) -> tuple[Sequence[Problem], Sequence[Draw | None]]:
-    """Split the problems into those of the run and draws of examples."""
+) -> tuple[Sequence[Problem], Sequence[Draw | None], ExampleIds | None]:
+    """Split the problems into those of the run and draws of examples, with the examples' ids."""
     problems: Sequence[Problem] = dataset.problems
     draws: Sequence[Draw | None] = [None]
+    ids = None
     if config.fewshot:
-        problems, draws = config.fewshot.split(
+        problems, draws, ids = config.fewshot.split(
             problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
         )
     elif config.answer == "line":
@@ -173,7 +165,7 @@ def _split_problems(
                     f"{dataset.source}: problem {problem.id} has an answer of several lines; "
                     "`answer: line` reads one."
                 )
-    return problems, draws
+    return problems, draws, ids
 
 
 def _choose_layouts(

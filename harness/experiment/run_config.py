@@ -203,8 +203,6 @@ class RunConfig(Strict):
                 "positive_control: with `answer: line` it leaves out the examples, and there are "
                 "none: set fewshot.num_fewshot (--num-fewshot 8), or positive_control to false"
             )
-        if fewshot and fewshot.path and fewshot.draws > 1:
-            yield "fewshot.draws: the examples of a file are one draw"
         if fewshot and fewshot.instructions:
             if len(fewshot.instructions) != fewshot.draws:
                 yield (
@@ -354,10 +352,8 @@ class RunConfig(Strict):
                 del values[key]
         if self.answer == "box":
             del values["answer"]
-        if self.fewshot is not None:
-            del values["fewshot"]["path"]
-            if not self.fewshot.instructions:
-                del values["fewshot"]["instructions"]
+        if self.fewshot and not self.fewshot.instructions:
+            del values["fewshot"]["instructions"]
         arguments = fixed_arguments(self.model.model_args)
         values["model"] = {"backend": self.model.backend, "model_args": arguments}
         return values

@@ -294,7 +294,7 @@ class Identity(Struct, kw_only=True):
         contrasts: The comparisons that were named before the run.
         primary: The primary contrast.
         arms: By task.
-        examples: The ids of the examples; None if there are none, or if they are a file's.
+        examples: The ids of the examples; None if there are none.
         looks: The number of times that each contrast is tested: once, and again whenever a finished
             run gets more problems or samples.
         model, engine: The model and the backend that generate.

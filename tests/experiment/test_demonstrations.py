@@ -58,7 +58,7 @@ PLACED = {
 
 def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     fewshot = FewshotConfig(num_fewshot=4, draws=6, pool=20, seed=1)
-    problems, draws = fewshot.split(PRODUCTS, draws_per_problem=6)
+    problems, draws, ids = fewshot.split(PRODUCTS, draws_per_problem=6)
     clusters = [{example.cluster for example in draw.examples} for draw in draws]
     pool = set.union(*clusters)
     assert [draw.number for draw in draws] == [1, 2, 3, 4, 5, 6]
@@ -67,7 +67,7 @@ def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     assert len(problems) in (28, 29), "49 problems less 20, in entire clusters"
     assert len(pool) < 4 * 6, "draws may share examples"
     assert all(draw.select(problems) == problems for draw in draws)
-    assert (problems, draws) == fewshot.split(PRODUCTS, draws_per_problem=6)
+    assert (problems, draws, ids) == fewshot.split(PRODUCTS, draws_per_problem=6)
     other_seed = fewshot.model_copy(update={"seed": 2})
     assert problems != other_seed.split(PRODUCTS, draws_per_problem=6)[0]
 
@@ -107,7 +107,7 @@ def test_no_question_of_a_shipped_task_gives_away_the_answer_of_another(name):
 
 def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
     fewshot = FewshotConfig(num_fewshot=4, draws=6, pool=20)
-    problems, draws = fewshot.split(PRODUCTS, draws_per_problem=2)
+    problems, draws, _ = fewshot.split(PRODUCTS, draws_per_problem=2)
     selected = [draw.select(problems) for draw in draws]
     times = Counter(problem.id for chosen in selected for problem in chosen)
     assert times == dict.fromkeys((problem.id for problem in problems), 2)
@@ -147,7 +147,7 @@ def test_without_examples_three_placements_are_one():
 
 def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
     fewshot = FewshotConfig(num_fewshot=3, seed=1, format="Q: {problem} \nA: {answer}")
-    _, (draw,) = fewshot.split(PRODUCTS, draws_per_problem=1)
+    _, (draw,), _ = fewshot.split(PRODUCTS, draws_per_problem=1)
     conditions = [
         Condition(name=placement, unit="/", count=7, placement=placement) for placement in Placement
     ]
@@ -166,15 +166,10 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
             {"num_fewshot": 200, "draws": 3},
             "1000 problems in their pool and one question, got 500 problems in 500",
         ),
-        ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
         ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),
     ],
 )
-def test_impossible_examples_are_refused_before_the_model_is_loaded(
-    fewshot, message, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "few.jsonl").write_text('{"problem": "1+1", "answer": 2}\n{"problem": "1+2"}\n')
+def test_impossible_examples_are_refused_before_the_model_is_loaded(fewshot, message, tmp_path):
     conditions = ["wo", {"name": "x", "unit": "qx", "placement": "each"}]
     config = {**MINIMAL, "dataset": TOY_DATA, "conditions": conditions, "fewshot": fewshot}
     with pytest.raises(HarnessError, match=re.escape(message)):
