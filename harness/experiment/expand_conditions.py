@@ -144,8 +144,8 @@ def _read_causes(
 ) -> tuple[str, tuple[int, ...]]:
     """Read the source and the layers of an entry `{causes: NAME, layers: ...}`."""
     source = entry["causes"]
-    layers = parse_numbers(entry.get("layers", entry.get("layer")), "layers")
-    has_only_these = not entry.keys() - {"causes", "layer", "layers"}
+    layers = parse_numbers(entry.get("layers"), "layers")
+    has_only_these = not entry.keys() - {"causes", "layers"}
     if not (layers and has_only_these and isinstance(source, str) and source in sources):
         raise ConfigError(
             "conditions: expected {causes: a condition with a filler, layers: 1}, such as "

@@ -196,11 +196,11 @@ def first_requests(requests):
     }
 
 
-ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "share": 0.1}}
+ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layers": 1, "share": 0.1}}
 
 
 def test_causes_are_seven_cells_and_every_request_has_a_key_of_its_own():
-    settings = config(["wo", "mless", {"causes": "mless", "layer": 1}, ARM])
+    settings = config(["wo", "mless", {"causes": "mless", "layers": 1}, ARM])
     names = [condition.name for condition in settings.conditions]
     assert names == ["wo", "mless", *(f"mless-{cell}" for cell in CELLS), "arm"]
     _, requests = plan_requests(settings, 2)
@@ -346,7 +346,7 @@ def save_config(kind, folder):
 
 
 def test_a_function_whose_file_is_missing_is_refused():
-    missing = {"name": "x", "intervention": {"kind": "function", "layer": 1, "file": "nowhere.py"}}
+    missing = {"name": "x", "intervention": {"kind": "function", "layers": 1, "file": "nowhere.py"}}
     with pytest.raises(ConfigError, match=r"the function's file nowhere.py: No such file"):
         make_plan(config(["wo", missing]), limit=1)
 
@@ -356,7 +356,7 @@ PRODUCTS = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_
 
 def test_a_filler_that_is_not_one_run_of_tokens_is_refused():
     filler = {"name": "x", "unit": "/", "placement": "each"}
-    settings = config(["wo", filler, {"causes": "x", "layer": 1}], **PRODUCTS)
+    settings = config(["wo", filler, {"causes": "x", "layers": 1}], **PRODUCTS)
     with pytest.raises(
         Exception, match="expected a filler of consecutive tokens, and without them"
     ):
@@ -399,7 +399,7 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     from harness.engines.interventions.hugging_face_answers import Reference
 
     reference = Reference(TOY_MODEL, "float32", [0])
-    settings = config(["wo", "mless", {"causes": "mless", "layer": 1}])
+    settings = config(["wo", "mless", {"causes": "mless", "layers": 1}])
     _, requests = plan_requests(settings, 1)
     by_condition = first_requests(requests)
     phantom, hidden = by_condition["mless-layer-1"], by_condition["mless-masked"]
@@ -419,7 +419,7 @@ def test_a_function_of_the_user_changes_activations(tmp_path):
 
 
 FIRST = {"name": "first", "unit": "/", "placement": "before_system"}
-ARMS = ["wo", FIRST, {"causes": "first", "layer": 1}, {"causes": "first", "layers": "4-10"}, ARM]
+ARMS = ["wo", FIRST, {"causes": "first", "layers": 1}, {"causes": "first", "layers": "4-10"}, ARM]
 ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "inward"}})
 KEPT = [("first", 1), ("middle", 5), ("last", 55)]
 ARMS += [

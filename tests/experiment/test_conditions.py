@@ -301,7 +301,7 @@ def test_the_kind_of_a_condition_does_not_depend_on_its_name():
 
 def test_causes_do_not_replace_conditions_with_the_same_names():
     conditions = [{"name": f"mless-{cell}", "unit": "."} for cell in CELLS]
-    layers = [{"layer": 1}, {"layers": "4-10"}, {"layer": 4}]
+    layers = [{"layers": 1}, {"layers": "4-10"}, {"layers": 4}]
     causes = [{"causes": "mless", **chosen} for chosen in layers]
     config = make_config(conditions=["wo", "mless", *conditions, *causes])
     same_names = [
