@@ -342,11 +342,6 @@ def as_condition(value: Any) -> Condition:
             f"{{name: dots, unit: '.'}}, got {value!r}."
         )
     where = f"condition {value.get('name', '')!r}"
-    fields = Condition.model_fields
-    for key in value:
-        # such fields are set when a config is expanded, and never by a config
-        if key in fields and fields[key].exclude:
-            raise ConfigError(f"{where}: unknown key {key!r}.")
     condition = validate(Condition, value, where)
     if condition.is_plain and not condition.intervention:
         raise ConfigError(

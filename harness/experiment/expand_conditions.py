@@ -23,11 +23,12 @@ from harness.experiment.conditions import (
 from harness.experiment.intervention_settings import name_layers
 from harness.layers_and_heads import parse_numbers
 
+_CONTROL = {"kind": POSITIVE_CONTROL}
 ANSWER_AT_ONCE = Condition(
-    name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL
-)
+    name="answer-at-once", answer_prefix="The final answer is $\\boxed{"
+).model_copy(update=_CONTROL)
 """The positive control: the model must answer without reasoning."""
-NO_EXAMPLES = Condition(name="no-examples", kind=POSITIVE_CONTROL, has_examples=False)
+NO_EXAMPLES = Condition(name="no-examples").model_copy(update={**_CONTROL, "has_examples": False})
 """The positive control if all conditions are answered at once: the question without examples."""
 CELLS = {
     "masked": (True, False, False),
