@@ -26,8 +26,6 @@ CPU_BATCHED_TOKENS = 8192
 
 ENGINE_NAMES = {"pretrained": "model", "max_length": "max_model_len"}
 """vLLM's names of engine arguments that lm-eval names differently."""
-PROMPT_ARGUMENTS = ("add_bos_token", "think_end_token", "truncation_side")
-"""Model arguments of lm-eval's that change prompts."""
 NON_ENGINE_ARGUMENTS = (
     "batch_size",
     "max_batch_size",
@@ -57,18 +55,12 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's model arguments as vLLM's engine arguments.
 
     Raises:
-        ConfigError: no model is named, an argument is unknown or changes prompts, or its value is
-            wrong.
+        ConfigError: no model is named, an argument is unknown, or its value is wrong.
     """
     if not arguments.get("pretrained"):
         raise ConfigError(
             "The model arguments name no model: expected `pretrained`, a model folder or hub name."
         )
-    for name in PROMPT_ARGUMENTS:
-        if arguments.get(name) is not None:
-            raise ConfigError(
-                f"The model argument {name!r} changes prompts after they were checked. Remove it."
-            )
     options = {
         ENGINE_NAMES.get(name, name): value
         for name, value in arguments.items()

@@ -98,7 +98,7 @@ class VLLMEngine:
             one step.
 
     Raises:
-        ConfigError: an argument is unknown, changes prompts or cannot work on a CPU, or
+        ConfigError: an argument is unknown or cannot work on a CPU, or
             `batch_invariant` differs from that of an engine that is not closed.
         ModelError: vLLM does not start. The message names the cause where it is known.
     """
