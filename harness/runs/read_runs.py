@@ -41,6 +41,7 @@ from harness.runs.run_files import (
 )
 from harness.runs.samples_frame import read_frame
 from harness.runs.stored_files import hash_stored
+from harness.smollm2_model import label_model
 
 if TYPE_CHECKING:
     import pandas
@@ -254,7 +255,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": "run",
         "run": receipt["run"],
-        "model": model["label"] or receipt["model"]["name"],
+        "model": model["label"] or label_model(receipt["model"]["name"]),
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],

@@ -30,6 +30,7 @@ from harness.runs.run_files import (
     read_samples,
     refuse_missing,
 )
+from harness.smollm2_model import label_model
 
 if TYPE_CHECKING:
     import pandas
@@ -231,8 +232,9 @@ def _prompt_facts(
     import pandas
 
     docs = [prompt.doc for prompt in prompts]
+    label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
     words = {
-        "model": [receipt["config"]["model"]["label"] or receipt["model"]["name"]] * len(prompts),
+        "model": [label] * len(prompts),
         "condition": [prompt.condition for prompt in prompts],
         "layout": [prompt.layout for prompt in prompts],
         "problem_id": [doc["id"] for doc in docs],
