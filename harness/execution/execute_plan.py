@@ -246,15 +246,12 @@ def engine_identity(
                 numbers = layers if layers == "all" else count_from_one(layers)
                 version = f"{version}, Layers {numbers} opened ({name})"
         return Engine(name=backend, version=version, device=device_type())
-    from harness.engines.served_model import PATHS
-
-    if backend in PATHS:
+    if "base_url" in arguments or backend.endswith("completions"):
         return Engine(name=backend, version=None, device="server")
+    import torch
+
     packages = ("lm-eval", "transformers", "torch")
     version = ", ".join(f"{name} {package_version(name)}" for name in packages)
-    if "base_url" in arguments or backend.endswith("completions"):
-        return Engine(name=backend, version=version, device="server")
-    import torch
 
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     device = str(arguments.get("device") or default_device).partition(":")[0]
