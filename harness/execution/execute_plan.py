@@ -252,7 +252,6 @@ def engine_identity(
 
     packages = ("lm-eval", "transformers", "torch")
     version = ", ".join(f"{name} {package_version(name)}" for name in packages)
-
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     device = str(arguments.get("device") or default_device).partition(":")[0]
     return Engine(name=backend, version=version, device=device)

@@ -8,7 +8,7 @@ import pytest
 
 from harness.engines import vllm_engine
 from harness.engines.vllm_engine import VLLMEngine
-from harness.errors import ConfigError, ModelError
+from harness.errors import ModelError
 
 
 def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypatch):
@@ -22,12 +22,6 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
     with pytest.raises(ModelError, match="it does not start"):
         VLLMEngine({"pretrained": "x", "dtype": "float32", "batch_invariant": True})
     assert dict(os.environ) == before
-
-
-def test_an_engine_with_other_kernels_is_refused_while_one_is_open(monkeypatch):
-    monkeypatch.setattr(vllm_engine, "_open_engines", [SimpleNamespace(_is_batch_invariant=False)])
-    with pytest.raises(ConfigError, match="close that one first"):
-        VLLMEngine({"pretrained": "x", "batch_invariant": True})
 
 
 def state(request_id, token_count):
