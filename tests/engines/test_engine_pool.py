@@ -326,7 +326,6 @@ def test_gpus_of_one_machine_or_cores_bound_the_engines(
 def fake_ray(monkeypatch):
     """A Ray whose connection fails as that of the real one does."""
     ray = MagicMock(environment_at_start={})
-    ray.is_initialized.return_value = False
 
     def init(**options):
         ray.environment_at_start = {**os.environ}
