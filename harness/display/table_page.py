@@ -1,7 +1,7 @@
 """The page of `mless table`: from the names of one run or several to text, CSV or JSON."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas
@@ -12,16 +12,14 @@ from harness.analysis.result_tables import (
     as_json,
     make_leaderboard,
     records,
-    task_name,
 )
 from harness.constants import Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
 from harness.display.published_numbers import read_reference, reference_table, show_reference
 from harness.display.side_tables import SIDE_TABLES, show_side_tables
-from harness.errors import ConfigError, list_first
+from harness.errors import ConfigError
 from harness.runs.find_runs import locate
-from harness.runs.join_runs import group_by_table
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 
@@ -96,25 +94,13 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
     if options.score and (options.reference or "audit" in options.side_tables):
         raise ConfigError("--audit and --reference count single samples: use them without --score.")
     loaded_runs = [Run.load(run, metric=options.metric) for run in locate(runs)]
-    groups = group_by_table(loaded_runs) if options.models else [loaded_runs]
-    pages = [_make_page(group, options) for group in groups]
-    if len(pages) > 1:
-        names = [_name_page(page.board) for page in pages]
-        if options.form == "csv":
-            raise ConfigError(
-                "CSV has one table: expected runs that form one table, "
-                f"got tables of {'; '.join(names)}."
-            )
-        for name, page in zip(names, pages, strict=True):
-            table = page.tables[0]
-            page.tables[0] = replace(table, title=f"{name}: {table.title}")
-    return _write(pages, options.form, explain=options.explain)
+    return _write(_make_page(loaded_runs, options), options.form, explain=options.explain)
 
 
 def show_board(board: Leaderboard, form: Format = "text", *, explain: bool = True) -> str:
     """The page of `mless compare`: the comparison alone."""
     page = _Page(board=board, tables=[show_comparison(board)], frame=board.comparison)
-    return _write([page], form, explain=explain)
+    return _write(page, form, explain=explain)
 
 
 def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
@@ -151,24 +137,12 @@ def _add_reference(page: _Page, name: str) -> None:
     page.reference = {"name": name, **facts, "rows": records(page.frame)}
 
 
-def _name_page(board: Leaderboard) -> str:
-    """The dataset and the runs."""
-    runs = [str(receipt["name"]) for receipt in board.receipt]
-    return f"{task_name(board.receipt)}, {list_first(runs)}"
-
-
-def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:
+def _write(page: _Page, form: Format, *, explain: bool) -> str:
     if form == "csv":
-        (page,) = pages
         return as_csv(page.frame, page.board)
     if form == "json":
-        texts = [as_json(page.board, page.reference) for page in pages]
-        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-    tables: list[Table] = []
-    footer = []
-    for page in pages:
-        tables += page.tables
-        footer += [receipt_line(receipt) for receipt in page.board.receipt]
+        return as_json(page.board, page.reference)
+    footer = [receipt_line(receipt) for receipt in page.board.receipt]
     if form == "text" and not explain:
         footer.insert(0, "--explain adds the meaning of each column.")
-    return render(tables, form, footer, explain=explain)
+    return render(page.tables, form, footer, explain=explain)
