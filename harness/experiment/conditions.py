@@ -24,13 +24,7 @@ from pydantic import Field, StrictInt, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError, list_near
-from harness.experiment.fillers import (
-    count_words,
-    cut_sentence,
-    cut_text,
-    draw_words,
-    estimate_tokens,
-)
+from harness.experiment.fillers import cut_sentence, draw_words, estimate_tokens
 from harness.experiment.intervention_settings import Intervention
 from harness.yaml_settings import Strict, validate
 
@@ -46,7 +40,7 @@ SENTENCES: tuple[str, ...] = tuple(
 SENTENCE_TOKENS = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
 """Every sentence has at least this number of tokens."""
 COUNTED = ("unit", "token_ids", "sentence")
-"""The fillers whose length is always `count`. A `text` with a `count` is repeated and cut."""
+"""The fillers of `count` tokens."""
 SEPARATED = ("unit", "token_ids")
 """The fillers that are repeated with a separator."""
 FILLERS = (*COUNTED, "text", "random_ids", "repeat_problem")
@@ -101,7 +95,7 @@ class Condition(Strict):
     repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
     """How often the problem appears."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """The number of filler tokens. By default 55; a `text` is not cut."""
+    """The number of filler tokens, by default 55."""
     separator: str | None = None
     """The text between units. By default a blank, but nothing between blanks."""
     placement: Placement = Placement.BETWEEN
@@ -155,7 +149,7 @@ class Condition(Strict):
                 f"count: a sentence has at most {SENTENCE_TOKENS} tokens, got {self.count}"
             )
         fillers_by_key = {
-            "count": (*COUNTED, "text"),
+            "count": COUNTED,
             "separator": SEPARATED,
             "label": FILLERS,
         }
@@ -254,10 +248,7 @@ class Condition(Strict):
                 "A filler given as `token_ids` needs the model's tokenizer. "
                 "Name the model, or a `unit`."
             )
-        text = self.text or ""
-        if self.count is None:
-            return text
-        return cut_text(self.name, text, self.count, count_tokens or count_words)
+        return self.text or ""
 
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config from which `as_condition` reads this condition again."""

@@ -1,10 +1,7 @@
-"""Fillers of an exact number of tokens: a cut sentence, a repeated and cut text, random words."""
+"""Fillers of an exact number of tokens: a cut sentence, random words."""
 
 import random
-import re
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import cycle, islice
 
 from harness.errors import ConfigError
@@ -40,40 +37,6 @@ def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int
     raise ConfigError(
         f"No cut of the sentence has exactly {count} tokens in this tokenizer. "
         "Choose another count."
-    )
-
-
-def count_words(text: str) -> int:
-    """Count the words of a text, as an estimate of its tokens without a tokenizer."""
-    return len(text.split())
-
-
-def cut_text(name: str, text: str, count: int, count_tokens: Callable[[str], int]) -> str:
-    """Repeat a text with blanks between, and cut it to a number of tokens.
-
-    The cut is after a word, else within the last word. If no such cut has exactly this number (a
-    line break and a word may be two tokens), the text begins at its second word, or a later word.
-    """
-    text = text.strip()
-    repeated = " ".join([text] * (3 + count // max(1, count_tokens(text))))
-
-    def count_between(begin: int, end: int) -> int:
-        return count_tokens(repeated[begin:end])
-
-    word_ends = [match.end() for match in re.finditer(r"\S+", repeated)]
-    for word in re.finditer(r"\S+", text):
-        begin = word.start()
-        ends = [begin, *(end for end in word_ends if end > begin)]
-        # Token counts grow with the text, so the longest cut that fits is found by bisection.
-        fitting = bisect_right(ends, count, key=partial(count_between, begin))
-        longest = ends[fitting - 1]
-        # after a word if that has the exact number, else within the next word
-        for end in (longest, *range(ends[fitting] - 1, longest, -1)):
-            candidate = repeated[begin:end].strip()
-            if count_tokens(candidate) == count:
-                return candidate
-    raise ConfigError(
-        f"Condition {name!r}: no cut of its text has exactly {count} tokens in this tokenizer."
     )
 
 

@@ -34,7 +34,6 @@ EXACT = [
     PREFIX_BEHIND_FILLER,
     IN_ANSWER,
     SLASHES | {"instruction": "Think, then put the answer within \\boxed{}."},
-    {"text": "Once upon a time,\nthere were three of them.", "count": 30},
 ]
 """Fillers of exactly 30 tokens."""
 BLANKS, LINE_BREAKS = {"unit": " ", "count": 20}, {"unit": "\n", "count": 20}
@@ -206,7 +205,6 @@ def test_a_count_of_0_leaves_out_only_the_filler(sweep, names):
         ({"sentence": [1, 2]}, ["sentence 1", "sentence 2"]),
         ({"token_ids": [[13], [14, 15]]}, ["token ids 13", "token ids 14 15"]),
         ({"unit": "/", "cue": ["", "A:"]}, ["/", "/"]),
-        ({"text": ["one two", "three four"]}, ["own text", "own text"]),
     ],
     ids=str,
 )
