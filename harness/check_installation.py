@@ -16,7 +16,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from harness import smollm2_model
 from harness.errors import HarnessError, explain_hub_error
 from harness.experiment.problems import (
     MATH500_REPOSITORY,
@@ -24,7 +23,6 @@ from harness.experiment.problems import (
     PATH_VARIABLE,
     open_dataset,
 )
-from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.versions_and_hashes import package_version
 
 HUB_SECONDS = 3.0
@@ -55,7 +53,7 @@ class Check:
         return "FAIL" if self.is_fatal else "note"
 
 
-def check_installation(model: str | None = None) -> list[Check]:
+def check_installation() -> list[Check]:
     """Run all checks. None of them raises, loads weights or leaves files behind."""
     checks: dict[str, Callable[[], Check]] = {
         # an older version than mless allows cannot import this module
@@ -63,12 +61,9 @@ def check_installation(model: str | None = None) -> list[Check]:
         "lm-eval": lambda: _check_version("lm-eval"),
         "vllm": lambda: _check_version("vllm", extra="gpu"),
         "device": _check_device,
-        "tokenizer": lambda: _check_tokenizer(str(model)),
         "data": _check_data,
-        "hub": lambda: _check_hub(model),
+        "hub": _check_hub,
     }
-    if not model:
-        del checks["tokenizer"]
     outcomes = []
     for subject, run_check in checks.items():
         try:
@@ -115,11 +110,6 @@ def _check_device() -> Check:
     return Check(f"CPU, {version}", fix, is_fatal=False)
 
 
-def _check_tokenizer(name: str) -> Check:
-    tokenizer = load_tokenizer(smollm2_model.resolve_model(name))
-    return Check(f"{Path(name).name}: {len(tokenizer)} tokens")
-
-
 def _check_data() -> Check:
     if os.environ.get(PATH_VARIABLE, "").strip():
         dataset = open_dataset("math500")
@@ -131,23 +121,16 @@ def _check_data() -> Check:
     return Check(f"MATH-500 from the hub, or {PATH_VARIABLE}=FILE.jsonl")
 
 
-def _check_hub(model: str | None) -> Check:
-    """Whether the hub offers a model, or else MATH-500."""
+def _check_hub() -> Check:
+    """Whether the hub offers MATH-500."""
     from huggingface_hub import HfApi
 
-    is_repository = False
-    if model is not None and not Path(model).exists():
-        is_repository = model.count("/") == 1 and not model.startswith((".", "/", "~"))
-    name = str(model) if is_repository else MATH500_REPOSITORY
     try:
-        if is_repository:
-            HfApi().auth_check(name)
-        else:
-            HfApi().dataset_info(name, timeout=HUB_SECONDS)
+        HfApi().dataset_info(MATH500_REPOSITORY, timeout=HUB_SECONDS)
     except Exception as error:
         fix = (
-            f"{explain_hub_error(name, error)} The model smollm2 and generated problems need no "
-            "hub."
+            f"{explain_hub_error(MATH500_REPOSITORY, error)} The model smollm2 and generated "
+            "problems need no hub."
         )
-        return Check(f"{name} is out of reach", fix, is_fatal=is_repository)
-    return Check(f"{name} is readable")
+        return Check(f"{MATH500_REPOSITORY} is out of reach", fix, is_fatal=False)
+    return Check(f"{MATH500_REPOSITORY} is readable")

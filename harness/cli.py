@@ -81,7 +81,7 @@ COMMANDS = (
         "harness.commands.tasks",
         'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...',
     ),
-    Command(_INSTALLATION, "harness.commands.doctor", "mless doctor --model Qwen/Qwen2.5-Math-7B"),
+    Command(_INSTALLATION, "harness.commands.doctor", "mless doctor"),
 )
 """All commands, in the order of `--help`."""
 
