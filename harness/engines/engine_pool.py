@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, ignored_signals
 from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE
-from harness.errors import EngineError, HarnessError, StartEndedError
+from harness.errors import HarnessError, StartEndedError
 from harness.experiment.plan import Request
 
 if TYPE_CHECKING:
@@ -168,7 +168,6 @@ class EnginePool:
             if engine.facts:
                 finished += self._read_results(engine, *answer)
             else:
-                self._refuse_shared_device(answer)
                 engine.facts = answer
         return finished
 
@@ -183,19 +182,6 @@ class EnginePool:
             (engine.requests.pop(int(completion.request_id)), completion)
             for completion in completions
         ]
-
-    def _refuse_shared_device(self, facts: Mapping[str, Any]) -> None:
-        """Raise EngineError if another engine runs on the same GPU.
-
-        One engine would get no memory, or both would have half the speed.
-        """
-        uuids = set(facts.get("device_uuids") or ())
-        for engine in self._engines:
-            if shared := uuids.intersection(engine.facts.get("device_uuids") or ()):
-                raise EngineError(
-                    f"Two engines run on one GPU, {min(shared)}: is CUDA_VISIBLE_DEVICES "
-                    "overridden?"
-                )
 
     def _lose(self, engine: _Engine, error: HarnessError) -> None:
         """Put the requests of an engine that failed back at the head of the queue.

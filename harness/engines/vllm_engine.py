@@ -283,14 +283,12 @@ class VLLMEngine:
         with suppress(Exception):  # a worker class of the user's own may have no such method
             workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
         device_names = [worker.pop("device_name", None) for worker in workers]
-        uuids = [worker.pop("device_uuid", None) for worker in workers]
         facts: dict[str, Any] = {"engines": 1}
         if self._agreement:
             facts["interventions"] = self._agreement
         getters: dict[str, Callable[[], Any]] = {
             "device": device_type,
             "device_names": lambda: [name for name in device_names if name] or None,
-            "device_uuids": lambda: [uuid for uuid in uuids if uuid] or None,
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver,

@@ -166,13 +166,6 @@ def test_a_first_engine_that_does_not_start_delays_no_other(capsys):
     assert [engine for engine, _ in carrier.exchanges[:4]] == [1, 2, 3, 4]
 
 
-def test_two_engines_on_one_gpu_stop_the_run():
-    facts = {"max_num_seqs": 10, "max_model_len": 100, "device_uuids": ["GPU-aa11"]}
-    carrier = FakeCarrier(load={0: facts, 1: facts})
-    with pytest.raises(EngineError, match="Two engines run on one GPU, GPU-aa11"):
-        generate(carrier, 100)
-
-
 def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
     carrier = FakeCarrier(at_once=2, fail={3: EngineError("killed")})
     generate(carrier, 60)
