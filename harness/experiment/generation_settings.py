@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
@@ -107,10 +107,6 @@ class Sampling:
         off, (_, *names) = Sampling(), _FIELDS
         changed = [name for name in names if getattr(self, name) != getattr(off, name)]
         return {name: getattr(self, name) for name in changed}
-
-    def record(self) -> dict[str, Any]:
-        """The parameters as the journal stores them."""
-        return {**asdict(self), "stop": list(self.stop)}
 
 
 def resolve_sampling(

@@ -19,7 +19,7 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, hash_setting
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Prompt as RequestedPrompt
-from harness.experiment.prompt import document_prompt, make_document
+from harness.experiment.prompt import Segment, document_prompt, make_document
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
@@ -45,13 +45,6 @@ class Keyed(Struct):
     """What all records of a journal have in common."""
 
     key: str
-
-
-class Segment(Struct):
-    """A piece of a prompt with its role, such as `filler`."""
-
-    role: str
-    text: str
 
 
 class Document(Struct):
