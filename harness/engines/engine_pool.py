@@ -54,15 +54,13 @@ class EnginePool:
     Args:
         carrier: Starts the engines.
         size: The number of engines at most.
-        compiles: Whether an engine compiles as it starts.
     """
 
-    def __init__(self, carrier: RayCarrier, size: int, *, compiles: bool = False) -> None:
+    def __init__(self, carrier: RayCarrier, size: int) -> None:
         self._carrier, self._size = carrier, size
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless_starts = 0
-        self._compiles, self._has_lost_engine = compiles, False
 
     @property
     def token_counts(self) -> dict[int, int]:
@@ -123,17 +121,8 @@ class EnginePool:
     def _may_start(self) -> bool:
         return self._fruitless_starts < FRUITLESS_STARTS
 
-    def _has_loaded_engine(self) -> bool:
-        return any(engine.facts for engine in self._engines)
-
     def _start(self, size: int) -> None:
-        """Start the engines that are missing.
-
-        Where engines compile, the first one starts alone, so that the next ones find what it
-        compiled.
-        """
-        if self._compiles and not self._has_lost_engine and not self._has_loaded_engine():
-            size = 1
+        """Start the engines that are missing."""
         while len(self._engines) < size and self._may_start:
             handle, call = self._carrier.start()
             self._engines.append(_Engine(handle, call))
@@ -191,9 +180,8 @@ class EnginePool:
                 ended a start and no engine has loaded the model yet.
         """
         self._drop([engine])
-        if isinstance(error, StartEndedError) and not self._has_loaded_engine():
+        if isinstance(error, StartEndedError) and not any(other.facts for other in self._engines):
             raise error
-        self._has_lost_engine = True
         # `extendleft` reverses, so the requests keep their order
         self._waiting.extendleft(reversed(engine.requests.items()))
         if engine.has_finished_samples:

@@ -103,5 +103,4 @@ def open_engines(
         )
     if most:
         size = min(size, most)
-    compiles = bool(carrier.gpus) and not arguments.get("enforce_eager")
-    return EnginePool(carrier, size, compiles=compiles)
+    return EnginePool(carrier, size)

@@ -111,13 +111,9 @@ class FakeCarrier:
         self.closed = True
 
 
-def open_pool(carrier, size=2, *, compiles=False):
-    return EnginePool(carrier, size, compiles=compiles)
-
-
-def generate(carrier, count, size=2, *, compiles=False):
+def generate(carrier, count, size=2):
     """All requests of a stream, in the order in which they finish, each with its own completion."""
-    pool = open_pool(carrier, size, compiles=compiles)
+    pool = EnginePool(carrier, size)
     numbers = []
     for turn, finished in enumerate(pool.stream(make_requests(count))):
         assert turn < 1000, "the stream must end"
@@ -149,21 +145,13 @@ def test_an_engine_gets_twice_as_many_requests_as_it_runs_at_once():
     assert all(len(new) <= 40 for _, new in carrier.exchanges)
 
 
-def test_where_engines_compile_the_first_starts_alone_and_leaves_the_others_their_share():
+def test_no_engine_gets_more_than_its_share():
     carrier = FakeCarrier(sequences=1000)
-    stream = open_pool(carrier, 4, compiles=True).stream(make_requests(100))
+    stream = EnginePool(carrier, 4).stream(make_requests(100))
     next(stream)
-    assert len(carrier.engines) == 1
     next(stream)
-    assert len(carrier.engines) == 4 and carrier.exchanges == [(0, list(range(25)))]
-
-
-def test_a_first_engine_that_does_not_start_delays_no_other(capsys):
-    carrier = FakeCarrier(load={0: ModelError("the first GPU is full")})
-    generate(carrier, 100, 4, compiles=True)
-    assert len(carrier.engines) == 5
-    # the other engines start together
-    assert [engine for engine, _ in carrier.exchanges[:4]] == [1, 2, 3, 4]
+    shares = [list(range(first, first + 25)) for first in range(0, 100, 25)]
+    assert carrier.exchanges == list(enumerate(shares))
 
 
 def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
@@ -190,7 +178,7 @@ def test_where_one_gpu_is_bad_and_the_good_engine_is_lost_later_engines_are_star
 
 def test_one_pool_serves_one_stream_after_the_other():
     carrier = FakeCarrier(at_once=3)
-    pool, requests = open_pool(carrier), make_requests(30)
+    pool, requests = EnginePool(carrier, 2), make_requests(30)
     for _ in range(2):
         finished = [request for request, _ in chain.from_iterable(pool.stream(requests))]
         assert sorted(finished, key=requests.index) == requests
@@ -204,13 +192,13 @@ def test_three_starts_without_a_sample_end_the_run_with_their_cause():
         generate(carrier, 10, 1)
     assert len(carrier.engines) == 3
     with pytest.raises(ModelError, match="no memory"):
-        open_pool(FakeCarrier(load=load)).facts()
+        EnginePool(FakeCarrier(load=load), 2).facts()
 
 
 def test_a_start_that_a_signal_ends_is_not_repeated_before_an_engine_has_loaded():
     carrier = FakeCarrier(load={0: None, 1: StartEndedError("got SIGTERM")})
     with pytest.raises(StartEndedError, match="got SIGTERM"):
-        open_pool(carrier).facts()
+        EnginePool(carrier, 2).facts()
     assert len(carrier.engines) == 2
 
 
@@ -223,7 +211,7 @@ def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
     carrier = FakeCarrier(sequences=4, at_once=2, poison=13)
     finished = []
     with pytest.raises(EngineError, match="poisoned"):
-        for pairs in open_pool(carrier).stream(make_requests(30)):
+        for pairs in EnginePool(carrier, 2).stream(make_requests(30)):
             finished += [completion.text for _, completion in pairs]
     assert len(finished) == len(set(finished)) > 5, "each sample that finished before is there once"
     assert len(carrier.engines) <= 2 * (1 + FRUITLESS_STARTS)
@@ -242,7 +230,7 @@ def test_the_run_does_not_wait_for_an_engine_that_is_no_longer_needed():
 
 
 def test_facts_are_those_of_the_first_engine_that_has_loaded():
-    assert open_pool(FakeCarrier(load={0: None})).facts() == {
+    assert EnginePool(FakeCarrier(load={0: None}), 2).facts() == {
         "max_num_seqs": 10,
         "max_model_len": 100,
         "device_names": ["fake"],
@@ -254,7 +242,7 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
     carrier = FakeCarrier()
     message = "Problem 0 of t has 93 prompt tokens: with max_gen_toks 8"
     with pytest.raises(EngineError, match=message):
-        list(open_pool(carrier).stream(make_requests(1, size=93)))
+        list(EnginePool(carrier, 2).stream(make_requests(1, size=93)))
     assert carrier.exchanges == []
 
 
