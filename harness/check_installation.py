@@ -12,14 +12,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import requires
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from harness.errors import HarnessError, explain_hub_error
 from harness.experiment.problems import (
     MATH500_REPOSITORY,
-    MATH500_REVISION,
     PATH_VARIABLE,
     open_dataset,
 )
@@ -114,10 +112,6 @@ def _check_data() -> Check:
     if os.environ.get(PATH_VARIABLE, "").strip():
         dataset = open_dataset("math500")
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
-    if any(cache.glob(f"*/*/*/{MATH500_REVISION}")):
-        return Check(f"MATH-500 in {cache}")
     return Check(f"MATH-500 from the hub, or {PATH_VARIABLE}=FILE.jsonl")
 
 
