@@ -169,11 +169,12 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     """
     prompts = run.prompts
     for prompt in prompts:
-        if not prompt.prompt:
+        is_server_chat = prompt.layout == Layout.CHAT and prompt.prompt_token_sha256 is None
+        if not prompt.prompt or (is_server_chat and not run.is_logs):
             raise RunError(
                 f"{prompt.task}: the server applied its chat template, and the text of the prompt "
-                "is not recorded. Run the task through a backend that applies the template itself "
-                "(hf, vllm, local-completions)."
+                "is not recorded. Use a backend that applies the template itself (hf, vllm), or "
+                "set model.model_args.tokenizer."
             )
         refuse_other_text(prompt.prompt, prompt.prompt_sha256, prompt.task)
     layouts = list(dict.fromkeys(prompt.layout for prompt in prompts))
@@ -189,8 +190,6 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         for prompt in prompts
         if prompt.layout == layout and prompt.condition not in run.reference_conditions
     ]
-    if not run.is_logs and layout == Layout.CHAT:
-        _refuse_server_templates(run.name, prompts)
     conditions = [condition for condition in run.conditions.values() if condition.kind is None]
     return Source(
         name=run.name,
@@ -203,14 +202,6 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         filled_answers=filled_answers(conditions),
         metric=run.metric,
     )
-
-
-def _refuse_server_templates(name: str, prompts: Sequence[AnsweredPrompt]) -> None:
-    if any(prompt.prompt_token_sha256 is None for prompt in prompts):
-        raise RunError(
-            f"{name}: a server applied its chat template, so the text of the prompts is not "
-            "recorded. Set `model.model_args.tokenizer` and run it again."
-        )
 
 
 def _read_folder(path: Path) -> Run:
