@@ -37,7 +37,7 @@ SENTENCES: tuple[str, ...] = tuple(
     yaml.safe_load((Path(__file__).parent / "sentences.yaml").read_text(encoding="utf-8"))
 )
 """Unrelated sentences. The filler of the condition `random` is cut from the fourth."""
-SENTENCE_TOKENS = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
+SENTENCE_TOKENS = min(map(estimate_tokens, SENTENCES))
 """Every sentence has at least this number of tokens."""
 COUNTED = ("unit", "token_ids", "sentence")
 """The fillers of `count` tokens."""
@@ -223,13 +223,13 @@ class Condition(Strict):
 
     def filler_text(
         self,
-        count_tokens: Callable[[str], int] | None = None,
+        count_tokens: Callable[[str], int] = estimate_tokens,
         words: Sequence[str] = (),
     ) -> str:
         """The filler as text; empty for a repeated problem.
 
         Args:
-            count_tokens: Counts the tokens that a text has in the prompt. Without it the length of
+            count_tokens: Counts the tokens that a text has in the prompt. By default the length of
                 a sentence is estimated: one token for each word and each comma.
             words: The words that are one token after a blank. Random ids are drawn from them.
 
@@ -242,7 +242,7 @@ class Condition(Strict):
             return cut_sentence(SENTENCES[self.sentence - 1].split(), self.count or 0, count_tokens)
         if self.random_ids is not None:
             draw = random.Random(self.seed)
-            return draw_words(words, self.random_ids, count_tokens or len, draw)
+            return draw_words(words, self.random_ids, count_tokens, draw)
         if self.token_ids is not None:
             raise ConfigError(
                 "A filler given as `token_ids` needs the model's tokenizer. "

@@ -13,12 +13,8 @@ PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 """Words that are appended to a sentence if no cut of it has the required number of tokens."""
 
 
-def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int] | None) -> str:
+def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int]) -> str:
     """Cut a sentence to a number of tokens, and append short words if no cut has this number."""
-    if count_tokens is None:
-        sizes = range(1, len(words) + 1)
-        fitting = [size for size in sizes if estimate_tokens(words[:size]) <= count]
-        return _as_sentence(words[: max(fitting, default=1)])
     # The longest cut comes first, so that few words are appended.
     for size in range(min(len(words), count), 0, -1):
         missing = count - count_tokens(_as_sentence(words[:size]))
@@ -61,9 +57,9 @@ def draw_words(
     )
 
 
-def estimate_tokens(words: list[str]) -> int:
+def estimate_tokens(text: str) -> int:
     """Estimate the tokens of plain English: one for each word, each comma and the full stop."""
-    return len(words) + sum(word.endswith(",") for word in words) + 1
+    return len(text.split()) + text.count(",") + 1
 
 
 def _as_sentence(words: list[str]) -> str:
