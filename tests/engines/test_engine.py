@@ -108,7 +108,6 @@ def test_the_run_folder_is_complete(our_run):
     assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
     for task in receipt["tasks"]:
         assert (folder / task["samples"]).is_file() and (folder / task["results"]).is_file()
-    assert (folder / "accuracy.png").stat().st_size > 10_000
 
 
 def test_the_engine_takes_requests_in_the_plans_order(our_run):
