@@ -295,7 +295,6 @@ class VLLMEngine:
             "model_runner": lambda: "V2" if config.use_v2_model_runner else "V1",
             "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
             "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),
-            "multiprocessing": lambda: os.environ.get(SPAWN_VARIABLE),
             "reserved_cores": lambda: os.environ.get(RESERVED),
         }
         facts |= {name: read_fact(getter) for name, getter in getters.items()}

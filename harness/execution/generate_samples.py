@@ -191,11 +191,10 @@ class _Session:
             self.show(scorer.poll())
             self._folder.sync_if_due()
             self._progress.tick()
-        ended = time.monotonic()
-        self.timing["generation_seconds"] = round(ended - started, 2)
-        self.timing["tokens_per_second"] = round(self.timing["tokens"] / (ended - started), 1)
+        seconds = time.monotonic() - started
+        self.timing["generation_seconds"] = round(seconds, 2)
+        self.timing["tokens_per_second"] = round(self.timing["tokens"] / seconds, 1)
         self.show(scorer.finish())
-        self.timing["grading_after_last_completion_seconds"] = round(time.monotonic() - ended, 3)
 
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens

@@ -320,7 +320,8 @@ def sample_key(request: Request, setting: str) -> str:
 
     Args:
         request: The request.
-        setting: The hash of the values that all samples of a run share, from `hash_setting`.
+        setting: The hash of the values that all samples of a run share, from
+            `records.Identity.hash_setting`.
     """
     values = (
         setting,
@@ -334,28 +335,6 @@ def sample_key(request: Request, setting: str) -> str:
         request.again,
     )
     return hash_json(values)
-
-
-def hash_setting(
-    *,
-    prompt_version: int,
-    model: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-    engine: Mapping[str, Any],
-) -> str:
-    """Hash of the values that all samples of a run share.
-
-    Args:
-        prompt_version: `PROMPT_VERSION` of the prompts.
-        model: The model's fingerprint. For a folder it is the hash of its files, whatever its name.
-        arguments: The model arguments that can change a sample: see
-            `model_settings.fixed_arguments`.
-        engine: The engine's name, its version and the type of device.
-    """
-    content = model.get("sha256") or model
-    return hash_json(
-        {"prompts": prompt_version, "model": content, "arguments": arguments, "engine": engine}
-    )
 
 
 def hash_json(value: Any) -> str:

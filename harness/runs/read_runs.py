@@ -132,12 +132,8 @@ class Run:
     @property
     def baseline(self) -> str:
         """The baseline of its config; `wo` for logs."""
-        config = self.receipt.get("config", {})
-        names = [
-            condition if isinstance(condition, str) else condition["name"]
-            for condition in config.get("conditions", ())
-        ]
-        return find_baseline(names, config.get("baseline"))
+        names = [name for name, condition in self.conditions.items() if not condition.kind]
+        return find_baseline(names, self.receipt.get("config", {}).get("baseline"))
 
     @property
     def conditions(self) -> dict[str, Condition]:

@@ -16,7 +16,7 @@ from harness.errors import RunError
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
-from harness.experiment.plan import Plan, Request, hash_setting
+from harness.experiment.plan import Plan, Request, hash_json
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Prompt as RequestedPrompt
 from harness.experiment.prompt import Segment, document_prompt, make_document
@@ -308,13 +308,18 @@ class Identity(Struct, kw_only=True):
     engine: Engine
 
     def hash_setting(self) -> str:
-        """Hash of everything that the keys of all samples share."""
-        return hash_setting(
-            prompt_version=self.prompt_version,
-            model=msgspec.to_builtins(self.model),
-            arguments=self.config["model"]["model_args"],
-            engine=msgspec.to_builtins(self.engine),
-        )
+        """Hash of everything that the keys of all samples share.
+
+        A folder is known by the hash of its files, whatever its name.
+        """
+        model = msgspec.to_builtins(self.model)
+        values = {
+            "prompts": self.prompt_version,
+            "model": model.get("sha256") or model,
+            "arguments": self.config["model"]["model_args"],
+            "engine": msgspec.to_builtins(self.engine),
+        }
+        return hash_json(values)
 
 
 class ModelSettings(Struct):
