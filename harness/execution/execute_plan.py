@@ -82,8 +82,6 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str
     identity = run_identity(plan, sampling)
     # It holds the lock, so nothing is generated twice by two processes.
     with RunFolder(output, identity, stored_prompts(plan)) as folder:
-        for message in filter(None, (folder.journal.repair, folder.scores.repair)):
-            print(f"mless: {message}", file=sys.stderr)
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
         previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
