@@ -148,13 +148,9 @@ def choose_eager(plan: Plan, output: Path) -> Plan:
     on_cpu = model.backend == "vllm" and device_type() == "cpu"
     if not (is_short and on_cpu) or "enforce_eager" in model.model_args or has_sample(output):
         return plan
-    eager = {"enforce_eager": True}
-    model = model.model_copy(update={"model_args": {**model.model_args, **eager}})
-    return replace(
-        plan,
-        config=config.model_copy(update={"model": model}),
-        model_arguments={**plan.model_arguments, **eager},
-    )
+    arguments = {**model.model_args, "enforce_eager": True}
+    model = model.model_copy(update={"model_args": arguments})
+    return replace(plan, config=config.model_copy(update={"model": model}))
 
 
 def stored_example_ids(output: Path) -> ExampleIds | None:

@@ -37,7 +37,6 @@ class Plan:
         dataset: The problems of the run, at most `limit`.
         full_dataset: All problems of the dataset, examples included.
         arms: The prompts of each condition, layout and draw of examples, by lm-eval's task name.
-        model_arguments: The arguments of the backend, from `RunConfig.model_arguments`.
         limit: The maximum number of problems.
         example_ids: The ids of the examples; None if there are none.
         layout_reason: Why the run has these layouts.
@@ -51,13 +50,17 @@ class Plan:
     dataset: Dataset
     full_dataset: Dataset
     arms: Mapping[str, ConditionPrompts]
-    model_arguments: Mapping[str, Any]
     limit: int | None = None
     example_ids: ExampleIds | None = None
     layout_reason: str
     thinking: Markers = ()
     lacks_markers: bool = False
     raw_prefix: str = ""
+
+    @cached_property
+    def model_arguments(self) -> dict[str, Any]:
+        """The arguments of the backend."""
+        return self.config.model_arguments()
 
     @property
     def size(self) -> int:
@@ -115,8 +118,7 @@ def make_plan(
     problems, draws, example_ids = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
-    arguments = config.model_arguments()
-    model = ModelTokenizer.from_arguments(arguments)
+    model = ModelTokenizer.from_arguments(config.model_arguments())
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
     raw_prefix, thinking, lacks_markers = "", config.markers, False
@@ -133,7 +135,6 @@ def make_plan(
         dataset=dataset,
         full_dataset=full_dataset,
         arms=_build_arms(config, dataset, draws, model, thinking),
-        model_arguments=arguments,
         limit=limit,
         example_ids=example_ids,
         layout_reason=layout_reason,
