@@ -122,8 +122,10 @@ class FewshotConfig(Strict):
         clusters: dict[str, list[Problem]] = {}
         for problem in problems:
             clusters.setdefault(problem.counts_with, []).append(problem)
-        # if the stored ids are of another number of examples, the run is refused later
-        ids = stored_ids or self._choose_examples(clusters)
+        ids, sizes = stored_ids, [self.num_fewshot] * self.draws
+        if ids is None or [*map(len, ids.draws)] != sizes:
+            # a run with other numbers is refused later, with both numbers
+            ids = self._choose_examples(clusters)
         problem_by_id = {problem.id: problem for problem in problems}
         if missing := sorted({*ids.pool} - problem_by_id.keys()):
             raise DataError(
