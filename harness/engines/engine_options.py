@@ -49,6 +49,7 @@ class EngineValues(BaseModel):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     max_num_seqs: PositiveInt = 1
     tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
