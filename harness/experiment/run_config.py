@@ -38,24 +38,11 @@ from harness.reasoning_markers import Markers
 from harness.yaml_settings import Strict, read_values, validate
 
 
-def _read_instructions(value: Any) -> Any:
-    """Read the instructions from a file with one in each line, if the value is its path."""
-    if not isinstance(value, (str, Path)):
-        return value
-    try:
-        lines = Path(value).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{value}: {error}") from None
-    return tuple(line.strip() for line in lines if line.strip())
-
-
 class AcrossConfig(Strict):
     """Other instructions."""
 
-    instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(
-        min_length=1, max_length=99
-    )
-    """Texts, or a file with one in each line."""
+    instructions: tuple[str, ...] = Field(min_length=1, max_length=99)
+    """Their texts."""
 
 
 class ThinkingConfig(Strict):

@@ -146,11 +146,8 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     assert board.side_tables["instructions"].empty
 
 
-@pytest.mark.parametrize("is_file", [False, True])
-def test_instructions_are_texts_or_a_file(is_file, tmp_path):
-    file = tmp_path / "instructions.txt"
-    file.write_text("One.\n\nTwo.\n")
-    across = {"instructions": str(file) if is_file else ["One.", "Two."]}
+def test_all_conditions_run_under_each_other_instruction():
+    across = {"instructions": ["One.", "Two."]}
     config = RunConfig(name="x", model=MODEL, conditions=["wo", "mless"], across=across)
     names = [condition.name for condition in config.all_conditions]
     assert names == ["wo", "mless", "wo-w01", "mless-w01", "wo-w02", "mless-w02"]
@@ -232,7 +229,7 @@ def test_a_name_that_is_a_control_in_only_one_of_two_runs_is_refused():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["across={instructions: none.txt}"], "none.txt: .*No such file"),
+        (["across={instructions: Do it.}"], r"across.instructions: .* list, such as \[a, b\]"),
         (["across={instructions: []}"], "at least 1"),
         (["across={instructions: 2}"], "across.instructions"),
         (
