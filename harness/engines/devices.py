@@ -48,14 +48,7 @@ def use_all_cores() -> None:
 
 
 def describe_processor(arguments: Mapping[str, Any]) -> str:
-    """The type and the cores that vLLM will compute with, and how to change them."""
+    """The type that vLLM will compute with, whether it compiles, and how to change both."""
     dtype = str(arguments.get("dtype") or "auto").replace("auto", "the model's own type")
     compiled = "not compiled" if arguments.get("enforce_eager") else "compiled"
-    has = "has" if computes_bf16() else "has no"
-    cores = count_cores()
-    reserved = os.environ.get(RESERVED, "0" if cores <= FEW_CORES else "one")
-    return (
-        f"{dtype} (model.model_args.dtype; the processor {has} bf16 instructions); "
-        f"{compiled} (model.model_args.enforce_eager); "
-        f"vLLM keeps {reserved} of {cores} cores back ({RESERVED})"
-    )
+    return f"{dtype} (model.model_args.dtype), {compiled} (model.model_args.enforce_eager)"

@@ -130,10 +130,6 @@ def test_few_cores_are_all_used_unless_the_user_says_otherwise(
 ):
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(devices.os, "environ", environment)
-    description = devices.describe_processor({"dtype": "float32"})
-    count = "one" if reserved is None else reserved
-    assert f"vLLM keeps {count} of {cores} cores back" in description
-    assert environment.get(devices.RESERVED) in (None, "1"), "to describe changes nothing"
     devices.use_all_cores()
     assert environment.get(devices.RESERVED) == reserved
 
