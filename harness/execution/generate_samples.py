@@ -91,9 +91,7 @@ class _Session:
 
     def grade_recorded(self, scorer: Scorer) -> None:
         """Give the graders the samples of earlier sessions that have no score."""
-        if self.missing:
-            scorer.start()
-        else:
+        if not self.missing:
             self._folder.note(SESSION, self._facts)
         for number, sample in enumerate(read_samples(self._folder.path)):
             self._progress.count_recorded(self._task_lines[sample.task])
