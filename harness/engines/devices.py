@@ -31,14 +31,8 @@ def gpu_driver() -> str:
 
 
 def computes_bf16(flags: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor has instructions for bf16.
-
-    It is True where the flags cannot be read, so that vLLM's own choice stays.
-    """
-    try:
-        return not BF16_FLAGS.isdisjoint(flags.read_text(encoding="utf-8").split())
-    except OSError:
-        return True
+    """Whether the processor has instructions for bf16."""
+    return not BF16_FLAGS.isdisjoint(flags.read_text(encoding="utf-8").split())
 
 
 def use_all_cores() -> None:

@@ -113,7 +113,6 @@ def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
 
 def test_the_flags_of_a_processor_say_whether_it_computes_in_bf16(tmp_path):
     file = tmp_path / "cpuinfo"
-    assert devices.computes_bf16(file), "without a description no type is changed"
     for flags in ("avx512f avx512_bf16", "avx512f amx_bf16 amx_tile", "asimd bf16 i8mm"):
         file.write_text(f"model name : x\nflags : {flags}\n")
         assert devices.computes_bf16(file)
