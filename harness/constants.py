@@ -80,6 +80,5 @@ class Kind(StrEnum):
 
     ACCURACY = "accuracy"
     FOREST = "forest"
-    COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
     INSTRUCTIONS = "instructions"

@@ -55,7 +55,7 @@ mless table results/example --by level --format csv > "$out/by-level.csv"
 mless compare results/example:wo results/example:mless --format json > "$out/compare.json" || true
 mless compare results/example:wo results/example:mless > "$out/compare.txt" 2>&1 || true
 mless show results/example --changed 2>&1 | head -200 > "$out/show.txt"
-for kind in forest accuracy completion-lengths; do
+for kind in forest accuracy; do
     mless plot results/example --kind $kind -o "$work/plots" > /dev/null 2>&1 || true
 done
 cp "$work"/plots/*.csv "$out/" 2> /dev/null || true

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -123,8 +124,7 @@ def probe(
 
 
 def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> None:
-    """Add the missing traces to the folder, and print a summary of all its traces."""
-    from attention_probe.analysis.print_traces import describe_checks, summary
+    """Add the missing traces to the folder, and print what it holds and how exact it is."""
     from attention_probe.prompts.choose_prompts import open_source
     from attention_probe.run_probe import run_probe
     from attention_probe.traces import AttentionTraces
@@ -134,8 +134,20 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
     with progress_bar("probe problems") as advance:
         receipt = run_probe(source, prompts, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
-        typer.echo(summary(traces))
-    typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")
+        stamps, conditions = traces.header.stamps, ", ".join(traces.conditions)
+        holds = f"{len(traces.problem_ids)} problems under {conditions}"
+    lines = [*stamps, describe_checks(receipt["self_check"]), f"traces  {output}: {holds}"]
+    typer.echo("\n".join([*lines, f"next    mless attention {output} -o page.html"]))
+
+
+def describe_checks(checks: Mapping[str, Any]) -> str:
+    """The self-check in one line."""
+    errors = [
+        f"{name.removesuffix('_error')} {check:.1e}"
+        for name, check in checks.items()
+        if name.endswith("_error")
+    ]
+    return f"self-check (largest error): {', '.join(errors)}"
 
 
 def _by_condition(logs: list[str] | None) -> dict[str, str] | None:

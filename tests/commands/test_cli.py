@@ -219,7 +219,7 @@ def test_a_full_standard_output_is_reported_in_one_line(argument):
 FIXED = {
     ("table", "--format"): "text markdown csv json",
     ("table", "--by"): "subject level",
-    ("plot", "--kind"): "accuracy forest completion-lengths dose instructions",
+    ("plot", "--kind"): "accuracy forest dose instructions",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--queries"): "prompt completion",
     ("probe", "--dtype"): "float32 bfloat16 float16",

@@ -1,4 +1,4 @@
-"""Rows with intervals: accuracies, differences from the baseline (the forest plot), lengths."""
+"""Rows with intervals: accuracies, and differences from the baseline (the forest plot)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -129,55 +129,6 @@ def draw_instructions(table: pandas.DataFrame, instructions: Mapping[str, Sequen
         "instructions and new problems."
     )
     return draw_rows(rows, note, "Difference in accuracy (points)", zero=True)
-
-
-def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The share of completions, in percent, that are no longer than each length that occurs.
-
-    Args:
-        frame: One row per sample, with completion_tokens and characters. Only the first replicate
-            counts. If the tokens of any completion are unknown, all lengths are in characters.
-
-    Returns:
-        Columns model, layout, condition, unit, length, samples, share.
-    """
-    first = frame[frame["replicate"] == 0]
-    unit, column = "tokens", "completion_tokens"
-    if first[column].isna().any():
-        unit = column = "characters"
-    keys = ["model", "layout", "condition"]
-    shares = first[keys].astype(str).assign(unit=unit, length=first[column].astype(int))
-    groups = shares.groupby(keys, sort=False)
-    shares["samples"] = groups["length"].transform("size")
-    # the empirical distribution function: equal lengths have the highest rank of all of them
-    shares["share"] = 100 * groups["length"].rank(method="max", pct=True)
-    shares = shares.assign(group=groups.ngroup()).sort_values(["group", "length"]).drop_duplicates()
-    return shares.drop(columns="group").reset_index(drop=True)
-
-
-def draw_completion_lengths(shares: pandas.DataFrame, families: Mapping[str, str] = {}) -> Figure:
-    """A row for each condition: the median, and the lengths of the middle 90 % of completions.
-
-    Args:
-        shares: From `length_shares`.
-        families: The families of conditions, from `figure_rows.name_families`.
-    """
-    looks = figure_style.looks(shares["condition"])
-    rows = []
-    for setting, lengths in split_settings(shares).items():
-        rows.append(FigureRow(setting))
-        for name, share_rows in lengths.groupby("condition", sort=False):
-            condition = str(name)
-            low, median, high = (
-                share_rows["length"][share_rows["share"] >= share].iloc[0] for share in (5, 50, 95)
-            )
-            cells = {"median": f"{median:,}", "5 to 95 %": f"{low:,} to {high:,}"}
-            text = wrapped_label(condition)
-            look, family = looks[condition], families.get(condition, "")
-            rows.append(FigureRow(text, cells, look, median, low, high, family=family))
-    counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
-    note = f"{counts} completions per condition. Marks: medians. Lines: from 5 to 95 %."
-    return draw_rows(rows, note, f"Length of a completion ({shares['unit'].iloc[0]})")
 
 
 def _make_setting_rows(
