@@ -169,6 +169,6 @@ def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:
     for page in pages:
         tables += page.tables
         footer += [receipt_line(receipt) for receipt in page.board.receipt]
-    if form == "text" and not explain:
+    if not explain:
         footer.insert(0, "--explain adds the meaning of each column.")
-    return render(tables, form, footer, explain=explain)
+    return render(tables, footer, explain=explain)

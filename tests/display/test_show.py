@@ -7,12 +7,14 @@ from rich.console import Console
 from harness import Run, load_run
 from harness.analysis import compare
 from harness.analysis.choose_problems import Criterion, select
+from harness.analysis.result_tables import make_leaderboard
+from harness.display.comparison_tables import show_comparison
 from harness.display.format_values import MINUS, define_flips, signed
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
 from harness.runs.run_files import read_identity
 from tests.commands.test_cli import here, refused
-from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of, table_page
+from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of
 
 RUN = small_run(passing_folder() / "run", 125)
 """It is small, because almost every test here reads it."""
@@ -99,8 +101,9 @@ def test_table_and_list_count_flips_of_several_samples_alike(show):
     definition = define_flips(3)
     assert "mean over pairs of samples" in definition
     # plain text omits the flips where the names of conditions are long
-    table = " ".join(table_page(EXAMPLE, form="markdown").replace("\\", "").split())
-    assert count in table and f"+/-: flips, {definition}" in table
+    grid = show_comparison(make_leaderboard([Run.load(EXAMPLE)]))
+    (cells,) = (cells for cells in grid.cells if cells[0].text == "w/ Mless *")
+    assert cells[-1].text == count and f"+/-: flips, {definition}." in grid.notes
     contrasts = [" - ".join(contrast) for contrast in read_identity(EXAMPLE).contrasts]
     comparison = compare(frame, primary="mless - wo", contrasts=contrasts)
     mless = comparison.set_index("condition").loc["mless"]
