@@ -58,8 +58,7 @@ def _draw_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
 
 
 def _draw_differences(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
-    table, pooled = board.comparison, board.side_tables["pooled"]
-    return draw_forest(table, pooled=pooled, families=_name_families(runs)), table
+    return draw_forest(board.comparison, families=_name_families(runs)), board.comparison
 
 
 def _name_families(runs: Sequence[Run]) -> dict[str, str]:

@@ -62,17 +62,11 @@ def draw_accuracies(
     return draw_rows(rows, note, "Accuracy (%)", title=visible(title, keep=""))
 
 
-def draw_forest(
-    table: pandas.DataFrame,
-    *,
-    pooled: pandas.DataFrame | None = None,
-    families: Mapping[str, str] = {},
-) -> Figure:
+def draw_forest(table: pandas.DataFrame, *, families: Mapping[str, str] = {}) -> Figure:
     """The difference of each repeat run (A/A) and of each condition, with the margin shaded.
 
     Args:
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
-        pooled: From `pool_models.pool`: diamonds below, one for each contrast.
         families: The families of conditions, from `figure_rows.name_families`.
     """
     table = without_reference_conditions(table)
@@ -88,12 +82,6 @@ def draw_forest(
     )
     if table["aa_difference"].notna().any():
         note += " A/A: the difference of the repeat runs minus the first; completions that differ."
-    if pooled is not None and len(pooled):
-        rows += _make_pooled_rows(pooled, looks)
-        note += (
-            " Diamonds: these models and new problems; "
-            "the line behind them: new models and new problems."
-        )
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
     names = " / ".join(map(wrapped_label, baselines))
     figure = draw_rows(rows, note, f"Difference in accuracy from {names} (points)", zero=True)
@@ -159,24 +147,6 @@ def _make_setting_rows(
             filled=verdict in PASSED,
             family=families.get(row["condition"], ""),
         )
-
-
-def _make_pooled_rows(pooled: pandas.DataFrame, looks: Mapping[str, Look]) -> Iterator[FigureRow]:
-    """The rows of the contrasts of all models together, by layout."""
-    layouts = pooled.groupby("layout", sort=False)
-    for layout, contrasts in layouts:
-        name = "all models"
-        if len(layouts) > 1:
-            name += f", {layout}"
-        yield FigureRow(name)
-        for row in contrasts.to_dict("records"):
-            yield _make_difference_row(
-                wrapped_label(row["condition"]),
-                looks[row["condition"]],
-                _read_effect(row),
-                {"verdict": "exploratory"},
-                outer=(row["new_low"], row["new_high"]),
-            )
 
 
 def _make_difference_row(
