@@ -421,15 +421,13 @@ def test_curves_are_those_of_the_traces(tmp_path):
     assert 'alt="Mean attention weight by token position' in page
 
 
-def test_the_command_shows_the_requested_layer_and_heads(tmp_path, capsys, monkeypatch):
+def test_the_command_shows_all_heads_of_the_first_layer(tmp_path, capsys, monkeypatch):
     path, page = write_prompt_traces(tmp_path / "some.traces"), tmp_path / "page.html"
-    with AttentionTraces.open(path) as traces:
-        layer = traces.header.layers[-1] + 1
-    options = ["--traces", str(path), "--layer", str(layer), "--head", "3", "-o", str(page)]
+    options = ["--traces", str(path), "-o", str(page)]
     result = here(capsys, monkeypatch, "report", str(GREEDY_RUN), *options)
     assert result.returncode == 0, result.stderr
     image = read_images(page.read_text())[-1]
-    assert f"Layer {layer} Head 3" in image and "Head 1<" not in image
+    assert "Layer 1 Head 1" in image and "Layer 1 Head 3" in image and "Layer 2" not in image
 
 
 def test_curves_of_other_prompts_are_refused(tmp_path):
