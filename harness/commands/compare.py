@@ -14,9 +14,6 @@ def compare(
     new: Annotated[str, typer.Argument(metavar="B", help="Likewise. The table shows B minus A.")],
     metric: Metric = None,
     score: Score = None,
-    filter_: Annotated[
-        str | None, typer.Option("--filter", help="Filter of the metric, if a log has several.")
-    ] = None,
     not_worse_by: Annotated[
         float | None,
         typer.Option(
@@ -34,9 +31,6 @@ def compare(
     from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
     from harness.display.table_page import show_board
 
-    if filter_:
-        # the form in which logs are read: NAME,FILTER
-        metric = f"{metric or ''},{filter_}"
     board = compare_pair(Side.read(old, metric), Side.read(new, metric), score)
     typer.echo(show_board(board, form, explain=explain))
     if not_worse_by is not None:

@@ -14,7 +14,11 @@ RunNames = Annotated[
     ),
 ]
 Metric = Annotated[
-    str | None, typer.Option(help="Metric that decides right or wrong in logs of other tasks.")
+    str | None,
+    typer.Option(
+        metavar="NAME|NAME,FILTER",
+        help="Metric that decides right or wrong in logs of other tasks.",
+    ),
 ]
 Score = Annotated[
     str | None,
