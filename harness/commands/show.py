@@ -1,4 +1,4 @@
-"""`mless show`: a summary of a run, the problems that changed, or one problem in full."""
+"""`mless show`: the problems of a run that changed, or one problem in full."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def show(
     metric: Metric = None,
     full: Annotated[bool, typer.Option("--full", help="Print completions in full.")] = False,
 ) -> None:
-    """Print a summary of a run, the problems that changed, or one problem with its completions."""
+    """Print the problems of a run that changed, or one problem with its completions."""
     from rich.console import Console
 
     from harness.analysis.choose_problems import Criterion
-    from harness.display.show_problems import describe_run, print_problem
+    from harness.display.show_problems import print_problem
+    from harness.errors import ConfigError
     from harness.runs.find_runs import locate_one
     from harness.runs.read_runs import Run
     from harness.yaml_settings import validate
@@ -66,7 +67,7 @@ def show(
         criterion = validate(Criterion, choice, "--changed")
         _show_changes(console, loaded, criterion, layout=layout, limit=limit)
     else:
-        typer.echo(describe_run(loaded))
+        raise ConfigError("Expected the id of a problem, or --changed.")
 
 
 def _show_changes(

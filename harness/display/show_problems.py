@@ -1,10 +1,9 @@
-"""The output of `mless show`: a summary of a run, the problems that changed, or one problem.
+"""The output of `mless show`: the problems that changed, or one problem.
 
 Models write hostile text. It goes to the terminal as plain characters, never as markup. Every
 character that a terminal would obey (escapes, carriage returns, changes of direction) is spelt out.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.analysis.choose_problems import Criterion
-from harness.display.format_table import Column, Table, fold, render
+from harness.display.format_table import fold
 from harness.display.format_values import (
     LEVEL,
     define_flips,
@@ -23,56 +22,14 @@ from harness.display.format_values import (
     label,
     visible,
 )
-from harness.errors import RunError, list_first, list_near
-from harness.experiment.plan import group_name
+from harness.errors import RunError, list_near
 from harness.runs.prompt_sources import AnsweredPrompt, Problem
 from harness.runs.read_runs import Run
-from harness.runs.versions_and_hashes import receipt_line
 
 _STYLES = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
 """The style of each role of a prompt's text on a terminal."""
 _CHANGES = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 """Whether the samples of the baseline and of the condition are correct, by the outcome."""
-
-
-def describe_run(run: Run) -> str:
-    """A summary of a run: receipt, conditions, verdicts, and commands that show more.
-
-    Reference conditions, such as the positive control, are named but not counted.
-    """
-    frame = run.samples[run.samples["replicate"] == 0]
-    references = run.reference_conditions
-    names = list(frame["condition"].unique())
-    groups = Counter(group_name(references.get(name, {}).get("kind"), name) for name in names)
-    conditions = []
-    for name, count in groups.items():
-        conditions.append(name if count == 1 else f"{count} {name}")
-    problems = frame["problem_id"].nunique()
-    layouts = ", ".join(frame["layout"].unique())
-    counted_samples = frame[~frame["condition"].isin(references)]
-    counts = counted_samples["verdict"].value_counts()
-    rows = [{"verdict": verdict, "samples": count} for verdict, count in counts[counts > 0].items()]
-    columns = [
-        Column("verdict", "verdict", str, numeric=False),
-        Column("samples", "samples", "{:,}".format),
-        Column("samples", "share", lambda count: f"{count / len(counted_samples):.1%}"),
-    ]
-    title = (
-        f"Verdicts on the samples of {list_first(list(counted_samples['condition'].unique()), 6)}:"
-    )
-    receipt = receipt_line({"name": run.name, **run.about}).removeprefix("receipt: ")
-    lines = [
-        fold([receipt]),
-        "",
-        fold([f"{problems} problems, {layouts}: {', '.join(conditions)}"]),
-        "",
-        render([Table(title, rows, columns)]),
-        "",
-        f"one problem  mless show {run.name} {frame['problem_id'].iloc[0]}",
-        f"what changed mless show {run.name} --changed",
-        f"the table    mless table {run.name}",
-    ]
-    return "\n".join(lines)
 
 
 def describe_changes(
