@@ -73,11 +73,8 @@ def show(
 def _show_changes(
     console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None
 ) -> None:
-    from harness.analysis.choose_problems import count_outcomes, require_verdicts, select
-    from harness.analysis.compare_with_baseline import compare
-    from harness.analysis.result_tables import records
+    from harness.analysis.choose_problems import require_verdicts, select
     from harness.display.show_problems import describe_changes, print_changes
-    from harness.experiment.conditions import contrast_name
     from harness.runs.read_runs import source_of
 
     source = source_of(run, layout=layout)
@@ -85,11 +82,5 @@ def _show_changes(
     all_outcomes = criterion.model_copy(update={"flip": None})  # no change is a result too
     # before the first line is printed, because it refuses a subject without problems
     problems = select(source, all_outcomes)
-    samples = run.samples[run.samples["layout"] == source.layout]
-    pair = samples[samples["condition"].isin([criterion.baseline, criterion.condition])]
-    rows = records(compare(pair, baseline=criterion.baseline))
-    (row,) = (row for row in rows if row["condition"] == criterion.condition)
-    contrast = contrast_name(criterion.condition, criterion.baseline)
-    typer.echo(f"{source.name}, {source.layout}: {contrast}, {row['problems']} problems")
-    typer.echo(describe_changes(row, criterion, count_outcomes(source, all_outcomes)))
+    typer.echo(describe_changes(run, source, criterion))
     print_changes(console, problems, criterion, limit=limit)

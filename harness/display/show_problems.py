@@ -4,26 +4,18 @@ Models write hostile text. It goes to the terminal as plain characters, never as
 character that a terminal would obey (escapes, carriage returns, changes of direction) is spelt out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import zip_longest
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from harness.analysis.choose_problems import Criterion
+from harness.analysis.choose_problems import Criterion, count_outcomes
 from harness.display.format_table import fold
-from harness.display.format_values import (
-    LEVEL,
-    define_flips,
-    describe_repeat,
-    difference,
-    flips,
-    label,
-    visible,
-)
+from harness.display.format_values import label, visible
 from harness.errors import RunError, list_near
-from harness.runs.prompt_sources import AnsweredPrompt, Problem
+from harness.experiment.conditions import contrast_name
+from harness.runs.prompt_sources import AnsweredPrompt, Problem, Source
 from harness.runs.read_runs import Run
 
 _STYLES = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
@@ -32,42 +24,25 @@ _CHANGES = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 """Whether the samples of the baseline and of the condition are correct, by the outcome."""
 
 
-def describe_changes(
-    row: Mapping[str, Any], criterion: Criterion, outcomes: Mapping[str, int]
-) -> str:
-    """The lines above the problems that changed: the result over all problems, and the selection.
-
-    Args:
-        row: The condition's row of `mless table`, as a list of problems is no evidence.
-        criterion: The criterion of the selection.
-        outcomes: The number of problems with each outcome.
-    """
-    change = difference(row["difference"], row["low"], row["high"])
-    flip_counts = flips(row["wrong_to_right"], row["right_to_wrong"])
-    repeat = "both conditions were run once, so the noise of the difference is unknown"
-    if row["aa_difference"] is not None:
-        repeat = f"both conditions were run again: {describe_repeat(row)}"
+def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
+    """The lines above the problems that changed: the contrast, and the number of the problems."""
+    outcomes = count_outcomes(source, criterion)
     matching = sum(count for outcome, count in outcomes.items() if criterion.selects(outcome))
     total = sum(outcomes.values())
     # with several draws of examples, a problem counts once for each
-    noun = "problems" if total <= row["problems"] else "problems by draw"
-    selection = f"{matching} of {total} {noun}"
+    noun = "problems" if total <= run.samples["problem_id"].nunique() else "problems by draw"
+    contrast = contrast_name(criterion.condition, criterion.baseline)
+    selection = f"{run.name}, {source.layout}, {contrast}: {matching} of {total} {noun}"
     filters = {"subject": criterion.subject, "level": criterion.level}
     filter_texts = [f"{name} {value}" for name, value in filters.items() if value]
     if filter_texts:
         selection += f" ({', '.join(filter_texts)})"
     selection += f", {str(criterion.flip).replace('_', ' ')}"
-    if row["repeats"] > 1:
-        selection += ", compared by the share of correct samples"
     if outcomes["undecided"]:
         selection += f"; {outcomes['undecided']} have no verdict under one of the two conditions"
-    lines = [
-        f"difference  {change} points, {LEVEL} interval",
-        f"flips       {flip_counts}: {define_flips(row['repeats'])}",
-        f"A/A         {repeat}",
-        f"listed      {selection}",
-    ]
-    return fold(lines, hyphens=False, indent=12)
+    # a list of problems is no evidence
+    advice = f"A problem can change by chance: mless table {run.name} has the test."
+    return fold([selection, advice], hyphens=False)
 
 
 def print_changes(
