@@ -233,8 +233,6 @@ def test_the_card_answers_the_question(demo_text, effect):
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
     answer = "equivalent within 1 point w/ Mless: +0.2 points ["
     assert card.startswith(f"mless report: greedy_run {question} {answer}")
-    contrasts = "3 comparisons named before the run: 2 equivalent within 1 point, 1 inconclusive."
-    assert contrasts in card
     assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-27" in card
     assert "<strong" not in demo_text
     page = effect[1]
@@ -265,10 +263,9 @@ def test_the_page_contains_every_figure_of_the_runs_folder(tmp_path):
     (run / "figures" / "flipped.svg").write_text(svg)
     (run / "figures" / "dose.svg").write_text("of another baseline")
     _, page = write_page(tmp_path, run)
-    _, *further, last = read_images(page)
+    _, accuracies, last = read_images(page)
     assert last == svg and "flipped.svg" in page
-    axes = ["Accuracy (%)", "Length of a completion (tokens)"]
-    assert [name in image for name, image in zip(axes, further, strict=True)] == [True, True]
+    assert "Accuracy (%)" in accuracies
 
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):
