@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas
-
 from harness.analysis.result_tables import (
     Leaderboard,
     as_csv,
@@ -39,8 +37,7 @@ class TableOptions:
         margin: Equivalence margin in points; None for the default.
         metric: The metric that separates right from wrong in logs of other tasks.
         score: As of `compare_with_baseline.Design`.
-        side_tables: Keys of side tables to add that are not shown otherwise. In CSV one of them
-            replaces the comparison.
+        side_tables: Keys of side tables to add that are not shown otherwise.
         reference: Published numbers to add: see `read_reference`.
         explain: Whether plain text explains every column, or only what is needed to read the
             verdicts.
@@ -65,13 +62,11 @@ class _Page:
     Attributes:
         board: All its data.
         tables: Its tables in text.
-        frame: Its table in CSV.
         reference: The published numbers in JSON, if they are requested.
     """
 
     board: Leaderboard
     tables: list[Table]
-    frame: pandas.DataFrame
     reference: Mapping[str, Any] | None = None
 
 
@@ -87,9 +82,10 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
         HarnessError: the runs cannot be read or compared, or the requested tables do not go
             together.
     """
-    if options.form == "csv" and len(options.side_tables) + bool(options.reference) > 1:
+    if options.form == "csv" and (options.side_tables or options.reference):
         raise ConfigError(
-            "CSV has one table: use only one of --mediators, --audit and --reference."
+            "CSV has only the comparison: use --mediators, --audit and --reference with text or "
+            "JSON."
         )
     if options.reference and options.by:
         raise ConfigError("--reference has numbers for all problems together: use it without --by.")
@@ -113,7 +109,7 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
 
 def show_board(board: Leaderboard, form: Format = "text", *, explain: bool = True) -> str:
     """The page of `mless compare`: the comparison alone."""
-    page = _Page(board=board, tables=[show_comparison(board)], frame=board.comparison)
+    page = _Page(board=board, tables=[show_comparison(board)])
     return _write([page], form, explain=explain)
 
 
@@ -127,7 +123,7 @@ def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
         score=options.score,
     )
     table = show_leaderboard(board) if options.models else show_comparison(board)
-    page = _Page(board=board, tables=[table], frame=board.comparison)
+    page = _Page(board=board, tables=[table])
     tables = show_side_tables(board)
     for side in SIDE_TABLES:
         is_requested = side.key in options.side_tables
@@ -135,8 +131,6 @@ def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
         is_hidden = side.on_request or (options.models and "model" in side.words)
         if side.key in tables and (is_requested or not is_hidden):
             page.tables.append(tables[side.key])
-        if is_requested:
-            page.frame = board.side_tables[side.key]
     if options.reference:
         _add_reference(page, options.reference)
     return page
@@ -145,10 +139,10 @@ def _make_page(runs: Sequence[Run], options: TableOptions) -> _Page:
 def _add_reference(page: _Page, name: str) -> None:
     """Add published numbers."""
     published = read_reference(name)
-    page.frame = reference_table(page.board.comparison, published)
-    page.tables.append(show_reference(page.frame, published))
+    table = reference_table(page.board.comparison, published)
+    page.tables.append(show_reference(table, published))
     facts = published.model_dump(exclude={"accuracies"})
-    page.reference = {"name": name, **facts, "rows": records(page.frame)}
+    page.reference = {"name": name, **facts, "rows": records(table)}
 
 
 def _name_page(board: Leaderboard) -> str:
@@ -160,7 +154,7 @@ def _name_page(board: Leaderboard) -> str:
 def _write(pages: Sequence[_Page], form: Format, *, explain: bool) -> str:
     if form == "csv":
         (page,) = pages
-        return as_csv(page.frame, page.board)
+        return as_csv(page.board)
     if form == "json":
         texts = [as_json(page.board, page.reference) for page in pages]
         return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
