@@ -22,7 +22,7 @@ def heads(
     condition: Annotated[str, typer.Option(help="Condition to subtract it from.")] = STUDIED,
     top: Annotated[int | None, typer.Option(min=1, help="Show only the first N heads.")] = 20,
     form: Annotated[
-        Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")
+        Literal["text", "csv"], typer.Option("--format", help="Output format.")
     ] = "text",
 ) -> None:
     """Rank all heads by the difference of a measure between two conditions, paired by prompt."""
@@ -39,9 +39,6 @@ def heads(
     ranking = frame.head(top) if top else frame
     if form == "csv":
         typer.echo(ranking.to_csv(index=False).rstrip())
-    elif form == "json":
-        typer.echo(ranking.to_json(orient="records", indent=1))
-    if form != "text":
         typer.echo(frame.attrs["note"], err=True)
         return
     headings = {"mean_difference": "difference", "standard_error": "SE"}

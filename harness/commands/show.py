@@ -1,4 +1,4 @@
-"""`mless show`: the problems of a run that changed, or one problem in full."""
+"""`mless show`: the problems of a run that changed, or one problem."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from harness.constants import STUDIED, Choice
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
     from harness.runs.read_runs import Run
-
-SHOWN_LETTERS = 1200
-"""About this many characters of a completion are printed without --full."""
 
 
 def show(
@@ -39,7 +36,6 @@ def show(
     level: Level = None,
     layout: LayoutName = None,
     metric: Metric = None,
-    full: Annotated[bool, typer.Option("--full", help="Print completions in full.")] = False,
 ) -> None:
     """Print the problems of a run that changed, or one problem with its completions."""
     from rich.console import Console
@@ -53,9 +49,8 @@ def show(
 
     loaded = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
-    limit = None if full else SHOWN_LETTERS
     if problem is not None:
-        print_problem(console, loaded, problem, condition=condition, layout=layout, limit=limit)
+        print_problem(console, loaded, problem, condition=condition, layout=layout)
     elif changed:
         choice = {
             "flip": direction,
@@ -65,14 +60,12 @@ def show(
             "level": level,
         }
         criterion = validate(Criterion, choice, "--changed")
-        _show_changes(console, loaded, criterion, layout=layout, limit=limit)
+        _show_changes(console, loaded, criterion, layout)
     else:
         raise ConfigError("Expected the id of a problem, or --changed.")
 
 
-def _show_changes(
-    console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None
-) -> None:
+def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | None) -> None:
     from harness.analysis.choose_problems import require_verdicts, select
     from harness.display.show_problems import describe_changes, print_changes
     from harness.runs.read_runs import source_of
@@ -83,4 +76,4 @@ def _show_changes(
     # before the first line is printed, because it refuses a subject without problems
     problems = select(source, all_outcomes)
     typer.echo(describe_changes(run, source, criterion))
-    print_changes(console, problems, criterion, limit=limit)
+    print_changes(console, problems, criterion)

@@ -45,9 +45,7 @@ def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
     return fold([selection, advice], hyphens=False)
 
 
-def print_changes(
-    console: Console, problems: Iterable[Problem], criterion: Criterion, *, limit: int | None
-) -> None:
+def print_changes(console: Console, problems: Iterable[Problem], criterion: Criterion) -> None:
     """Print the problems of a criterion, each with a completion under both of its conditions.
 
     Of several samples, the first with the verdict of the outcome is printed, else the first.
@@ -70,7 +68,7 @@ def print_changes(
             # the sample that shows the change
             index = are_correct.index(is_correct) if is_correct in are_correct else 0
             console.print(Text(label(prompt.condition), style="bold"))
-            _print_samples(console, prompt, [index], limit)
+            _print_samples(console, prompt, [index])
 
 
 def print_problem(
@@ -80,7 +78,6 @@ def print_problem(
     *,
     condition: str | None,
     layout: str | None,
-    limit: int | None,
 ) -> None:
     """Print one problem of a run: under each condition the prompt and the completions.
 
@@ -90,7 +87,6 @@ def print_problem(
         problem: The problem's id.
         condition: Only this condition. By default all but the reference conditions.
         layout: Only this layout.
-        limit: The number of characters of a completion to show, roughly. None shows all.
 
     Raises:
         RunError: the run has no such problem, condition or layout.
@@ -123,7 +119,7 @@ def print_problem(
         for role, segment in prompt.parts:
             text.append(spell_out(segment, console.encoding), style=_STYLES.get(role, "none"))
         console.print(text, overflow="fold")
-        _print_samples(console, prompt, range(len(prompt.completions)), limit)
+        _print_samples(console, prompt, range(len(prompt.completions)))
 
 
 def spell_out(text: str, encoding: str = "utf-8") -> str:
@@ -141,10 +137,8 @@ def _print_title(console: Console, title: str, prompt: AnsweredPrompt) -> None:
     console.print(spell_out(text, console.encoding), style="bold")
 
 
-def _print_samples(
-    console: Console, prompt: AnsweredPrompt, indices: Iterable[int], limit: int | None
-) -> None:
-    """Print completions with verdict and answer. The middle of a long completion is left out."""
+def _print_samples(console: Console, prompt: AnsweredPrompt, indices: Iterable[int]) -> None:
+    """Print completions with verdict and answer."""
     samples = list(zip_longest(prompt.verdicts, prompt.answers, prompt.completions))
     for index in indices:
         verdict, answer, completion = samples[index]
@@ -155,18 +149,4 @@ def _print_samples(
         completion = spell_out(completion or "not recorded", console.encoding).strip("\n")
         text = Text(f"-> completion{number}: {verdict}", style=style)
         text.append(f", answer {answer}\n", style="none")
-        if limit is not None:
-            completion = _shorten(completion, limit)
         console.print(text.append(completion, style="none"), overflow="fold")
-
-
-def _shorten(text: str, limit: int) -> str:
-    """The beginning of a text and its end, where the answer is, without the middle.
-
-    The middle stays if it has 40 characters or fewer.
-    """
-    hidden_count = len(text) - limit
-    if hidden_count <= 40:
-        return text
-    start = limit // 2
-    return f"{text[:start]}\n[{hidden_count:,} characters left out]\n{text[start + hidden_count :]}"
