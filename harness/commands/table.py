@@ -20,10 +20,7 @@ def table(
     runs: RunNames,
     models: Annotated[
         bool,
-        typer.Option(
-            "--models",
-            help="One row for each model and layout, and one table for each dataset.",
-        ),
+        typer.Option("--models", help="One row for each model and layout."),
     ] = False,
     form: FormatName = "text",
     by: SplitBy = None,

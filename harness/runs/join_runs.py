@@ -51,28 +51,6 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
     return pandas.DataFrame(joined)
 
 
-def group_by_table(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs in groups that may stand in one table and have no sample in common, in order.
-
-    Raises:
-        ComparisonError: a run is given twice.
-    """
-    _refuse_repeated_runs(runs)
-    cells = {run.name: _table_cells(run) for run in runs}
-    groups: list[list[Run]] = []
-    for run in runs:
-        for group in groups:
-            if not any(
-                cells[run.name] & cells[member.name] or _describe_disagreement(member, run)
-                for member in group
-            ):
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    return groups
-
-
 def describe_problem_differences(old: Run, new: Run) -> str:
     """In what the problems of two runs differ; empty if they are the same, as far as is known."""
     old_dataset, new_dataset = old.about.get("dataset"), new.about.get("dataset")
@@ -96,12 +74,6 @@ def _refuse_repeated_runs(runs: Sequence[Run]) -> None:
         if path in paths:
             raise ComparisonError(f"{run.name} is given twice.")
         paths.add(path)
-
-
-def _table_cells(run: Run) -> set[tuple[str, ...]]:
-    """The cells that a run's samples fill: model, layout, condition and problem."""
-    keys = run.samples[["model", "layout", "condition", "problem_id"]].drop_duplicates()
-    return set(keys.astype(str).itertuples(index=False, name=None))
 
 
 def _describe_disagreement(old: Run, new: Run) -> str:

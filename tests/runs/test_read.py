@@ -9,7 +9,7 @@ from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import locate, locate_one
-from harness.runs.join_runs import group_by_table, join
+from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 from harness.runs.run_files import JOURNAL, RECEIPT, read_prompts
 from tests.commands.test_cli import here, refused
@@ -268,12 +268,11 @@ def make_run(name, problems=(), dataset=None):
 def test_runs_of_the_same_problems_are_of_one_dataset():
     first, same = (make_run(name, dataset="1" * 64) for name in "ab")
     other_dataset = make_run("c", dataset="2" * 64)
-    assert group_by_table([first, other_dataset, same]) == [[first, same], [other_dataset]]
+    assert len(join([first, same])) == 2
     log, subset = make_run("d", {"1": "x", "2": "y"}), make_run("e", {"1": "x"})
     changed, elsewhere = make_run("f", {"1": "z", "2": "y"}), make_run("g", {"9": "x"})
     unknown = make_run("h")
-    groups = group_by_table([log, changed, subset, elsewhere, unknown])
-    assert groups == [[log, subset, unknown], [changed], [elsewhere]]
+    assert len(join([log, subset, unknown])) == 3
     for runs, message in (
         ([first, other_dataset], "another dataset: 1111"),
         ([other_dataset, first], "another dataset: 2222"),
@@ -399,28 +398,17 @@ def two_datasets(tmp_path):
     return tmp_path / "runs"
 
 
-def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
-    page = table_page(two_datasets, models=True)
-    text = " ".join(page.split())  # a long path folds its title
-    for name, folder in (("demo", "first"), ("own", "second")):
-        assert f"{name}, {two_datasets / folder}: made, raw, 4 problems, 1 sample each" in text
-    assert page.count("receipt: ") == 2
-    boards = json.loads(table_page(two_datasets, models=True, form="json"))
-    assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
-    with pytest.raises(ConfigError, match=r"got tables of demo, .*first; own, .*second"):
-        table_page(two_datasets, models=True, form="csv")
-    board = json.loads(table_page(two_datasets / "first", models=True, form="json"))
-    assert board["schema"] == boards[0]["schema"]
-    assert "demo, " not in table_page(two_datasets / "first", models=True)
+def test_a_leaderboard_refuses_runs_on_two_datasets(two_datasets):
+    with pytest.raises(ComparisonError, match=r"second cannot be compared with .*another dataset"):
+        table_page(two_datasets, models=True)
+    assert "made, raw, 4 problems, " in table_page(two_datasets / "first", models=True)
 
 
-def test_runs_that_repeat_or_contradict_another_have_tables_of_their_own(results):
+def test_a_leaderboard_refuses_runs_that_repeat_or_contradict_another(results):
     shutil.rmtree(results / "stock")
     shutil.copytree(GREEDY_RUN, results / "again")
-    shutil.copytree(GREEDY_RUN, results / "sampled")
-    add_stop(results / "sampled")
-    # a long path folds its title
-    blocks = [" ".join(block.split()) for block in table_page(results, models=True).split("\n\n")]
-    titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
-    heading = "mless-demo, raw, 500 problems, 1 sample each"
-    assert titles == [f"{results / name}: {heading}" for name in ("again", "demo", "sampled")]
+    with pytest.raises(ComparisonError, match="occurs more than once"):
+        table_page(results, models=True)
+    add_stop(results / "again")
+    with pytest.raises(ComparisonError, match=r"demo cannot be compared with .*sampling\.until"):
+        table_page(results, models=True)
