@@ -18,7 +18,6 @@ from harness.commands.options import (
     Subject,
 )
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
-from harness.errors import ConfigError
 
 if TYPE_CHECKING:
     from attention_probe.probe_settings import ProbeSettings
@@ -27,13 +26,10 @@ if TYPE_CHECKING:
 
 def probe(
     source: Annotated[
-        Path | None,
-        typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file."),
-    ] = None,
-    logs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable."
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run folder, an lm-eval output folder, or CONDITION=LOG for each condition.",
         ),
     ] = None,
     metric: Metric = None,
@@ -89,11 +85,12 @@ def probe(
     from attention_probe.probe_settings import ProbeSettings
     from attention_probe.prompts.choose_prompts import PromptsConfig
     from harness.layers_and_heads import parse_numbers, split_words
+    from harness.runs.find_runs import locate_one
     from harness.yaml_settings import validate
 
+    run = locate_one(source) if source else None
     options = {
-        "run": source,
-        "logs": _by_condition(logs),
+        "logs" if isinstance(run, dict) else "run": run,
         "metric": metric,
         "dataset": {"path": dataset} if dataset not in (None, "math500") else dataset,
         "layout": layout,
@@ -148,16 +145,3 @@ def describe_checks(checks: Mapping[str, Any]) -> str:
         if name.endswith("_error")
     ]
     return f"self-check (largest error): {', '.join(errors)}"
-
-
-def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
-    """The sample logs that `--log CONDITION=FILE` names, by condition."""
-    paths = {}
-    for log in logs or ():
-        condition, _, path = log.partition("=")
-        if not condition or not path:
-            raise ConfigError(
-                f"--log {log!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl."
-            )
-        paths[condition] = path
-    return paths or None

@@ -306,7 +306,7 @@ def test_controls_are_not_averaged_with_selected_problems(path):
 def test_sample_logs_of_any_task_are_named_by_condition(path):
     flags = ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
     for name in ("wo", "mless"):
-        flags += ["--log", f"{name}={next(GREEDY_RUN.glob(f'samples_demo_{name}_2*.jsonl'))}"]
+        flags.append(f"{name}={next(GREEDY_RUN.glob(f'samples_demo_{name}_2*.jsonl'))}")
     printed = run_command("probe", *flags, "-o", path)
     assert "selected on outcome" in printed
     assert "mless" in printed
@@ -339,7 +339,6 @@ def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
     [
         ((), "`run`, `logs` and `dataset`, got none"),
         ((GREEDY_RUN, *PROBE_DATASET[1:]), "got run and dataset"),
-        (("--log", "wo"), "--log 'wo'"),
         (PROBE_DATASET[1:], "--model"),
         (("nowhere",), "nowhere"),
     ],
