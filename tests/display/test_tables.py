@@ -112,11 +112,11 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
         assert strong == (["verdict"] if name in ("w/ Mless *", "Random sentence") else [])
     notes = " ".join(show_comparison(board).notes)
     family = "the 2 tests named before the run besides the primary contrast"
-    assert f"sign-flip test, adjusted by Holm over {family} (w/ Mful, Random sentence)." in notes
+    assert f"sign-flip test, adjusted by Holm over {family}." in notes
     models = [evaluation(drawn(3, 9, 1, REAL), model=name, **REGISTERED) for name in "mn"]
     notes = " ".join(show_comparison(make_leaderboard(models)).notes)
     family = family.replace("2 tests", "tests of each model and layout")
-    assert f"adjusted by Holm over {family} (w/ Mful, Random sentence)." in notes
+    assert f"adjusted by Holm over {family}." in notes
     alone = make_board(drawn(3, 60, 1, REAL), primary="mless - wo", contrasts=["mless - wo"])
     assert "p adj.: sign-flip test of the primary contrast alone." in show_comparison(alone).notes
     exploratory = make_board(drawn(3, 60, 1, REAL), primary=None, contrasts=[])
