@@ -332,11 +332,7 @@ def test_fetch_names_what_cannot_be_reached(command, config):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("report {run} --traces t.traces --head 1 --head 1", "t.traces: traces of the model tiny"),
-        (
-            "report {run} --traces t.traces --head 9",
-            "Head 9 is not in these traces: counted from 1",
-        ),
+        ("report {run} --traces t.traces", "t.traces: traces of the model tiny"),
         (
             "heads t.traces --condition wo --baseline wo",
             "Expected a contrast of different conditions, got wo against wo.",
