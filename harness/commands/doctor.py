@@ -12,11 +12,14 @@ def doctor(
 ) -> None:
     """Check the installation, and name the fix for each check that fails."""
     from harness.check_installation import check_installation
+    from harness.display.format_table import Column, Table, render
 
     checks = check_installation(model)
-    for check in checks:
-        typer.echo(f"{check.result:<5} {check.subject:<10} {check.state}")
-        if check.fix:
-            typer.echo(f"      {check.fix}")
+    columns = [Column(name, name, str, numeric=False) for name in ("result", "subject", "found")]
+    rows = [
+        {"result": check.result, "subject": check.subject, "found": check.state} for check in checks
+    ]
+    fixes = [f"{check.subject}: {check.fix}" for check in checks if check.fix]
+    typer.echo(render([Table("Installation", rows, columns, fixes)]))
     if any(check.result == "FAIL" for check in checks):
         raise typer.Exit(2)

@@ -27,9 +27,10 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
     import pandas
     from pandas.api.types import union_categoricals
 
-    _refuse_repeated_runs(runs)
     for index, later in enumerate(runs):
         for earlier in runs[:index]:
+            if Path(later.name).resolve() == Path(earlier.name).resolve():
+                raise ComparisonError(f"{later.name} is given twice.")
             if reason := _describe_disagreement(earlier, later):
                 raise ComparisonError(
                     f"{later.name} cannot be compared with {earlier.name}: {reason}. "
@@ -65,15 +66,6 @@ def describe_problem_differences(old: Run, new: Run) -> str:
         return "they have no problem in common"
     changed_ids = [name for name in shared_ids if old.problems[name] != new.problems[name]]
     return f"different problems have the ids {list_first(changed_ids)}" if changed_ids else ""
-
-
-def _refuse_repeated_runs(runs: Sequence[Run]) -> None:
-    paths = set()
-    for run in runs:
-        path = Path(run.name).resolve()
-        if path in paths:
-            raise ComparisonError(f"{run.name} is given twice.")
-        paths.add(path)
 
 
 def _describe_disagreement(old: Run, new: Run) -> str:
