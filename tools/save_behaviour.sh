@@ -76,4 +76,4 @@ PYTHON
 sed -i -E '/tokens\/s|seconds|took|[0-9] s/d' "$out/run.txt"
 mless probe results/example --flip changed --n 5 --layers 1-2 \
     -o "$work/probed.traces" 2>&1 | without_times > "$out/probe.txt"
-mless heads "$work/probed.traces" --format csv > "$out/heads.csv"
+mless heads "$work/probed.traces" --top 999 > "$out/heads.txt"

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.commands.options import (
-    Condition,
-    DrawCount,
-    DrawSeed,
-    LayoutName,
-    Level,
-    Metric,
-    Subject,
-)
+from harness.commands.options import LayoutName, Metric
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
 
 if TYPE_CHECKING:
@@ -47,18 +39,22 @@ def probe(
         typer.Option(help="Only problems with this outcome; `changed`: in either direction."),
     ] = None,
     baseline: Annotated[str, typer.Option(help="Baseline of --flip.")] = BASELINE,
-    condition: Condition = STUDIED,
+    condition: Annotated[
+        str, typer.Option(help="Condition that is compared with the baseline.")
+    ] = STUDIED,
     controls: Annotated[
         bool,
         typer.Option("--controls", help="Add to each problem a matched problem that did not flip."),
     ] = False,
-    subject: Subject = None,
-    level: Level = None,
+    subject: Annotated[str | None, typer.Option(help="Only problems of this subject.")] = None,
+    level: Annotated[int | None, typer.Option(help="Only problems of this level.")] = None,
     ids: Annotated[
         str | None, typer.Option(help="Only problems with these ids, separated by commas.")
     ] = None,
-    n: DrawCount = None,
-    seed: DrawSeed = DEFAULT_SEED,
+    n: Annotated[
+        int | None, typer.Option(min=1, help="Draw N problems at random (see --seed).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = DEFAULT_SEED,
     queries: Annotated[
         Literal["prompt", "completion"],
         typer.Option(help="Tokens whose attention is recorded: prompt or recorded completion."),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.commands.options import Baseline, LayoutName, Level, Metric, Subject
+from harness.commands.options import Baseline, LayoutName, Metric
 from harness.constants import STUDIED, Choice
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ def show(
     direction: Annotated[
         Choice, typer.Option(help="With --changed: only problems with this outcome.")
     ] = "changed",
-    subject: Subject = None,
-    level: Level = None,
     layout: LayoutName = None,
     metric: Metric = None,
 ) -> None:
@@ -56,8 +54,6 @@ def show(
             "flip": direction,
             "baseline": baseline or loaded.baseline,
             "condition": condition or STUDIED,
-            "subject": subject,
-            "level": level,
         }
         criterion = validate(Criterion, choice, "--changed")
         _show_changes(console, loaded, criterion, layout)
@@ -73,7 +69,5 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | No
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
     all_outcomes = criterion.model_copy(update={"flip": None})  # no change is a result too
-    # before the first line is printed, because it refuses a subject without problems
-    problems = select(source, all_outcomes)
     typer.echo(describe_changes(run, source, criterion))
-    print_changes(console, problems, criterion)
+    print_changes(console, select(source, all_outcomes), criterion)

@@ -33,10 +33,6 @@ def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
     noun = "problems" if total <= run.samples["problem_id"].nunique() else "problems by draw"
     contrast = contrast_name(criterion.condition, criterion.baseline)
     selection = f"{run.name}, {source.layout}, {contrast}: {matching} of {total} {noun}"
-    filters = {"subject": criterion.subject, "level": criterion.level}
-    filter_texts = [f"{name} {value}" for name, value in filters.items() if value]
-    if filter_texts:
-        selection += f" ({', '.join(filter_texts)})"
     selection += f", {str(criterion.flip).replace('_', ' ')}"
     if outcomes["undecided"]:
         selection += f"; {outcomes['undecided']} have no verdict under one of the two conditions"

@@ -212,7 +212,6 @@ FIXED = {
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--queries"): "prompt completion",
     ("probe", "--dtype"): "float32 bfloat16 float16",
-    ("heads", "--format"): "text csv",
     ("show", "--direction"): "wrong_to_right right_to_wrong both_right both_wrong changed",
 }
 
