@@ -414,7 +414,7 @@ def test_curves_are_those_of_the_traces(tmp_path):
                 expected = np.column_stack([curve.x, curve.mean])[is_drawn]
                 assert np.array_equal(points, expected)
     _, page = write_page(tmp_path, GREEDY_RUN, attention=[file])
-    assert "Selected on outcome" not in page and page.count("<img") == 4
+    assert "Selected on outcome" not in page and page.count("<img") == 3
     assert 'alt="Mean attention weight by token position' in page
 
 
