@@ -81,7 +81,7 @@ def compare_logs(tmp_path, capsys, monkeypatch):
         (HALF, "2", 0, "a - b loses less than 2 points: the interval's lower end is -0.9."),
         (WORSE, "2", 1, "a - b is worse: -5.0 points"),
         (WORSE, "20", 0, "a - b loses less than 20 points"),
-        (WORSE, "2 --filter loose", 0, "a - b loses less than 2 points"),
+        (WORSE, "2 --metric exact_match,loose", 0, "a - b loses less than 2 points"),
         (HALF, "0", 2, "--not-worse-by: expected points above 0 and below 100, got 0."),
         ([0] * 6 + HALF[6:], "1", 3, "Not shown: the interval's lower end is -2.2. If both are"),
     ],

@@ -7,7 +7,8 @@ import torch
 from msgspec import structs
 from transformers import AutoModelForCausalLM
 
-from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
+from attention_probe.commands.probe import describe_checks
+from attention_probe.measure.measure_definitions import MEASURES
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
@@ -19,7 +20,7 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, read_source, write_traces
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, read_source
 
 LAYERS = (0, 2)
 CRITERION = Criterion(n=5, seed=3)
@@ -113,7 +114,8 @@ def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
         filler = mean_mass(weights, queries, positions_of(trace, "filler"))
         assert_close(trace.measures["mass_filler"], filler)
         assert_close(trace.measures["lambda"], mean_mass(weights, queries, is_original))
-        assert_close(sum(trace.measures[name] for name in MASSES), 1)
+        masses = [trace.measures[name] for name in MEASURES if name.startswith("mass_")]
+        assert_close(sum(masses), 1)
 
 
 def test_activation_thresholds_are_those_of_the_baseline(traces):
@@ -264,22 +266,6 @@ def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, optio
     assert "nan" not in text.lower()
 
 
-def test_a_mean_over_heads_omits_no_head(path):
-    masses = {name: np.full((2, 3), 0.2, dtype=np.float32) for name in MASSES}
-    broken = masses | {"mass_filler": np.float32([[0.2, np.nan, 0.2], [0.2, 0.2, 0.2]])}
-    empty = {name: np.full_like(mass, np.nan) for name, mass in masses.items()}  # no completion
-    for name, measures, mean in (("a", broken, "nan"), ("b", empty, "0.2000")):
-        traces = [
-            make_trace("p0", "mless", measures=masses),
-            make_trace("p1", "mless", measures=measures),
-        ]
-        with AttentionTraces.open(write_traces(path.with_name(name), traces)) as opened:
-            lines = summary(opened).splitlines()
-        (row,) = (line for line in lines if line.startswith("Layer 1"))
-        assert row.split()[5] == mean
-        assert max(map(len, lines)) <= 80
-
-
 def with_completion(source, completion):
     """The source's first problem, answered by a completion under every condition."""
     first, prompts = source.problems[0], {}
@@ -297,29 +283,30 @@ def test_completions_may_be_empty_and_may_not_be_over_the_context(source, path):
     assert not path.exists(), "nothing is measured"
     run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
     with AttentionTraces.open(path) as traces:
-        assert "nan" in summary(traces)
+        (trace, *_) = traces_under(traces, "mless")
+        assert np.isnan(trace.measures["mass_filler"]).all()
 
 
 def test_probe_and_heads_from_the_command_line(path):
     command = ("probe", GREEDY_RUN, "--flip", "both_right", "--n", 3, "-o", path)
     printed = run_command(*command)
     assert "selected on outcome" in printed
-    assert "Layer 1" in printed
+    assert "3 problems under wo, " in printed
     assert run_command(*command) == printed
     assert "ordered by t, no p" in run_command("heads", path)
 
 
 def test_controls_are_not_averaged_with_selected_problems(path):
     flags = ("--flip", "wrong_to_right", "--controls")
-    printed = " ".join(run_command("probe", GREEDY_RUN, *flags, "-o", path).split())
-    assert ", 1 problems;" in printed
-    assert "1 controls were traced and are left out here" in printed
+    assert "2 problems under" in run_command("probe", GREEDY_RUN, *flags, "-o", path)
+    with pytest.raises(ConfigError, match="1 problem cannot rank heads"):
+        run_command("heads", path)
 
 
 def test_sample_logs_of_any_task_are_named_by_condition(path):
     flags = ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
     for name in ("wo", "mless"):
-        flags += ["--log", f"{name}={next(GREEDY_RUN.glob(f'samples_demo_{name}_2*.jsonl'))}"]
+        flags.append(f"{name}={next(GREEDY_RUN.glob(f'samples_demo_{name}_2*.jsonl'))}")
     printed = run_command("probe", *flags, "-o", path)
     assert "selected on outcome" in printed
     assert "mless" in printed
@@ -352,7 +339,6 @@ def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
     [
         ((), "`run`, `logs` and `dataset`, got none"),
         ((GREEDY_RUN, *PROBE_DATASET[1:]), "got run and dataset"),
-        (("--log", "wo"), "--log 'wo'"),
         (PROBE_DATASET[1:], "--model"),
         (("nowhere",), "nowhere"),
     ],

@@ -235,7 +235,7 @@ def test_tables_show_the_draws(run, call):
         assert text in page
     assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
     changed = call("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
-    assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
+    assert "x - wo: 5 of 10 problems by draw, changed" in " ".join(changed.split())
     problem = load_run(run)["problem_id"][0]
     all_draws, second_draw = (call("show", run, name).stdout for name in (problem, f"{problem}#2"))
     assert (all_draws.count("w/o, "), second_draw.count("w/o, ")) == (4, 2)

@@ -286,7 +286,9 @@ def test_runs_of_the_same_problems_are_of_one_dataset():
 def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, command, capsys, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)
-    output = ["-o", str(tmp_path / "out")] if command in ("plot", "report") else []
+    output = ["--changed"] if command == "show" else []
+    if command in ("plot", "report"):
+        output = ["-o", str(tmp_path / "out")]
 
     def refuse(message, *arguments):
         refused(here(capsys, monkeypatch, command, *arguments), message)
