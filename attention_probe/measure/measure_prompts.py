@@ -41,13 +41,15 @@ class Record:
         if self.rows is not None:
             count_rows(self.rows, 0)  # refuses other words
 
+    def count_rows(self, prompt: TokenizedPrompt) -> int:
+        """The number of the prompt's last queries whose weights are stored."""
+        if self.rows is None:
+            return 0
+        return count_rows(self.rows, len(prompt), int(prompt.has_role("completion").sum()))
+
     def is_row(self, prompt: TokenizedPrompt) -> NDArray[np.bool_]:
         """The queries of the prompt whose weights are stored."""
-        count = 0
-        if self.rows is not None:
-            completion = int(prompt.has_role("completion").sum())
-            count = count_rows(self.rows, len(prompt), completion)
-        return np.arange(len(prompt)) >= len(prompt) - count
+        return np.arange(len(prompt)) >= len(prompt) - self.count_rows(prompt)
 
 
 def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:

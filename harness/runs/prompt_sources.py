@@ -8,8 +8,8 @@ a probe without a run; nothing was generated for its prompts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
 
@@ -115,6 +115,7 @@ class Source:
             no segment marks it.
         metric: The metric of the verdicts; None without verdicts.
         changed: Conditions with an intervention in the model.
+        engine_arguments: The model arguments of a run with vLLM.
 
     Raises:
         RunError: there is no problem.
@@ -129,6 +130,7 @@ class Source:
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
     changed: tuple[str, ...] = ()
+    engine_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prompts_sha256(self) -> str:
