@@ -15,11 +15,11 @@ from attention_probe.prompts.token_roles import GAP, without_gap
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDIED, Dtype, JsonObject
 from harness.errors import ConfigError, list_near
-from harness.experiment.tokenizer import load_tokenizer
+from harness.experiment.tokenizer import load_model_config, load_tokenizer
 from harness.runs.prompt_sources import Source
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +71,14 @@ class ProbeSettings:
         conditions = list(self.conditions)
         if not conditions:
             conditions = [name for name in source.conditions if name not in source.changed]
-            records_gaps = not self.record.completion and self.engine is None
-            if STUDIED in conditions and records_gaps:
+            if STUDIED in conditions and not self.record.completion and self.engine is None:
                 conditions.append(f"{STUDIED}{GAP}")
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
         refuse_unusable_conditions(source, conditions)
         engine = self.engine
         if engine is not None and self.model is None:
-            engine = {**source.engine_arguments, **engine}
+            engine = source.engine_arguments | engine
         return replace(
             self, model=self.model or source.model, conditions=tuple(conditions), engine=engine
         )
@@ -89,6 +88,15 @@ class ProbeSettings:
         if self.model is None:
             raise ConfigError("The source does not record its model. Name the model with --model.")
         return load_tokenizer(smollm2_model.resolve_model(self.model))
+
+    @property
+    def revision(self) -> str | None:
+        """The model's revision in the arguments of the engine."""
+        return (self.engine or {}).get("revision")
+
+    def load_config(self) -> PretrainedConfig:
+        """The model's config, or that of its text layers."""
+        return load_model_config(smollm2_model.resolve_model(str(self.model)), self.revision)
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The first layers, up to the deepest of `layers`, to compute in this type."""

@@ -21,9 +21,10 @@ from harness.errors import PromptMismatchError
 from harness.experiment.prompt import Layout
 from harness.runs import versions_and_hashes
 from harness.runs.prompt_sources import Problem, Source
+from harness.runs.records import as_json
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 Advance = Callable[[int, int], None]
 """Called with the number of finished problems and the number of all problems."""
@@ -76,13 +77,11 @@ def run_probe(
         "problems": len(problems),
     }
     facts = {name: getattr(source, name) for name in SOURCE_FACTS}
-    with open_model(settings, prompts) as model:
+    with open_model(settings, prompts) as (measure, checks):
         receipt = make_receipt(
-            settings, tokenizer, source=facts, selection=selection, self_check=model.checks
+            settings, tokenizer, source=facts, selection=selection, self_check=checks
         )
         header = make_header(
-            model.config,
-            model.fingerprint,
             settings,
             layout=source.layout,
             is_checked=source.kind != "log",
@@ -91,7 +90,7 @@ def run_probe(
         # The model is open, so one that cannot be probed leaves no folder behind.
         with AttentionTraces.create(path, header, receipt=receipt) as traces:
             refuse_differing_traces(traces, prompts, problems)
-            add_missing_traces(traces, prompts, problems, model.measure, advance)
+            add_missing_traces(traces, prompts, problems, measure, advance)
     return receipt
 
 
@@ -211,8 +210,6 @@ def make_trace(problem: Problem, prompt: TokenizedPrompt, measured_fields: JsonO
 
 
 def make_header(
-    config: PretrainedConfig,
-    fingerprint: JsonObject,
     settings: ProbeSettings,
     *,
     layout: str,
@@ -222,15 +219,14 @@ def make_header(
     """The facts that all traces of a folder share.
 
     Args:
-        config: The model's config.
-        fingerprint: What identifies the model's weights.
         settings: What is recorded.
         layout: The layout of all prompts.
         is_checked: Whether mless built the prompts, and so checked that the problem's tokens are
             the same under all conditions.
         flip: The outcome by which the problems were selected; None if by none.
     """
-    record = settings.record
+    record, config = settings.record, settings.load_config()
+    name = smollm2_model.resolve_model(str(settings.model))
     options: JsonObject = {"activations": record.activations, "rows": record.rows}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
@@ -238,7 +234,7 @@ def make_header(
     options["model_type"] = config.model_type
     return TraceHeader(
         model=smollm2_model.name_model(str(settings.model)),
-        fingerprint=fingerprint,
+        fingerprint=as_json(versions_and_hashes.model_fingerprint(name, settings.revision)),
         layers=tuple(sorted(set(settings.layers))),
         head_count=int(config.num_attention_heads),
         conditions=settings.conditions,

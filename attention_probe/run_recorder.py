@@ -14,10 +14,9 @@ from harness.engines.attention_sums import Floats
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.plan import Plan, Request
 from harness.experiment.run_config import RunConfig
-from harness.experiment.tokenizer import ModelTokenizer, load_model_config
+from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.prompt_sources import Problem, filled_answers
-from harness.runs.records import as_json, prompt_id
-from harness.runs.versions_and_hashes import model_fingerprint
+from harness.runs.records import prompt_id
 
 
 class RunRecorder:
@@ -65,19 +64,16 @@ class RunRecorder:
     def _open_traces(self, path: Path, model: ModelTokenizer, dtype: Any) -> AttentionTraces:
         """The folder of traces, with the header that `mless probe` would write."""
         plan, config = self._plan, self._plan.config
-        name = str(plan.model_arguments["pretrained"])
-        revision = plan.model_arguments.get("revision")
-        model_config = load_model_config(name, revision)
-        layers: Any = config.recorded_layers
-        if layers == "all":
-            layers = range(model_config.num_hidden_layers)
         settings = ProbeSettings(
-            model=smollm2_model.name_model(name),
-            layers=tuple(layers),
+            model=smollm2_model.name_model(str(plan.model_arguments["pretrained"])),
             conditions=recorded_conditions(config),
             dtype=dtype,
+            engine={"revision": plan.model_arguments.get("revision")},
         )
-        fingerprint = as_json(model_fingerprint(name, revision))
+        layers: Any = config.recorded_layers
+        if layers == "all":
+            layers = range(settings.load_config().num_hidden_layers)
+        settings = replace(settings, layers=tuple(layers))
         receipt = make_receipt(
             settings,
             model.tokenizer,
@@ -88,7 +84,7 @@ class RunRecorder:
             },
             selection={"problems": len(self._prompts)},
         )
-        header = make_header(model_config, fingerprint, settings, layout=str(config.layouts[0]))
+        header = make_header(settings, layout=str(config.layouts[0]))
         return AttentionTraces.create(path, header, receipt=receipt)
 
     def add_query_sets(self, request: Request) -> Request:

@@ -11,7 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention_probe.measure.measure_prompts import Record, key_regions, mass_measures
+from attention_probe.measure.measure_prompts import (
+    FieldsByCondition,
+    Record,
+    key_regions,
+    mass_measures,
+)
 from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, common_tokens
 from harness.engines.attention_sums import (
     Floats,
@@ -42,8 +47,11 @@ def query_sets(
 
 
 def average_sums(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, Any]:
-    """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
-    curves = means(sums, sets)
+    """The measured fields of a `Trace`, from sums [layer, set, head, key].
+
+    The last sets are `query_sets`.
+    """
+    curves = means(sums[:, -AVERAGES:], sets[-AVERAGES:])
     # [layer, head, key] over the problem's queries. Unlike the other sets this one includes the
     # diagonal: in a mass, a query's attention to its own token counts.
     problem_sums = torch.from_numpy(sums[:, -1].copy())
@@ -57,7 +65,7 @@ def average_sums(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, 
 
 def measure_in_engine(
     engine: VLLMEngine, group: Sequence[ConditionPrompts], record: Record
-) -> list[dict[str, dict[str, Any]]]:
+) -> list[FieldsByCondition]:
     """Measure problems as `measure_group` does: each stored row is a set with a single query."""
     prompts = [*chain.from_iterable(by_condition.values() for by_condition in group)]
     commons = [*chain.from_iterable(common_tokens(prompts).values() for prompts in group)]
@@ -69,10 +77,9 @@ def measure_in_engine(
         averages = query_sets(prompt, common, completion=record.completion)
         token_ids = prompt.token_ids.tolist()
         requests.append(recorded_prompt(token_ids, [*rows, *averages], name=str(index)))
-    measured: dict[str, dict[str, dict[str, Any]]] = {}
+    measured: dict[str, FieldsByCondition] = {}
     for prompt, request, sums in zip(prompts, requests, record_sums(engine, requests), strict=True):
-        assert request.record
-        fields = average_sums(prompt, request.record[-AVERAGES:], sums[:, -AVERAGES:])
-        fields["rows"] = separate_rows(sums[:, : record.count_rows(prompt)])
+        fields = average_sums(prompt, request.record, sums)
+        fields["rows"] = separate_rows(sums, record.count_rows(prompt))
         measured.setdefault(prompt.problem_id, {})[prompt.condition] = fields
     return list(measured.values())

@@ -73,12 +73,12 @@ def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]
     return [sums[request.problem_id] for request in requests]
 
 
-def separate_rows(sums: Floats) -> Floats:
-    """The weights [layer, head, query, key] of the last queries, from the sums of each alone."""
-    rows = sums.swapaxes(1, 2).copy()
-    queries = np.arange(rows.shape[2])
+def separate_rows(sums: Floats, count: int) -> Floats:
+    """The weights [layer, head, query, key] of the last queries, from sums over each alone."""
+    rows = sums[:, :count].swapaxes(1, 2).copy()
+    queries = np.arange(count)
     # the engine leaves out a query's attention to its own token; weights add up to 1
-    rows[..., queries, queries - len(queries)] = 1 - rows.sum(axis=-1)
+    rows[..., queries, queries - count] = 1 - rows.sum(axis=-1)
     return rows
 
 

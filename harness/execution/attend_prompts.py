@@ -109,7 +109,7 @@ def attention(
     tokenizer = load_tokenizer(name)
     tokenized = [_tokenize(prompt, tokenizer) for prompt in prompts]
     counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
-    # all requests have the same number of sets: all queries, each row alone, and the last set,
+    # all requests have the same number of sets: each row alone, all queries, and the last set,
     # which `means` leaves out
     set_count = max(counts, default=0) + 2
     requests = [
@@ -119,13 +119,10 @@ def attention(
     with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
-        means(sums, request.record)[:, 0]
+        means(sums, request.record)[:, -1]
         for sums, request in zip(prompt_sums, requests, strict=True)
     )
-    result.rows = [
-        separate_rows(sums[:, 1 : count + 1])
-        for sums, count in zip(prompt_sums, counts, strict=True)
-    ]
+    result.rows = list(map(separate_rows, prompt_sums, counts))
     result.tokens = [texts for _, texts in tokenized]
     result.model = smollm2_model.label_model(model)
     result.layers = range(1, 1 + max(map(len, prompt_sums), default=0))
@@ -137,7 +134,7 @@ def attention(
 def _make_request(name: str, token_ids: list[int], count: int, set_count: int) -> Request:
     """A prompt whose attention is recorded: of all queries, and of each of the last `count`."""
     size = len(token_ids)
-    sets = [[1] * size, *single_queries(count, size, set_count - 2), [0] * size]
+    sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
     return recorded_prompt(token_ids, sets, name=name)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
+from harness.constants import JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments
 from harness.experiment.conditions import Condition, Placement
@@ -130,7 +131,7 @@ class Source:
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
     changed: tuple[str, ...] = ()
-    engine_arguments: Mapping[str, Any] = field(default_factory=dict)
+    engine_arguments: JsonObject = field(default_factory=dict)
 
     @property
     def prompts_sha256(self) -> str:

@@ -202,7 +202,7 @@ def test_more_rows_than_fit_are_refused_with_the_largest_number(source, path, mo
         settings = ProbeSettings(layers=LAYERS, conditions=("mless",), record=Record(rows=rows))
         run_probe(source, Criterion(n=2, seed=3), settings, path)
 
-    monkeypatch.setattr("attention_probe.run_probe.ROW_BYTES", 100_000)
+    monkeypatch.setattr("attention_probe.open_model.ROW_BYTES", 100_000)
     message = (
         r"--rows all takes 0.\d GB for 4 prompts, and 0.0 GB are the most: expected at most last"
     )
