@@ -111,7 +111,6 @@ def build(model_type: str, **changes: object) -> LoadedModel:
     del layers[len(LAYERS) :]
     return LoadedModel(
         name=f"tiny {model_type}",
-        revision=None,
         model=model,
         config=model.config,
         layers=LAYERS,

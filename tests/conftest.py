@@ -51,7 +51,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ENGINE_FILES = "attention benchmarks engine faults interventions logits smollm2 start_errors"
+ENGINE_FILES = (
+    "attention benchmarks engine engine_traces faults interventions logits smollm2 start_errors"
+)
 TOKENIZER_FILES = "conditions demonstrations token_checks token_roles tokenizer vllm"
 """Tests with all tokenizers, which take a process ten seconds to convert or train."""
 GROUPS = {

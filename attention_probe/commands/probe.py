@@ -71,6 +71,10 @@ def probe(
     ] = False,
     dtype: Annotated[Dtype, typer.Option(help="Number type of the computation.")] = "float32",
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
+    engine: Annotated[
+        bool,
+        typer.Option("--engine", help="Use vLLM with the run's arguments, not Hugging Face."),
+    ] = False,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="Folder of traces. An existing folder is continued."),
@@ -112,6 +116,7 @@ def probe(
         ),
         dtype=dtype,
         device=device,
+        engine={} if engine else None,
     )
     _record(prompts, settings, output)
 

@@ -15,6 +15,8 @@ from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion, select
+from harness.engines.attention_sums import single_queries
+from harness.engines.completions import Completion
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
@@ -95,6 +97,23 @@ def positions_of(trace, role):
 
 def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def assert_same_traces(path, expected_path, problems):
+    """The folders differ by rounding alone."""
+    with AttentionTraces.open(path) as traces, AttentionTraces.open(expected_path) as expected:
+        assert traces.header == expected.header
+        assert len(traces) == len(expected) == problems * len(traces.header.conditions)
+        for theirs in expected:
+            ours = traces.get(theirs.problem_id, theirs.condition)
+            for name in ("token_ids", "roles", "original_pos"):
+                assert (getattr(ours, name) == getattr(theirs, name)).all()
+            assert (ours.tokens, ours.outcome) == (theirs.tokens, theirs.outcome)
+            for name in ("mean_all", "mean_common", "rows"):
+                assert_close(getattr(ours, name), getattr(theirs, name))
+            assert ours.measures.keys() == theirs.measures.keys()
+            for name, values in theirs.measures.items():
+                assert_close(ours.measures[name], values)
 
 
 def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
@@ -199,12 +218,102 @@ def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys)
     assert f"mless: rows of {stored_bytes / 1e6:.1f} MB\n" in capsys.readouterr().err
 
 
+class EagerEngine:
+    """Sums as the engine records them, of attention matrices of Hugging Face."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def stream(self, requests):
+        for request in requests:
+            weights = eager(self.model, np.array(request.prompt_token_ids))[list(LAYERS)]
+            size = weights.shape[-1]
+            sets = np.array(request.record, np.float32)
+            # only in the last set, a query's attention to its own token counts
+            later = weights * (1 - np.eye(size))
+            sums = [np.einsum("sq,lhqk->lshk", sets[:-1], later)]
+            sums.append(np.einsum("sq,lhqk->lshk", sets[-1:], weights))
+            attention = np.concatenate(sums, axis=1).astype(np.float32)
+            yield [(request, Completion(text="", attention=attention))]
+
+    def close(self):
+        self.model = None
+
+
+@pytest.mark.parametrize("rows", [None, "last:5", "answer", "all"])
+def test_an_engine_measures_what_the_probe_does(source, full_model, tmp_path, monkeypatch, rows):
+    opened = []
+
+    def open_recorder(arguments, layers, set_count):
+        opened.append((arguments, layers, set_count))
+        return EagerEngine(full_model)
+
+    monkeypatch.setattr("attention_probe.open_model.open_recorder", open_recorder)
+    record = Record(completion=rows == "answer", rows=rows)
+    settings = ProbeSettings(layers=LAYERS, conditions=("mless", "random"), record=record)
+    criterion = Criterion(n=2, seed=3)
+    run_probe(source, criterion, settings, tmp_path / "probe")
+    receipt = run_probe(source, criterion, replace(settings, engine={}), tmp_path / "engine")
+    assert describe_checks(receipt["self_check"]).endswith("none in an engine")
+    assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=2)
+    with AttentionTraces.open(tmp_path / "engine") as traces:
+        longest = max(len(trace.tokens) for trace in traces)
+        most_rows = max(trace.rows.shape[2] for trace in traces)
+    ((arguments, layers, set_count),) = opened
+    assert arguments == source.engine_arguments | {"dtype": "float32", "max_model_len": longest + 1}
+    assert (layers, set_count) == ([1, 3], 3 + most_rows)
+
+
+def test_an_engine_continues_the_traces_of_the_probe(source, full_model, path, monkeypatch):
+    monkeypatch.setattr(
+        "attention_probe.open_model.open_recorder", lambda *_: EagerEngine(full_model)
+    )
+    settings = ProbeSettings(layers=LAYERS, conditions=("mless",))
+    run_probe(source, Criterion(ids=select_ids(source, 1)), settings, path)
+    run_probe(source, Criterion(ids=select_ids(source, 2)), replace(settings, engine={}), path)
+    with AttentionTraces.open(path) as traces:
+        assert len(traces) == 4 and traces.receipt["settings"]["engine"] is None
+
+
+def select_ids(source, count):
+    return tuple(problem.id for problem in source.problems[:count])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--activations",), "--engine cannot go with --activations."),
+        (("--conditions", "mless+gap,random"), r"--engine cannot go with mless\+gap."),
+        (("--device", "cuda"), "--engine cannot go with --device cuda."),
+        (("--layers", "5"), "Layer 5 is requested, but the model has 4 layers."),
+    ],
+)
+def test_what_an_engine_cannot_record_is_refused_before_it_starts(path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        run_command("probe", GREEDY_RUN, "--n", 1, "--engine", *options, "-o", path)
+    assert not path.exists()
+
+
+def test_a_prompt_over_the_context_is_refused_before_the_engine_starts(source, path):
+    completed = with_completion(source, "one two " * 3000)
+    settings = replace(COMPLETION, engine={})
+    with pytest.raises(PromptMismatchError, match=r"tokens; .* has a context of 4096"):
+        run_probe(completed, Criterion(n=1), settings, path)
+    assert not path.exists()
+
+
+def test_rows_of_a_prompt_of_20000_tokens_need_little_memory():
+    sets = single_queries(16, 20_000, 18)
+    assert [row.index(1) for row in sets[:16]] == [*range(19_984, 20_000)]
+    assert not any(map(any, sets[16:]))
+
+
 def test_more_rows_than_fit_are_refused_with_the_largest_number(source, path, monkeypatch, capsys):
     def probe_rows(rows):
         settings = ProbeSettings(layers=LAYERS, conditions=("mless",), record=Record(rows=rows))
         run_probe(source, Criterion(n=2, seed=3), settings, path)
 
-    monkeypatch.setattr("attention_probe.run_probe.ROW_BYTES", 100_000)
+    monkeypatch.setattr("attention_probe.open_model.ROW_BYTES", 100_000)
     message = (
         r"--rows all takes 0.\d GB for 4 prompts, and 0.0 GB are the most: expected at most last"
     )

@@ -11,8 +11,9 @@ import pytest
 from attention_probe.figures.trace_views import NO_ROWS, read_attention, read_view
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import LEVELS, MISSING, describe_prompt, make_page
+from harness.engines.attention_sums import separate_rows
 from harness.errors import ConfigError
-from harness.execution.attend_prompts import PromptAttention, _separate_rows, _tokenize
+from harness.execution.attend_prompts import PromptAttention, _tokenize
 from harness.experiment.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
@@ -247,11 +248,11 @@ def test_attention_is_a_list_with_tokens_rows_and_a_page():
 def test_rows_are_separated_from_the_sums_of_the_engine():
     weights = make_rows(np.random.default_rng(0), 2, 3, 4, 7)
     sums = np.zeros((2, 6, 3, 7), np.float32)
-    sums[:, 1:5] = weights.swapaxes(1, 2)
+    sums[:, :4] = weights.swapaxes(1, 2)
     for query in range(4):  # the engine leaves out a query's own token
-        sums[:, 1 + query, :, 3 + query] = 0
-    np.testing.assert_allclose(_separate_rows(sums, 4), weights, atol=1e-6)
-    assert _separate_rows(sums[:, [0, -1]], 0).shape == (2, 3, 0, 7)
+        sums[:, query, :, 3 + query] = 0
+    np.testing.assert_allclose(separate_rows(sums, 4), weights, atol=1e-6)
+    assert separate_rows(sums, 0).shape == (2, 3, 0, 7)
 
 
 def test_prompts_of_ids_have_the_texts_of_their_tokens():

@@ -6,9 +6,10 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.engines.engine_processes import PLUGIN
-from harness.errors import ConfigError, ModelError, explain_hub_error
+from harness.errors import ConfigError
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
 from harness.experiment.run_config import RunConfig
+from harness.experiment.tokenizer import load_model_config
 
 OPEN_WORKER = "harness.engines.interventions.open_worker.OpenWorker"
 OPERATION = "mless::change_rows"
@@ -80,14 +81,10 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
     """
     _refuse_arguments(arguments, layers)
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     name = str(arguments["pretrained"])
-    try:
-        config = AutoConfig.from_pretrained(name, revision=arguments.get("revision"))
-        config = config.get_text_config()
-    except (OSError, ValueError) as error:
-        raise ModelError(explain_hub_error(name, error)) from None
+    config = load_model_config(name, arguments.get("revision"))
     last = 0
     for numbers in layers.values():
         if numbers != "all":
