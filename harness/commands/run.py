@@ -27,6 +27,10 @@ def run(
             "or a dataset on the hub.",
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="problem=Question,answer=Answer", help="Columns of the --dataset."),
+    ] = None,
     conditions: Annotated[
         str | None, typer.Option(metavar="wo,mless", help="Only these of the study's conditions.")
     ] = None,
@@ -101,6 +105,9 @@ def run(
         "dataset": dataset if dataset in (None, "math500") else {"path": dataset},
         "conditions": None if conditions is None else conditions.replace(" ", "").split(","),
     }
+    for pair in columns.split(",") if columns else ():
+        key, _, name = pair.partition("=")
+        values[f"dataset.{key.strip()}"] = name.strip()
     if apply_chat_template is not None:
         values["layouts"] = ["chat"] if apply_chat_template else ["raw"]
     options = [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]

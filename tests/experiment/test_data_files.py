@@ -144,9 +144,9 @@ def test_columns_are_mapped_on_the_command_line(tmp_path, capsys, monkeypatch):
         return here(capsys, monkeypatch, "run", *arguments)
 
     refused(run(), "line 2 (Frage, Loesung): problem: Field required")
-    result = run("--set", "dataset.problem=Frage", "--set", "dataset.answer=loesung")
+    result = run("--columns", "problem=Frage, answer=loesung")
     assert result.returncode == 0 and "1 problems" in result.stdout, result.stderr
-    refused(run("--set", "dataset.gold=Loesung"), "key 'dataset.gold': expected one of path")
+    refused(run("--columns", "gold=Loesung"), "unknown key 'dataset.gold': expected one of path")
 
 
 def test_a_lost_backslash_in_a_config_is_refused_with_its_line(tmp_path):
