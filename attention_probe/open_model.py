@@ -66,7 +66,7 @@ def open_model(
 
 
 def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPrompt]) -> None:
-    """Print the size of the rows that will be stored.
+    """Refuse prompts that are too long, and rows that are too large, and print the rows' size.
 
     Raises:
         PromptMismatchError: a prompt is longer than the model's context.

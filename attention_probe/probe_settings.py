@@ -35,8 +35,8 @@ class ProbeSettings:
         dtype: Type that the layers are computed in. If it is not float32, one prompt is compared
             with float32.
         device: `cpu`, `cuda`, ...
-        engine: Arguments of vLLM, which then computes all layers of the model in place of Hugging
-            Face; None for Hugging Face.
+        engine: Arguments of vLLM, which then replaces Hugging Face; None for Hugging Face. To those
+            named here `complete_from` adds the run's, unless a model is named.
     """
 
     model: str | None = None

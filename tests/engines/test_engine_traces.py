@@ -43,7 +43,7 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
     if model_type != "qwen2":
         # windows are shorter than the prompts
         model = save_model(tmp_path / "model", model_type, head_dim=32, sliding_window=32)
-    source, criterion = read_source(GREEDY_RUN), Criterion(flip="changed", n=3)
+    source, criterion = read_source(GREEDY_RUN), Criterion(n=3)
     settings = ProbeSettings(
         model=str(model),
         layers=(0, 1, 2),
@@ -91,9 +91,9 @@ def test_every_figure_of_attention_is_the_same_from_the_engine(
     monkeypatch.chdir(ROOT)
     if path.stem == "flipped-products":
         traces = tmp_path / "flipped.traces"
-        options = "--flip changed --controls --n 4 --conditions mless --engine"
+        options = "--flip changed --controls --conditions mless --engine"
         succeed(mless, "probe", str(GREEDY_RUN), *options.split(), "-o", str(traces))
-        overrides = [f"prompts.run={GREEDY_RUN}", "prompts.n=4", NO_GAP]
+        overrides = [f"prompts.run={GREEDY_RUN}", NO_GAP]
     else:
         run = record(TOY_MODEL)
         traces, overrides = run / RECORDED, [f"prompts={{run: {run}}}"]
