@@ -21,7 +21,12 @@ from harness.errors import JournalError
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
-from harness.reasoning_markers import NO_MARKERS, add_reasoning, skip_reasoning
+from harness.reasoning_markers import (
+    NO_MARKERS,
+    add_reasoning,
+    skip_reasoning,
+    spends_budget,
+)
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, Sample, Score
 from harness.runs.run_files import RECORDED, read_samples
@@ -197,11 +202,24 @@ class _Session:
         self.show(scorer.finish())
         self.timing["grading_after_last_completion_seconds"] = round(time.monotonic() - ended, 3)
 
+    def _spends_budget(self, request: Request, token_ids: Sequence[int]) -> bool:
+        markers, budget = self._plan.marker_ids, request.sampling.thinking_budget
+        if markers is None or budget is None:
+            return False
+        return spends_budget(request.prompt_token_ids or (), token_ids, markers, budget)
+
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         self._has_reasoning |= skip_reasoning(completion.text) != completion.text
-        sample = Sample.of(request, key, text, tokens=tokens, reason=completion.finish_reason)
+        sample = Sample.of(
+            request,
+            key,
+            text,
+            tokens=tokens,
+            reason=completion.finish_reason,
+            spent_budget=self._spends_budget(request, completion.token_ids),
+        )
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)

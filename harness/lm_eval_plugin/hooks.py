@@ -80,6 +80,10 @@ def grade_responses(
 
     Grade and audit are one JSON text, which sample logs store unchanged. A completion may carry
     `graded`: the JSON text of an earlier run. If all do, no grader is started.
+
+    Args:
+        responses: The completions of each document.
+        docs: The documents. Those of another task need only an `answer`.
     """
     jobs: dict[tuple[int, int], tuple[GradeJob, AuditJob]] = {}
     grades_by_document: list[list[str]] = []
@@ -105,10 +109,10 @@ def grade_responses(
 def _make_jobs(completion: str, doc: Mapping[str, Any]) -> tuple[GradeJob, AuditJob]:
     audit_job = AuditJob(
         # the authors' rule reads the prompt too; a chat template adds no boxes to it
-        prompt=doc["system"] + doc["user"],
+        prompt=doc.get("system", "") + doc.get("user", ""),
         completion=completion,
         target=doc["answer"],
-        solution=doc["solution"] or "",
+        solution=doc.get("solution") or "",
     )
     alternatives = tuple(doc.get("alternatives") or ())
     grade_job = GradeJob(completion=completion, target=doc["answer"], alternatives=alternatives)
