@@ -85,11 +85,15 @@ def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:
 
 
 def spends_budget(
-    prompt: Sequence[int], completion: Sequence[int], markers: MarkerIds, budget: int
+    prompt: Sequence[int] | None,
+    completion: Sequence[int] | None,
+    markers: MarkerIds | None,
+    budget: int | None,
 ) -> bool:
     """Whether the reasoning of a completion has ended, with all tokens of its budget.
 
-    vLLM ends it there without a record. A model that ends it there by itself counts too.
+    vLLM ends it there without a record. A model that ends it there by itself counts too. It is
+    False without tokens, markers or a budget.
 
     Args:
         prompt: The tokens of the prompt, which may begin the reasoning.
@@ -97,6 +101,8 @@ def spends_budget(
         markers: The tokens of the markers.
         budget: The maximum number of tokens between the markers.
     """
+    if not (prompt and completion and markers and budget):
+        return False
     start, end = map(tuple, markers)
     tokens, first = (*prompt, *completion), None
     for index in range(len(tokens)):

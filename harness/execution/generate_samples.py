@@ -202,12 +202,6 @@ class _Session:
         self.show(scorer.finish())
         self.timing["grading_after_last_completion_seconds"] = round(time.monotonic() - ended, 3)
 
-    def _spends_budget(self, request: Request, token_ids: Sequence[int]) -> bool:
-        markers, budget = self._plan.marker_ids, request.sampling.thinking_budget
-        if markers is None or budget is None:
-            return False
-        return spends_budget(request.prompt_token_ids or (), token_ids, markers, budget)
-
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
@@ -218,7 +212,12 @@ class _Session:
             text,
             tokens=tokens,
             reason=completion.finish_reason,
-            spent_budget=self._spends_budget(request, completion.token_ids),
+            spent_budget=spends_budget(
+                request.prompt_token_ids,
+                completion.token_ids,
+                self._plan.marker_ids,
+                request.sampling.thinking_budget,
+            ),
         )
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)

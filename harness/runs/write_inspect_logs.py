@@ -1,8 +1,6 @@
 """A run as logs of Inspect, for its viewer (`inspect view`): a log for each task of the run."""
 
 from collections.abc import Iterator
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -31,64 +29,53 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
             "`mless export` needs the package 'inspect_ai'. Install it: "
             "`pip install 'mless[inspect]'`."
         ) from None
+    samples_by_task: dict[str, list[JsonObject]] = {}
+    for prompt in run.prompts:
+        samples_by_task.setdefault(prompt.task, []).extend(_describe_samples(prompt))
+    folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    # a stable sort: the problems of a task stay in their order
-    prompts = sorted(run.prompts, key=attrgetter("task"))
-    for task, task_prompts in groupby(prompts, key=attrgetter("task")):
-        log = EvalLog(**_describe_task(run, Path(task).stem, list(task_prompts)))
-        path = folder / f"{log.eval.task}.eval"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_eval_log(log, path)
-        paths.append(path)
+    for task, samples in samples_by_task.items():
+        are_right = [sample["scores"][SCORER]["value"] == "C" for sample in samples]
+        accuracy = {"name": "accuracy", "value": fmean(are_right)}
+        score = {"name": SCORER, "scorer": SCORER, "metrics": {"accuracy": accuracy}}
+        log = EvalLog(
+            status="success",
+            eval={
+                "created": run.about["created"],
+                "task": task,
+                "dataset": {"name": run.about["dataset_name"]},
+                "model": run.about["model"],
+                "config": {"epochs": max(sample["epoch"] for sample in samples)},
+            },
+            results={
+                "total_samples": len(samples),
+                "completed_samples": len(samples),
+                "scores": [score],
+            },
+            samples=samples,
+        )
+        paths.append(folder / f"{task}.eval")
+        write_eval_log(log, paths[-1])
     return paths
 
 
-def _describe_task(run: Run, task: str, prompts: list[AnsweredPrompt]) -> JsonObject:
-    """The fields of a log, in Inspect's own format."""
-    model, created = str(run.about["model"]), str(run.about["created"])
-    samples = [sample for prompt in prompts for sample in _describe_samples(prompt, model)]
-    accuracy = fmean(sample["scores"][SCORER]["value"] == "C" for sample in samples)
-    metrics = {"accuracy": {"name": "accuracy", "value": accuracy}}
-    return {
-        "status": "success",
-        "eval": {
-            "created": created,
-            "task": task,
-            "task_version": run.about["task_version"],
-            "dataset": {"name": run.about["dataset_name"], "samples": len(prompts)},
-            "model": model,
-            "config": {"epochs": len(prompts[0].graded_samples)},
-            "packages": {name: text for name, text in run.about["versions"].items() if text},
-            "metadata": {"run": run.name, "condition": prompts[0].condition},
-        },
-        "results": {
-            "total_samples": len(samples),
-            "completed_samples": len(samples),
-            "scores": [{"name": SCORER, "scorer": SCORER, "metrics": metrics}],
-        },
-        "samples": samples,
-    }
-
-
-def _describe_samples(prompt: AnsweredPrompt, model: str) -> Iterator[JsonObject]:
+def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
     """The samples of a prompt. Inspect's word for the samples of a problem is epoch."""
+    # a server that applied its own template did not show the text
+    question = prompt.prompt or prompt.doc["user"]
     for epoch, (sample, score) in enumerate(prompt.graded_samples, start=1):
         message = {"role": "assistant", "content": sample.completion}
-        is_cut = sample.finish_reason == "length"
-        choice = {"message": message, "stop_reason": "max_tokens" if is_cut else "stop"}
+        grade = {
+            "value": "C" if score.verdict == "correct" else "I",
+            "answer": score.answer,
+            "explanation": score.verdict,
+        }
         yield {
             "id": prompt.problem_id,
             "epoch": epoch,
-            "input": prompt.prompt,
+            "input": question,
             "target": prompt.doc["answer"],
-            "messages": [{"role": "user", "content": prompt.prompt}, message],
-            "output": {"model": model, "choices": [choice]},
-            "scores": {
-                SCORER: {
-                    "value": "C" if score.verdict == "correct" else "I",
-                    "answer": score.answer,
-                    "explanation": score.verdict,
-                }
-            },
-            "metadata": {"subject": prompt.doc["subject"], "level": prompt.doc["level"]},
+            "messages": [{"role": "user", "content": question}, message],
+            "output": {"choices": [{"message": message}]},
+            "scores": {SCORER: grade},
         }

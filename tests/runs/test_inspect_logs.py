@@ -28,7 +28,7 @@ for file in list_eval_logs(sys.argv[-1]):
     for sample in log.samples:
         grade = sample.scores["mless"]
         facts = [sample.id, sample.epoch - 1, sample.target, grade.value == "C", grade.explanation]
-        samples.append([*facts, grade.answer, sample.output.completion, sample.output.stop_reason])
+        samples.append([*facts, grade.answer, sample.output.completion])
     facts = [log.status, log.eval.task, log.eval.model, score.metrics["accuracy"].value]
     print(json.dumps([*facts, samples]))
 """
@@ -61,10 +61,8 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path):
         assert (status, model) == ("success", rows["model"].iloc[0])
         assert accuracy == pytest.approx(rows["correct"].mean())
         columns = ["problem_id", "sample_index", "target", "correct", "verdict", "answer"]
-        expected = rows[[*columns, "completion", "finish_reason"]].astype(object)
-        expected = expected.where(expected.notna(), None)
-        expected["finish_reason"] = expected["finish_reason"].replace("length", "max_tokens")
-        assert samples == expected.values.tolist()
+        expected = rows[[*columns, "completion"]].astype(object)
+        assert samples == expected.where(expected.notna(), None).values.tolist()
     assert len({accuracy for *_, accuracy, _ in logs}) > 1
 
 
