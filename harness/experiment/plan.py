@@ -142,9 +142,7 @@ def make_plan(
         if config.thinking_budget:
             marker_ids = _encode_markers(thinking, model)
             start, end = thinking[0]
-            # the user's argument wins: its end may have words before the marker
-            markers = {"reasoning_start_str": start, "reasoning_end_str": end}
-            arguments.setdefault("reasoning_config", markers)
+            arguments["reasoning_config"] = {"reasoning_start_str": start, "reasoning_end_str": end}
     return Plan(
         config=config,
         dataset=dataset,
