@@ -35,10 +35,11 @@ for file in list_eval_logs(sys.argv[-1]):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not PACKAGES.is_dir(), reason="`make test-long` installs inspect_ai")
 def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path):
     def answer(request, target):
         is_right = len(request.prompt + target) % 3 > 0 and request.sample_index
-        if request.problem_id.endswith("3"):
+        if request.problem_id.endswith("3.json"):
             return "on and on", "length"
         return rf"so \boxed{{{target if is_right else 0}}}", "stop"
 
@@ -62,7 +63,8 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path):
         assert accuracy == pytest.approx(rows["correct"].mean())
         columns = ["problem_id", "sample_index", "target", "correct", "verdict", "answer"]
         expected = rows[[*columns, "completion"]].astype(object)
-        assert samples == expected.where(expected.notna(), None).values.tolist()
+        # Inspect has its own order of samples
+        assert sorted(samples) == sorted(expected.where(expected.notna(), None).values.tolist())
     assert len({accuracy for *_, accuracy, _ in logs}) > 1
 
 
