@@ -122,6 +122,7 @@ def test_an_answer_that_the_prompt_begins_stands_after_the_reasoning(
     [
         ((8,), (1, 5, 6, 7, 2, 3, 9), True),
         ((8,), (1, 5, 6, 2, 3, 9), False),
+        ((8, 1), (5, 6, 7, 8, 2, 3), True),
         # half of the end is no end
         ((8,), (1, 5, 2, 7, 2, 3), True),
         # the prompt begins the reasoning, with or without words of its own
