@@ -58,6 +58,7 @@ COMMANDS = (
     Command(_READ, "harness.commands.show", "mless show results/example --changed"),
     Command(_READ, "harness.commands.plot", "mless plot results/example --kind forest -o figures"),
     Command(_READ, "harness.commands.report", "mless report results/example -o report.html"),
+    Command(_READ, "harness.commands.export", "mless export results/example -o logs"),
     Command(
         _MODEL,
         "attention_probe.commands.probe",

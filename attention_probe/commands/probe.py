@@ -145,4 +145,4 @@ def describe_checks(checks: Mapping[str, Any]) -> str:
         for name, check in checks.items()
         if name.endswith("_error")
     ]
-    return f"self-check (largest error): {', '.join(errors)}"
+    return f"self-check (largest error): {', '.join(errors) or 'none in an engine'}"

@@ -72,17 +72,31 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an argument has none of the names that the installed vLLM knows.
+def refuse_budget() -> None:
+    """Raise ConfigError if the installed vLLM cannot end the reasoning of a model."""
+    source = _read_vllm_source("sampling_params.py")
+    if source is not None and "thinking_token_budget" not in source:
+        raise ConfigError(
+            "thinking_budget: the installed vLLM has no `thinking_token_budget`. Install a newer "
+            "one, or remove the key."
+        )
 
-    They are read from its source, because importing it takes eight seconds.
-    """
+
+def _read_vllm_source(name: str) -> str | None:
+    """A file of vLLM's source, because importing it takes eight seconds; None without vLLM."""
     package = find_spec("vllm")
     if package is None:
+        return None
+    return (Path(str(package.origin)).parent / name).read_text(encoding="utf-8")
+
+
+def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an argument has none of the names that the installed vLLM knows."""
+    source = _read_vllm_source("engine/arg_utils.py")
+    if source is None:
         return
-    source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
     # the fields of its classes, of which EngineArgs has nearly all
-    names = re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.M)
+    names = re.findall(r"^    (\w+): ", source, re.M)
     # arguments of VLLMEngine itself, and those that `engine_arguments` renames or drops
     names += ["batch_invariant", "interventions", *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS]
     for name in options:

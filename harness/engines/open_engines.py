@@ -28,7 +28,7 @@ def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
     """
     name, value = "--engines", option
     if option is None:
-        name, value = DATA_PARALLEL, arguments.get(DATA_PARALLEL) or 1
+        name, value = DATA_PARALLEL, arguments.get(DATA_PARALLEL, 1)
     if not re.fullmatch(rf"{AUTO}|[1-9]\d{{,3}}", str(value)):
         raise ConfigError(f"{name} is {str(value)!r:.40}. Expected auto, or a number from 1.")
     engines = AUTO if value == AUTO else int(str(value))

@@ -21,7 +21,12 @@ from harness.errors import JournalError
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
-from harness.reasoning_markers import NO_MARKERS, add_reasoning, skip_reasoning
+from harness.reasoning_markers import (
+    NO_MARKERS,
+    add_reasoning,
+    skip_reasoning,
+    spends_budget,
+)
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, Sample, Score
 from harness.runs.run_files import RECORDED, read_samples
@@ -198,7 +203,19 @@ class _Session:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         self._has_reasoning |= skip_reasoning(completion.text) != completion.text
-        sample = Sample.of(request, key, text, tokens=tokens, reason=completion.finish_reason)
+        sample = Sample.of(
+            request,
+            key,
+            text,
+            tokens=tokens,
+            reason=completion.finish_reason,
+            spent_budget=spends_budget(
+                request.prompt_token_ids,
+                completion.token_ids,
+                self._plan.marker_ids,
+                request.sampling.thinking_budget,
+            ),
+        )
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)

@@ -25,7 +25,7 @@ from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode
-from harness.reasoning_markers import Markers, read_markers
+from harness.reasoning_markers import MarkerIds, Markers, read_markers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class Plan:
         layout_reason: Why the run has these layouts.
         thinking: The model's markers of reasoning, from the config or the chat template; empty if
             both state none.
+        marker_ids: With a budget of reasoning the tokens of the markers, start and end.
         lacks_markers: Whether the chat template speaks of reasoning, without known markers.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
@@ -54,6 +55,7 @@ class Plan:
     example_ids: ExampleIds | None = None
     layout_reason: str
     thinking: Markers = ()
+    marker_ids: MarkerIds | None = None
     lacks_markers: bool = False
     raw_prefix: str = ""
 
@@ -121,7 +123,7 @@ def make_plan(
     model = ModelTokenizer.from_arguments(config.model_arguments())
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
-    raw_prefix, thinking, lacks_markers = "", config.markers, False
+    raw_prefix, thinking, lacks_markers, marker_ids = "", config.markers, False, None
     if model is not None:
         thinking = thinking or read_markers(model.template)
         # the names of variables; "reason step by step" is also in templates of other models
@@ -130,6 +132,10 @@ def make_plan(
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
+        if config.thinking_budget:
+            marker_ids = _encode_markers(thinking, model)
+            start, end = thinking[0]
+            arguments["reasoning_config"] = {"reasoning_start_str": start, "reasoning_end_str": end}
     return Plan(
         config=config,
         dataset=dataset,
@@ -139,9 +145,21 @@ def make_plan(
         example_ids=example_ids,
         layout_reason=layout_reason,
         thinking=thinking,
+        marker_ids=marker_ids,
         lacks_markers=lacks_markers,
         raw_prefix=raw_prefix,
     )
+
+
+def _encode_markers(thinking: Markers, model: ModelTokenizer) -> MarkerIds:
+    """The tokens of the first markers, as vLLM encodes them."""
+    if not thinking:
+        raise ConfigError(
+            f"thinking_budget: the chat template of {model.name} states no markers of reasoning. "
+            "Set `thinking: {start: ..., end: ...}`."
+        )
+    start, end = (model.tokenizer.encode(text, add_special_tokens=False) for text in thinking[0])
+    return start, end
 
 
 def _split_problems(

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -98,6 +99,8 @@ class RunConfig(Strict):
     thinking: ThinkingConfig | None = None
     """The texts around the model's reasoning, which is never read. By default those of its chat
     template, else of all known families."""
+    thinking_budget: int | None = Field(default=None, ge=1)
+    """The maximum length of the reasoning, in tokens. vLLM then ends it."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
@@ -230,6 +233,8 @@ class RunConfig(Strict):
             yield (
                 f"record_attention: needs the condition {BASELINE}, whose tokens are the reference"
             )
+        if self.thinking_budget and self.model.backend != "vllm":
+            yield f"thinking_budget: needs `model.backend: vllm`, got {self.model.backend!r}"
         if not self.model.name:
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
 
@@ -309,6 +314,7 @@ class RunConfig(Strict):
         # the answer is the first line, so the completion may end there
         until = (*self.until, *(["\n"] if self.answer == "line" else []))
         sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
+        sampling = replace(sampling, thinking_budget=self.thinking_budget)
         if self.repeats_per_draw > 1 and sampling.greedy:
             raise ConfigError(
                 f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): every "
@@ -332,6 +338,7 @@ class RunConfig(Strict):
             "positive_control",
             "fewshot",
             "thinking",
+            "thinking_budget",
             "record_attention",
             "planned",
         ):

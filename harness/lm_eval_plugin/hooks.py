@@ -82,6 +82,10 @@ def grade_responses(
 
     Grade and audit are one JSON text, which sample logs store unchanged. The completions of an
     earlier run carry it as `graded`. Then no grader is started.
+
+    Args:
+        responses: The completions of each document.
+        docs: The documents. Those of another task need only an `answer`.
     """
     if all(hasattr(completion, "graded") for completion in chain.from_iterable(responses)):
         return [list(map(attrgetter("graded"), completions)) for completions in responses]
@@ -105,10 +109,10 @@ def grade_responses(
 def _make_jobs(completion: str, doc: Mapping[str, Any]) -> tuple[GradeJob, AuditJob]:
     audit_job = AuditJob(
         # the authors' rule reads the prompt too; a chat template adds no boxes to it
-        prompt=doc["system"] + doc["user"],
+        prompt=doc.get("system", "") + doc.get("user", ""),
         completion=completion,
         target=doc["answer"],
-        solution=doc["solution"] or "",
+        solution=doc.get("solution") or "",
     )
     alternatives = tuple(doc.get("alternatives") or ())
     grade_job = GradeJob(completion=completion, target=doc["answer"], alternatives=alternatives)

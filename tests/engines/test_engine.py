@@ -22,6 +22,7 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
+from harness.runs.read_runs import Run
 from harness.runs.run_files import read_identity, read_prompts, read_receipt, read_samples
 from tests.conftest import BUDGET, LIMIT, PATIENCE
 from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
@@ -178,6 +179,23 @@ def test_500_completions_are_sampled_with_the_seeds_of_their_problems(mless, tmp
     assert completions["twin"].equals(completions["mless"]), "the same prompt under the same seed"
     sampling = read_identity(tmp_path / "run").arms["demo_wo"].sampling
     assert (sampling.source, sampling.temperature, sampling.top_p) == ("explicit", 1.2, 0.95)
+
+
+@pytest.mark.slow
+def test_the_engine_ends_reasoning_with_the_last_token_of_its_budget(mless, tmp_path):
+    settings = (
+        "conditions=[{name: reasoning, cue: <think>}]",
+        "thinking={start: <think>, end: </think>}",
+        "thinking_budget=5",
+        MAX_GEN_TOKS,
+    )
+    run = Run.load(generate(mless, tmp_path / "run", 8, *settings))
+    # the model has not learnt these markers, so it would reason until its limit
+    for prompt in run.prompts:
+        assert prompt.prompt.rstrip().endswith("<think>")
+        assert all(text.count("</think>") == 1 for text in prompt.completions)
+        assert "unfinished" not in prompt.verdicts
+    assert run.samples["spent_budget"].all() and len(run.samples) == 8
 
 
 @pytest.mark.slow

@@ -213,13 +213,18 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, cap
     assert "unfinished 50.0 %. Reasoning without an end is no answer." in " ".join(table.split())
 
 
+@pytest.mark.parametrize("reason", ["length", "stop"])
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_reasoning_that_a_server_returns_apart_is_kept(server, name):
-    choice = {"message": {"content": None, name: "2 + 2"}, "finish_reason": "length"}
-    server.answer = lambda _: (200, {"choices": [choice]})
+def test_reasoning_that_a_server_returns_apart_is_kept(server, name, reason):
+    choice = {"message": {"content": None, name: "2 + 2"}, "finish_reason": reason}
+    usage = {"completion_tokens": 90}
+    server.answer = lambda _: (200, {"choices": [choice], "usage": usage})
     with opened(server, "local-chat-completions") as model:
         (completed,) = stream(model, request("p", turns=({"role": "user", "content": "a"},)))
-    assert completed == Completion(text="", reasoning="2 + 2", finish_reason="length")
+    assert completed == Completion(
+        text="", reasoning="2 + 2", finish_reason=reason, completion_tokens=90
+    )
+    assert len(server.posts) == 1, "reasoning without a text is no lost completion"
 
 
 def test_a_busy_server_is_asked_again_and_an_absent_one_ends_in_one_error(
