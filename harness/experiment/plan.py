@@ -62,7 +62,11 @@ class Plan:
     @cached_property
     def model_arguments(self) -> dict[str, Any]:
         """The arguments of the backend."""
-        return self.config.model_arguments()
+        arguments = self.config.model_arguments()
+        if self.config.thinking_budget:
+            start, end = self.thinking[0]
+            arguments["reasoning_config"] = {"reasoning_start_str": start, "reasoning_end_str": end}
+        return arguments
 
     @property
     def size(self) -> int:
@@ -134,8 +138,6 @@ def make_plan(
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
         if config.thinking_budget:
             marker_ids = _encode_markers(thinking, model)
-            start, end = thinking[0]
-            arguments["reasoning_config"] = {"reasoning_start_str": start, "reasoning_end_str": end}
     return Plan(
         config=config,
         dataset=dataset,
