@@ -132,10 +132,16 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
     with progress_bar("probe problems") as advance:
         receipt = run_probe(source, prompts, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
-        stamps, conditions = traces.header.stamps, ", ".join(traces.conditions)
-        holds = f"{len(traces.problem_ids)} problems under {conditions}"
-    lines = [*stamps, describe_checks(receipt["self_check"]), f"traces  {output}: {holds}"]
-    typer.echo("\n".join([*lines, f"next    mless attention {output} -o page.html"]))
+        layers = ", ".join(str(layer + 1) for layer in traces.header.layers)
+        lines = [
+            *traces.header.stamps,
+            describe_checks(receipt["self_check"]),
+            f"traces  {output}",
+            f"layers  {layers}",
+            f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",
+            f"next    mless attention {output} -o page.html",
+        ]
+    typer.echo("\n".join(lines))
 
 
 def describe_checks(checks: Mapping[str, Any]) -> str:
