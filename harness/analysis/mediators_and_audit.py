@@ -18,7 +18,7 @@ MEDIATOR_COLUMNS = {
     "no_box": "percent that ended without an answer in a closed box",
     "truncated": "percent that reached the token limit without an answer in a closed box",
     "unfinished": "percent whose reasoning did not end",
-    "spent_budget": "percent whose reasoning ended with the last token of `thinking_budget`",
+    "spent_budget": "percent whose reasoning has all tokens of `thinking_budget`",
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",

@@ -167,9 +167,15 @@ class _Session:
         _print_message(message)
 
     def _model_arguments(self) -> JsonObject:
-        """The model's arguments; with interventions also the opened layers and the reference."""
+        """The model's arguments; with interventions also the opened layers and the reference.
+
+        With a budget of reasoning they have its markers.
+        """
         config, folder = self._plan.config, self._folder.path
         arguments = dict(self._plan.model_arguments)
+        if config.thinking_budget:
+            start, end = self._plan.thinking[0]
+            arguments["reasoning_config"] = {"reasoning_start_str": start, "reasoning_end_str": end}
         if any((layers := opened_layers(config)).values()):
             arguments["interventions"] = {"layers": layers}
         if any(condition.intervention for condition in config.conditions):

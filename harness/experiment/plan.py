@@ -62,11 +62,7 @@ class Plan:
     @cached_property
     def model_arguments(self) -> dict[str, Any]:
         """The arguments of the backend."""
-        arguments = self.config.model_arguments()
-        if self.config.thinking_budget:
-            start, end = self.thinking[0]
-            arguments["reasoning_config"] = {"reasoning_start_str": start, "reasoning_end_str": end}
-        return arguments
+        return self.config.model_arguments()
 
     @property
     def size(self) -> int:
@@ -127,7 +123,7 @@ def make_plan(
     model = ModelTokenizer.from_arguments(config.model_arguments())
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
-    raw_prefix, thinking, lacks_markers, marker_ids = "", config.markers, False, None
+    raw_prefix, thinking, lacks_markers = "", config.markers, False
     if model is not None:
         thinking = thinking or read_markers(model.template)
         # the names of variables; "reason step by step" is also in templates of other models
@@ -136,8 +132,6 @@ def make_plan(
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
-        if config.thinking_budget:
-            marker_ids = _encode_markers(thinking, model)
     return Plan(
         config=config,
         dataset=dataset,
@@ -147,14 +141,18 @@ def make_plan(
         example_ids=example_ids,
         layout_reason=layout_reason,
         thinking=thinking,
-        marker_ids=marker_ids,
+        marker_ids=_encode_markers(config, thinking, model),
         lacks_markers=lacks_markers,
         raw_prefix=raw_prefix,
     )
 
 
-def _encode_markers(thinking: Markers, model: ModelTokenizer) -> MarkerIds:
-    """The tokens of the first markers, as vLLM encodes them."""
+def _encode_markers(
+    config: RunConfig, thinking: Markers, model: ModelTokenizer | None
+) -> MarkerIds | None:
+    """The tokens of the first markers, as vLLM encodes them; None without a budget of reasoning."""
+    if not config.thinking_budget or model is None:
+        return None
     if not thinking:
         raise ConfigError(
             f"thinking_budget: the chat template of {model.name} states no markers of reasoning. "

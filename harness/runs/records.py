@@ -152,7 +152,7 @@ class Sample(Keyed, kw_only=True, gc=False):
         completion: What the model wrote.
         completion_tokens: Tokens generated; None where the backend does not report it.
         finish_reason: vLLM's: `stop`, `length` or `repetition`; None if the backend does not say.
-        spent_budget: Whether its reasoning ended with the last token of `thinking_budget`.
+        spent_budget: Whether its reasoning has all tokens of `thinking_budget`.
     """
 
     task: str

@@ -109,7 +109,7 @@ def test_the_checked_token_ids_are_those_of_the_requests(toy_tokenizer):
         assert encode(request.prompt, toy_tokenizer)[0] == request.prompt_token_ids
 
 
-def test_a_budget_of_reasoning_needs_markers_and_the_engine_gets_them(toy_tokenizer):
+def test_a_budget_of_reasoning_needs_markers_and_changes_the_keys_of_samples(toy_tokenizer):
     with pytest.raises(ConfigError, match=r"thinking_budget: the chat template of .* states no ma"):
         plan_of("thinking_budget=5", limit=1)
     plan, requests = plan_of(
@@ -117,10 +117,6 @@ def test_a_budget_of_reasoning_needs_markers_and_the_engine_gets_them(toy_tokeni
     )
     start, end = map(list, plan.marker_ids)
     assert [toy_tokenizer.decode(tokens) for tokens in (start, end)] == ["<think>", "</think>"]
-    assert plan.model_arguments["reasoning_config"] == {
-        "reasoning_start_str": "<think>",
-        "reasoning_end_str": "</think>",
-    }
     (without, *_) = plan_of("thinking={start: <think>, end: </think>}", limit=1)[1]
     assert without.prompt == requests[0].prompt
     assert sample_key(without, "setting") != sample_key(requests[0], "setting")
