@@ -8,6 +8,7 @@ from torch import nn
 
 from harness.engines.engine_processes import PLUGIN
 from harness.engines.interventions import vllm_worker
+from harness.engines.interventions.step_rows import Chunk, Group
 
 HEADS, KEY_HEADS, UNITS, WIDTH, MLP_UNITS = 6, 2, 8, 16, 40
 BLOCK, BLOCKS, LAYERS = 4, 12, 3
@@ -222,3 +223,12 @@ def test_requests_of_one_step_have_the_results_that_each_has_alone():
                     ours[rows], theirs, atol=1e-6, rtol=0, msg=f"step {index}, {number}"
                 )
     assert len(together._groups) == 5, "three choices of layers, two arms that change activations"
+
+
+def test_layers_with_windows_have_a_block_table_of_their_own():
+    chunk = Chunk(row=0, count=1, index=5, request=0, arm=FILLER, recording=None, first=0)
+    group = Group([chunk])
+    group.start_step([chunk], torch.device("cpu"))
+    for blocks in ([3, 7], [2, 9]):
+        slots = [4 * blocks[0] + offset for offset in range(4)] + [4 * blocks[1], 4 * blocks[1] + 1]
+        assert group.slots(torch.tensor([blocks]), 4).tolist() == [slots]

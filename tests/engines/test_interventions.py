@@ -122,6 +122,14 @@ def test_kept_tokens_are_seen_as_if_the_others_of_the_filler_were_not_there(stat
     assert_near(output[:, :8], attend_plainly(*states)[:, :8])
 
 
+def test_hidden_tokens_may_have_all_attention(states):
+    query, key, value = (tensor.abs() for tensor in states)
+    key[:, 3:8] *= 1000  # the weights of the other tokens are 0 in float32
+    output = attend_with((query, key, value), scale=False, bias=False)
+    expected = attend_plainly(*remove_filler((query, key, value)))
+    assert_near(output[:, 8:], expected[:, 3:])
+
+
 @pytest.mark.parametrize("count", [0.5, 1, 3])
 def test_a_sink_counts_the_first_token_as_if_its_copies_stood_there(states, count):
     query, key, value = states
@@ -251,6 +259,7 @@ def test_all_tokens_of_a_filler_are_hidden_except_those_that_are_kept(change, hi
     ("change", "message"),
     [
         ({"count": 10}, "slashes, problem .*: keep: expected count up to the filler's 9 tokens"),
+        ({"hide": "examples", "count": 10}, "keep: expected count up to the filler's 9 tokens"),
         ({"hide": "examples", "count": 1}, "hide: expected 8 tokens of examples, got 0"),
     ],
 )
@@ -333,7 +342,7 @@ def test_a_window_that_no_prompt_reaches_and_recording_within_windows_are_allowe
     kind, layers, tmp_path
 ):
     save_config(kind, tmp_path)
-    context = 512 if layers.get("recorded") else 16
+    context = 512 if layers.get("recorded") else "16"  # a text counts as its number
     refuse_to_open({"pretrained": str(tmp_path), "max_model_len": context}, layers)
 
 
@@ -371,6 +380,8 @@ def test_answers_agree_until_a_near_tie():
     after_tie = {**theirs, "tokens": [1, 4, 9], "logprobs": [-0.1, -0.2, -7]}
     assert distance(ours, after_tie, 1e-3) == 0, "the second token is a near-tie"
     assert distance(ours, {**theirs, "tokens": [1, 2, 4]}, 1e-3) == math.inf
+    without_numbers = {**ours, "logprobs": [-0.1, math.nan, math.nan]}
+    assert distance(without_numbers, {**theirs, **without_numbers}, 1e-3) == math.inf
     answers = {"a": [theirs, theirs], "b": [{**theirs, "first_token_mass": 0.25}]}
     reference = {"questions": {"dtype": "float32"}, "answers": answers}
     deviating = {**ours, "tokens": [1, 2, 4]}

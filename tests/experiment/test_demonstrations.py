@@ -27,7 +27,7 @@ from harness.experiment.prompt import (
 from harness.experiment.run_config import load_config
 from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
-from harness.runs.run_files import read_identity
+from harness.runs.run_files import RECEIPT, read_identity
 from harness.runs.run_folder import continue_identity
 from tests.attention_probe.test_token_roles import assert_aligned
 from tests.commands.test_cli import here
@@ -82,6 +82,15 @@ def test_each_draw_has_its_own_instruction(tmp_path):
     assert {(arm.draw, arm.prompts[0].text.split()[0]) for arm in arms} == {
         *enumerate(texts, start=1)
     }
+
+
+def test_the_examples_of_a_file_can_have_an_instruction(tmp_path):
+    examples = tmp_path / "examples.jsonl"
+    examples.write_text(json.dumps({"problem": "What is 1 times 1?", "answer": "1"}))
+    changes = {"fewshot": {"path": str(examples), "instructions": ["Go"]}, "answer": "line"}
+    changes |= {"layouts": ["raw"], "dataset": {"make": "products"}, "conditions": ["wo"]}
+    (arm,) = make_plan(load_config(write(tmp_path, {**MINIMAL, **changes})), limit=1).arms.values()
+    assert arm.prompts[0].text.startswith("Go")
 
 
 def test_the_configs_of_the_registered_experiment_differ_in_their_data_only():
@@ -254,7 +263,11 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     assert row["low"] < -99
     assert row["p"] > 0.05
     assert table["draws"][0]["differences"] == [-100, -100, 0, 0, 0]
-    assert "for this prompt with new draws of examples" in " ".join(table_page(run).split())
+    assert "for this prompt with new draws of examples. " in " ".join(table_page(run).split())
+    receipt = json.loads((run / RECEIPT).read_text())
+    receipt["config"]["fewshot"]["instructions"] = ["Go"] * 5
+    (run / RECEIPT).write_text(json.dumps(receipt))
+    assert "new draws of examples and their instructions. " in " ".join(table_page(run).split())
     plan, identity = make_plan(load_config(run.with_suffix(".yaml")), limit=45), read_identity(run)
     assert plan.arms.keys() == identity.arms.keys()
     larger = replace(identity, limit=45, prompts_sha256=plan.prompts_sha256)
