@@ -84,15 +84,6 @@ def test_each_draw_has_its_own_instruction(tmp_path):
     }
 
 
-def test_the_examples_of_a_file_can_have_an_instruction(tmp_path):
-    examples = tmp_path / "examples.jsonl"
-    examples.write_text(json.dumps({"problem": "What is 1 times 1?", "answer": "1"}))
-    changes = {"fewshot": {"path": str(examples), "instructions": ["Go"]}, "answer": "line"}
-    changes |= {"layouts": ["raw"], "dataset": {"make": "products"}, "conditions": ["wo"]}
-    (arm,) = make_plan(load_config(write(tmp_path, {**MINIMAL, **changes})), limit=1).arms.values()
-    assert arm.prompts[0].text.startswith("Go")
-
-
 def test_the_configs_of_the_registered_experiment_differ_in_their_data_only():
     configs = [
         yaml.safe_load(path.read_text()) for path in (ROOT / "configs/runs").glob("sink-*.yaml")
