@@ -5,6 +5,8 @@ from functools import cache
 
 import pandas
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
@@ -33,6 +35,15 @@ NO_GAP = (
 """The rows of flipped-products without the position gap, which an engine cannot record."""
 
 
+def save_causal_model(folder, model_type, **shape):
+    """Save a small random model that vLLM can run: with a language head, and heads of 32 units."""
+    save_model(folder, model_type, head_dim=32, **shape)
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
 @slow_engine
 @pytest.mark.parametrize(
     ("model_type", "rows"),
@@ -42,7 +53,7 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
     model = TOY_MODEL
     if model_type != "qwen2":
         # windows are shorter than the prompts
-        model = save_model(tmp_path / "model", model_type, head_dim=32, sliding_window=32)
+        model = save_causal_model(tmp_path / "model", model_type, sliding_window=32)
     source, criterion = read_source(GREEDY_RUN), Criterion(n=3)
     settings = ProbeSettings(
         model=str(model),
@@ -102,8 +113,8 @@ def test_every_figure_of_attention_is_the_same_from_the_engine(
 
 @slow_engine
 def test_the_panel_of_gemma_is_the_same_from_the_engine(record, tmp_path):
-    shape = {"num_attention_heads": GEMMA_HEADS, "num_key_value_heads": 4, "head_dim": 32}
-    model = save_model(tmp_path / "gemma", "gemma3_text", **shape)
+    shape = {"num_attention_heads": GEMMA_HEADS, "num_key_value_heads": 4}
+    model = save_causal_model(tmp_path / "gemma", "gemma3_text", **shape)
     run = record(model)
     overrides = [
         f"heads=[{{model: {model}, layer: 1, head: {GEMMA_HEADS}}}]",
