@@ -64,7 +64,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with _make_bars(TimeRemainingColumn()) as bars:
         _has_bars.set()
         bar = bars.add_task(title, total=None)
-        # a command that takes less than two seconds prints no line
+        # the first line is due after two seconds, so that a shorter command prints none
         printed_at = time.monotonic() + 2 - LOG_SECONDS
 
         def advance(finished: int, total: int) -> None:
@@ -86,7 +86,7 @@ def loading(log: Path) -> Iterator[None]:
     """
     stop_event = Event()
     start = time.monotonic()
-    # what is there was written before this load
+    # the log may have the steps of an earlier load, which must not be printed again
     log_start = log.stat().st_size if log.exists() else 0
 
     def watch_log() -> None:
