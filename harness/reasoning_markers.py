@@ -113,6 +113,6 @@ def spends_budget(
             if index >= len(prompt):
                 # vLLM 0.32 allows some tokens more after a prompt that ends in a start of several
                 return index - first >= budget
-            # the reasoning of an example
+            # the reasoning of an example in the prompt, which spends no budget
             first = None
     return False

@@ -113,7 +113,8 @@ def _average_differences(differences: Floats, clusters: Integers) -> pandas.Data
     table = grouped.sum(min_count=1)
     table *= table.count() / grouped.count().sum()
     difference, error, size = table.mean(), table.sem(), table.abs().max()
-    # without scatter t is infinite, without a difference it is 0
+    # A division by an error of rounding would give any t. Without scatter t is infinite, and
+    # without a difference it is 0.
     t = (difference / error).mask(error <= TIE * size, np.sign(difference) * np.inf)
     return pandas.DataFrame(
         {

@@ -57,9 +57,8 @@ def draw_figure(
     lines = math.ceil(len(config.heads) / PANELS_ACROSS)
     # matched controls have panels of their own, because curves of either kind cover each other
     kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
-    # in inches
     rows = lines * len(config.rows) * len(kinds)
-    height = 0.9 + 1.5 * rows
+    height = 0.9 + 1.5 * rows  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
     width = WIDE if config.seed_document else INCHES
     with figure_style.drawing(height, note, width=width, title=config.title) as figure:
@@ -105,7 +104,7 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     step = 0.5 if panel.limits else 0.2
     for index, (condition, look) in enumerate(panel.looks.items()):
         curve = points[points["condition"] == curve_name(panel, condition)].set_index("x")
-        # the line breaks at missing values, not where positions are left out
+        # matplotlib draws a line across positions without a value, but breaks it at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         # means over few prompts are those of the longest prompts only
         is_reached = 2 * curve["count"] >= curve["prompts"]

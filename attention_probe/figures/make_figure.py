@@ -113,7 +113,7 @@ def _measure(
     selected = [
         (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
-    # all that the traces depend on, and nothing of the figure's look
+    # without the figure's look, so that a change of the look measures nothing again
     content = [
         settings.model,
         settings.layers,

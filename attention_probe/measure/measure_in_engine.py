@@ -69,7 +69,7 @@ def measure_in_engine(
     """Measure problems as `measure_group` does: each stored row is a set with a single query."""
     prompts = [*chain.from_iterable(by_condition.values() for by_condition in group)]
     commons = [*chain.from_iterable(common_tokens(prompts).values() for prompts in group)]
-    # all requests of a step have the same number of sets
+    # vLLM's worker stacks the sets of several requests, so all must have the same number of sets
     most_rows = max(map(record.count_rows, prompts))
     requests = []
     for index, (prompt, common) in enumerate(zip(prompts, commons, strict=True)):

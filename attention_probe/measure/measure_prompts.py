@@ -157,7 +157,7 @@ def _run_condition(
         return torch.stack(padded)
 
     completions = [prompt.has_role("completion") for prompt in prompts]
-    # the queries of the definitions `published` and `common`
+    # [definition, query] of each prompt: `published` is over all queries, `common` over the common
     query_sets = [(np.ones_like(mask), mask) for mask in is_common]
     if record.completion:
         query_sets = [(completion, completion) for completion in completions]

@@ -127,8 +127,7 @@ def group_lengths(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict
             filler = SweptFiller(
                 columns["filler"], columns["placement"], condition.words, condition.filler_content
             )
-            # a later condition of the same length has the same prompt, so the first one stands for
-            # both
+            # a later condition of the same length has the same prompt, so the first stands for both
             groups.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
     for filler, lengths in groups.items():
         if filler.words in without_filler:

@@ -157,7 +157,7 @@ class Progress:
     def print_line(self) -> None:
         """Print a line for a log now, wrapped at 80 columns."""
         self._printed_at = time.monotonic()
-        # the last bar counts all tasks
+        # the total is the last bar, as in `_bar_ids`
         *tasks, total = self._bars.tasks
         # textwrap does not break at \0, so a task's name, counts and accuracy stay together.
         counts = [
@@ -226,7 +226,7 @@ class Progress:
         the limit. A sample that is longer already is expected to end halfway to the limit.
         """
         remaining = 0.0
-        # the last bar counts all tasks
+        # without the last bar, the total, which would count all samples a second time
         for task in self._bars.tasks[:-1]:
             reference_task = task if self._count_finished(task) else total
             mean = self._most_tokens / 2

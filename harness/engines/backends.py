@@ -132,7 +132,8 @@ class LmEvalBackend:
             instances = []
             for number, request in enumerate(batch, start=start):
                 prompt, settings = request.prompt, request.sampling.lm_eval()
-                if request.turns is not None:  # a chat API gets the turns in lm-eval's own wrapping
+                # lm-eval passes turns to a chat API only in its own wrapping
+                if request.turns is not None:
                     prompt = self.model.apply_chat_template(list(request.turns))
                 if request.seed is not None:  # else a server draws all samples from the same seed
                     settings["seed"] = request.seed

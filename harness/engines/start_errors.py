@@ -36,7 +36,7 @@ LOAD_STEPS = {
     "Starting to load model": "loading weights",
     "Warming up": "warming up",
     "Warming up model for the compilation": "warming up and compiling",  # vLLM on a CPU
-    "for vLLM's torch.compile": "compiling",  # 0.28; "disabling torch.compile" is no step
+    "for vLLM's torch.compile": "compiling",  # vLLM 0.28; "disabling torch.compile" is no step
     "Starting torch.compile": "compiling",
     "Capturing CUDA graphs": "capturing CUDA graphs",
 }
@@ -213,7 +213,7 @@ def known_cause(text: str, name: str = "") -> str:
 
 _SEE_ABOVE = re.compile(
     r"initialization failed|See root cause above|See stack trace|EngineCore failed to start"
-    r"|RuntimeError: cancelled"  # a call to a worker process that has died
+    r"|RuntimeError: cancelled"  # of a call to a worker that has died, so not the cause
 )
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 

@@ -115,7 +115,8 @@ class VLLMEngine:
         try:
             self._start(arguments, sampled=sampled)
         except BaseException:
-            with suppress(AttributeError):  # there is an engine, and its check failed
+            # there is no engine if its start has failed, but there is one if its check has failed
+            with suppress(AttributeError):
                 self._engine.engine_core.shutdown()
             self._restore_environment()
             raise
@@ -136,7 +137,6 @@ class VLLMEngine:
             open_layers(options, self._layers)
         if current_platform.is_cpu():
             fit_to_cpu(options, sampled=sampled)
-        # the user's arguments win
         options = ENGINE_DEFAULTS | options
 
         def load() -> Any:

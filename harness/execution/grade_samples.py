@@ -91,7 +91,7 @@ class Scorer:
         for (key, kind), result in results:
             pair = self._results[key]
             pair[kind] = result
-            # a score is written whole, with its grade and its audit
+            # a score is one record of both, so it is written when the second of them is finished
             if len(pair) == 2:
                 record = {"key": key, **as_record(pair["grade"], pair["audit"])}
                 self._scores.append(record)

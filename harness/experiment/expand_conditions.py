@@ -111,7 +111,7 @@ def expand_causes(entries: Sequence[Any]) -> list[Any]:
         for name, condition in named_conditions().items()
     }
     sources |= index_by_name(entries)
-    # names of the named conditions are taken, whether or not the config has these
+    # taken even if the config lacks them, because these names mean the study's conditions
     names = set(sources)
     cells = set[tuple[str, str, tuple[int, ...]]]()
     expanded: list[Any] = []

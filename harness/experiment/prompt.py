@@ -266,7 +266,8 @@ def _insert_filler(
                 block[:0] = insertion
         case Placement.END:
             _, between, _ = settings.frame
-            # index 2: after the problem, before the rest of the format and the cue
+            # index 2: directly after the problem, because the prompt must end with the format's
+            # rest or the cue
             question[2:2] = [separator, *(insertion if between else filler)]
         case Placement.RANDOM:
             seed = f"{condition.seed}:{key}"

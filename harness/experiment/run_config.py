@@ -342,7 +342,7 @@ class RunConfig(Strict):
             "record_attention",
             "planned",
         ):
-            if not values[key]:  # a run without it has no such key
+            if not values[key]:  # not set, whether as None, as False or as an empty list
                 del values[key]
         if self.answer == "box":
             del values["answer"]

@@ -135,7 +135,7 @@ class _Reader:
                 value = self.point.times(value, 1 / self.read_signed(self.read_factor))
                 if self.starts_factor():
                     raise Unreadable("1/2x may be a half x or one over 2x")
-            # factors without a sign between them, as in 2x or (x+1)(x-1)
+            # a missing sign means multiplication, as in 2x or (x+1)(x-1)
             elif self.starts_factor():
                 value = self.point.times(value, self.read_factor())
             else:

@@ -26,7 +26,7 @@ def same_ratio(answer: list[str], target: list[str]) -> bool:
     ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
     """
     clocks = [_CLOCK.fullmatch(_HALF_DAY.sub("", ":".join(terms))) for terms in (answer, target)]
-    # `3:05` is a time, and the other side is none
+    # a zero after the colon, as in `3:05`, is written in times only, and the other side is no time
     if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
         return False
     if same_in_order(answer, target, same_quantity):

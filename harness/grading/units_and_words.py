@@ -207,7 +207,8 @@ def without_unit(plain: str) -> tuple[str, str]:
     unit = ""
     has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", plain)
     if "\\degree" in plain and not _ANGLED.search(plain) and not has_other_unit:
-        return re.sub(r"\\degree ?", "", plain), "degree"  # of a sum, or of a fraction of degrees
+        # in degrees altogether: in a sum or a fraction the sign need not stand at the end
+        return re.sub(r"\\degree ?", "", plain), "degree"
     dollars = re.match(r"(-?)\\dollar *", plain)
     if dollars:
         plain, unit = dollars[1] + plain[dollars.end() :], "dollar"

@@ -71,8 +71,7 @@ def looks(conditions: Iterable[Any]) -> dict[str, Look]:
     in every figure. Conditions of one colour have different markers and dashes.
     """
     dashes = [look.dashes for look in LOOKS.values()]
-    # 5 markers and 4 dashes have no common divisor, so each colour has 20 looks before one is
-    # repeated
+    # 5 markers and 4 dashes have no common divisor, so a colour has 20 looks before one is repeated
     spare_looks = {
         colour: map(Look, cycle([colour]), cycle(_SPARE_MARKERS), cycle(dashes[:4]))
         for colour in _SPARE_COLOURS

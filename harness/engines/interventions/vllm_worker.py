@@ -329,7 +329,7 @@ class Arms:
         weights = weights.flatten(1, 2)
         indices = queries.indices[:, None, :, None].expand(-1, weights.shape[1], -1, -1)
         sets = queries.sets[:, None]
-        # attention to a query's own token counts in the last set only
+        # Masses are computed from the last set, so only this one counts a query's own token.
         sums_without_diagonal = sets[:, :, :-1] @ weights.scatter(-1, indices, 0)
         sums = torch.cat([sums_without_diagonal, sets[:, :, -1:] @ weights], 2)
         for block_sums, (chunk, first, stop) in zip(sums, queries.blocks, strict=True):
@@ -355,7 +355,7 @@ class Arms:
     def _phantoms_of(self, layer: int, arms: Sequence[Arm], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [arm, token, head, unit], padded to the longest filler."""
         fillers = [(arm.get("start", 0), tuple(arm.get("phantom", ()))) for arm in arms]
-        distinct = [*dict.fromkeys(fillers)]  # few; padding copies each
+        distinct = [*dict.fromkeys(fillers)]  # padding copies each, and many arms share one
         indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
         pairs = [self._phantom(layer, *filler, like) for filler in distinct]
         columns = map(list, zip(*pairs, strict=True))
