@@ -64,7 +64,7 @@ class Scorer:
         self._results[key] = {}
         self._pool.submit((key, "grade"), job)
         if self._audit:
-            audit = AuditJob(
+            audit_job = AuditJob(
                 # the job's completion begins with the prefix, which must not count twice
                 prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
                 completion=job.completion,
@@ -73,7 +73,7 @@ class Scorer:
                 line=job.line,
                 thinking=job.thinking,
             )
-            self._pool.submit((key, "audit"), audit)
+            self._pool.submit((key, "audit"), audit_job)
         else:
             self._results[key]["audit"] = Audit(reason="not asked for")
 

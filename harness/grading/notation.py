@@ -263,9 +263,7 @@ def _in_ascii(text: str) -> str:
     text = "".join(map(_compatible, text))
     roots = {"√": "", "∛": "[3]", "∜": "[4]"}
     # √12 has no braces, so its root ends where the number ends
-    text = re.sub(
-        r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", text
-    )
+    text = re.sub(r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", text)
     return text.translate(_UNICODE).replace("√", r"\sqrt ")
 
 
