@@ -62,7 +62,7 @@ def draw_figure(
     note = " ".join(_explain_figure(config, curves, bars))
     width = WIDE if config.seed_document else INCHES
     with figure_style.drawing(height, note, width=width, title=config.title) as figure:
-        # bars are as wide as all heads side by side
+        # in widths of a panel: the bars get as much as all panels in a line
         widths = [across] * has_bars + [1] * across
         grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
         for panel, kind in product(panels, kinds):

@@ -42,7 +42,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            count_rows(self.rows, 0)  # refuses other words
+            count_rows(self.rows, 0)  # for its error about other words
 
     def count_rows(self, prompt: TokenizedPrompt) -> int:
         """The number of the prompt's last queries whose weights are stored."""

@@ -98,7 +98,7 @@ def make_leaderboard(
     design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
     design = replace(design, score=score)
     omitted_conditions = references.keys() - {design.baseline, *design.reference_conditions}
-    # their baseline is another one than that of this table
+    # this table cannot compare conditions of another baseline
     if omitted_conditions:
         frame = frame[~frame["condition"].isin(omitted_conditions)]
     if by:

@@ -157,7 +157,7 @@ class Progress:
     def print_line(self) -> None:
         """Print a line for a log now, wrapped at 80 columns."""
         self._printed_at = time.monotonic()
-        # the total is the last bar, as in `_bar_ids`
+        # `_bar_ids` adds the total after all tasks, so it is the last bar
         *tasks, total = self._bars.tasks
         # textwrap does not break at \0, so a task's name, counts and accuracy stay together.
         counts = [

@@ -68,7 +68,7 @@ def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]
     sums: dict[str, Floats] = {}
     for finished in engine.stream(requests):
         for request, completion in finished:
-            assert completion.attention is not None  # the request has `record`
+            assert completion.attention is not None  # because the request has `record`
             sums[request.problem_id] = completion.attention
     return [sums[request.problem_id] for request in requests]
 

@@ -106,7 +106,7 @@ def open_backend(
         model = get_model(backend).create_from_arg_obj(
             {"batch_size": LM_EVAL_BATCH_SIZE, **arguments}
         )
-    except Exception as error:  # whatever lm-eval, transformers or a server's client raises
+    except Exception as error:  # lm-eval and its backends raise errors of any kind
         name, program = str(arguments.get("pretrained") or ""), f"The backend {backend!r}"
         raise ModelError(explain_start_error(name, error, program=program)) from error
     return nullcontext(LmEvalBackend(model))  # lm-eval's models end with the process
@@ -146,7 +146,7 @@ class LmEvalBackend:
                 set_seed(sample_seed(0, name, first.sample_index, first.replicate))
             try:
                 texts = self.model.generate_until(instances)
-            except Exception as error:  # whatever a server or a library raises
+            except Exception as error:  # a server or a library may raise any error
                 raise make_stop_error("The backend", error) from error
             yield [
                 (request, Completion(text=str(text)))

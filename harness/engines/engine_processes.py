@@ -159,7 +159,7 @@ class WorkerFacts:
                 {
                     layer.get_attn_backend().get_name()
                     for layer in layers
-                    if hasattr(layer, "get_attn_backend")  # experts have none
+                    if hasattr(layer, "get_attn_backend")  # layers of experts have no such method
                 }
             )
 

@@ -35,7 +35,7 @@ LOAD_STEPS = {
     "INFO": "starting vLLM",
     "Starting to load model": "loading weights",
     "Warming up": "warming up",
-    "Warming up model for the compilation": "warming up and compiling",  # vLLM on a CPU
+    "Warming up model for the compilation": "warming up and compiling",  # only on a CPU
     "for vLLM's torch.compile": "compiling",  # vLLM 0.28; "disabling torch.compile" is no step
     "Starting torch.compile": "compiling",
     "Capturing CUDA graphs": "capturing CUDA graphs",

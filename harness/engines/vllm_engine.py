@@ -337,7 +337,7 @@ def device_type() -> str | None:
     except Exception:  # not installed, or built for another system
         return None
     if current_platform.is_rocm():
-        return "rocm"  # whose device type is `cuda`
+        return "rocm"  # its device type is `cuda` too
     return current_platform.device_type or None
 
 

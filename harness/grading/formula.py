@@ -177,7 +177,8 @@ class _Reader:
         if fraction and mixed and match.group().isdecimal():
             numerator, denominator = (int(digits) for digits in fraction.groups() if digits)
             if numerator < denominator:
-                value += Fraction(numerator, denominator)  # 2\frac12 is two and a half
+                # 2\frac12 is a mixed number, two and a half
+                value += Fraction(numerator, denominator)
                 self.position = fraction.end()
         return self.point.checked(value)
 

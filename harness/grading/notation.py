@@ -117,7 +117,7 @@ _RULES = tuple(
         (r"\\not=", r"\\ne "),
         (
             r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
-            # the letter o, typed for the degree sign
+            # a letter o typed for the degree sign
             r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",
             r"\\degree ",
         ),

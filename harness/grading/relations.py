@@ -218,7 +218,7 @@ class _NumberLine:
         members, marks = split_outside_brackets(text, frozenset([",", ";", OR, AND]))
         if marks:
             terms, operators = as_relation(members[0])
-            if operators == ["\\ne"]:  # `x\ne 1,2` leaves out both
+            if operators == ["\\ne"]:  # `x\ne 1,2` excludes both numbers, so all members must hold
                 comma = all
                 for index, member in enumerate(members):
                     if not as_relation(member)[1]:

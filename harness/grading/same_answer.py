@@ -206,7 +206,7 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
         return _states(answer, target[0][0], is_answer=True)
     if not answer[1]:
         return _states(target, answer[0][0], is_answer=False)
-    # `x=y` is `y=x`, and `x<y` is `y>x`
+    # a relation may be written from either side: `x<y` is `y>x`
     for terms, operators in (target, flipped(target)):
         if answer[1] == operators and all(map(_same_answer, answer[0], terms)):
             return True

@@ -60,10 +60,11 @@ def same_quantity(answer: str, target: str) -> bool:
     if value == target_value or _same_formula(value, target_value):
         if ("%" in unit) == ("%" in target_unit):
             return True
-        size = approximate(value)  # 34% may answer 34, but 0.34% not 0.34
+        # 34% may lose its sign, but 0.34 would be read as a share, which is a hundred times 0.34%
+        size = approximate(value)
         return size is None or abs(size) >= 1
     if "%" in (unit, target_unit) and unit != target_unit:
-        # 50% is also the number 0.5
+        # percent also means hundredths: 50% is the number 0.5
         if unit == "%":
             return _same_formula(f"({value})/100", target_value)
         return _same_formula(value, f"({target_value})/100")

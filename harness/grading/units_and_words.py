@@ -274,6 +274,6 @@ def _singular(word: str) -> str:
     if word in _SYNONYMS:
         return _SYNONYMS[word]
     if len(word) <= 2:
-        return word  # Mg is not mg
+        return word  # lower case would make Mg the unit mg
     stem = re.sub(r"(?:(?<=[xs])|(?<=[cs]h))es\Z|(?<!s)s\Z", "", word.lower())
     return _SYNONYMS.get(word.lower(), _SYNONYMS.get(stem, stem))

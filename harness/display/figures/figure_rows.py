@@ -168,7 +168,7 @@ def draw_rows(
             _write_row(axes, y, row, columns, name_width)
             _draw_marks(axes, y, row)
             top += row.height
-        # the first row is at the top, and the header's row lies above the axes
+        # downwards, so that the first row is at the top; the header's row lies above the axes
         axes.set_ylim(rows_height, 0)
         axes.set_yticks([])
         axes.set_xlabel(x_label)

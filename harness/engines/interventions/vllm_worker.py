@@ -129,7 +129,7 @@ class Arms:
         self._chunks, stop = [], 0
         batch, requests = self._runner.input_batch, self._runner.requests
         indices = batch.num_computed_tokens_cpu[: len(counts)].tolist()
-        # the rows of a batch follow one another request by request
+        # the rows of the requests follow one another, so each stop is the next request's first row
         columns = zip(batch.req_ids, counts.tolist(), indices, strict=True)
         for request, (name, count, index) in enumerate(columns):
             row, stop = stop, stop + count
@@ -149,7 +149,7 @@ class Arms:
         These are equal arms, or arms that change attention in the same layers. A longer chunk is a
         separate group, so that memory is that of one prompt.
         """
-        changes: list[Any] = []  # mappings have no hash
+        changes: list[Any] = []  # a list, because mappings have no hash for a set
         chunks_by_key: dict[Any, list[Chunk]] = {}
         for chunk in self._chunks:
             if chunk.arm.get("layers"):
