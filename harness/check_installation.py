@@ -95,7 +95,8 @@ def _check_device() -> Check:
     """The devices that torch sees."""
     torch = importlib.import_module("torch")
     build = torch.version.cuda or getattr(torch.version, "hip", None)
-    with warnings.catch_warnings(action="ignore"):  # the advice below replaces torch's warning
+    # without torch's warning of an old driver, because the advice below names the driver too
+    with warnings.catch_warnings(action="ignore"):
         available = torch.cuda.is_available()
     version = f"torch {torch.__version__}"
     if available:

@@ -203,7 +203,7 @@ def _check_samples(frame: pandas.DataFrame, identity: list[str]) -> None:
 def group_by_setting(outcomes: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outcomes]]]:
     """The outcomes of each setting by condition, with the replicates in order."""
     settings: dict[Setting, dict[str, list[Outcomes]]] = {}
-    # the sort is stable: within a replicate the conditions keep the order of the frame
+    # the sort is stable, so within a replicate the conditions keep the order of the frame
     for arm in sorted(outcomes, key=attrgetter("replicate")):
         settings.setdefault(arm.setting, {}).setdefault(arm.condition, []).append(arm)
     return settings

@@ -192,7 +192,8 @@ def _make_side_tables(
         conditions: The conditions of the configs, by name.
     """
     outcomes_by_instruction = outcomes
-    if design.by:  # tables over conditions or models are about all problems
+    # tables over conditions or models are about all problems, so with a split they stay empty
+    if design.by:
         outcomes, outcomes_by_instruction = [], []
     elif merged is not frame:
         outcomes_by_instruction = count_outcomes(frame, score=design.score)

@@ -109,7 +109,8 @@ def open_backend(
     except Exception as error:  # lm-eval and its backends raise errors of any kind
         name, program = str(arguments.get("pretrained") or ""), f"The backend {backend!r}"
         raise ModelError(explain_start_error(name, error, program=program)) from error
-    return nullcontext(LmEvalBackend(model))  # lm-eval's models end with the process
+    # lm-eval's models end with the process: nothing to close
+    return nullcontext(LmEvalBackend(model))
 
 
 class LmEvalBackend:

@@ -258,7 +258,7 @@ class VLLMEngine:
             return completion
         if recording not in self._attention:
             ranks = self._calls.call(lambda: self._engine.collective_rpc("mless_take_attention"))
-            for name in ranks[0]:  # each rank has some of the heads
+            for name in ranks[0]:  # each rank has some of the heads, of all requests
                 arrays = []
                 for rank in ranks:
                     shape, data = rank[name]

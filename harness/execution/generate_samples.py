@@ -103,7 +103,7 @@ class _Session:
             # every sample, because `submit` skips those that have their score
             scorer.submit(sample)
             if number % 64 == 0:
-                self.show(scorer.poll())  # grading runs while samples are read
+                self.show(scorer.poll())  # grading runs meanwhile, so its results are shown too
 
     def generate(self, scorer: Scorer, engines: int | str) -> None:
         """Load the model and generate the missing samples."""

@@ -321,7 +321,7 @@ def document_prompt(document: Mapping[str, Any]) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
     size, length = 0, 0
-    # the system turn consists of whole segments
+    # the system turn consists of whole segments, so the lengths become equal
     while length < len(document["system"]):
         length += len(segments[size].text)
         size += 1

@@ -135,7 +135,7 @@ class RunConfig(Strict):
             values["instruction"] = PLAIN_INSTRUCTION
         fewshot = values.get("fewshot")
         if isinstance(fewshot, dict) and "draws" in fewshot:
-            # by default each problem is asked once with every draw
+            # so that by default each problem is asked once with every draw
             values.setdefault("repeats", fewshot["draws"])
         sweep = values.pop("sweep", None)
         if sweep is not None:

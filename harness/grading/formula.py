@@ -267,7 +267,8 @@ class _Reader:
         self.position = match.end()
         name = _SUBSCRIPT.sub(r"_\1", match.group())
         if self.accept(" "):
-            return self.point.letter(name)  # the blank separates a command from the next letter
+            # the blank separates a command from the next letter, so what follows is no argument
+            return self.point.letter(name)
         # f(3) is a value of f, not f times 3, so it counts as a letter.
         call = self.match(_CALL)
         if call and (call.group()[1:-1].lstrip("-").isdecimal() or name[0] in "fghpqFGHPQ"):

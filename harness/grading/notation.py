@@ -69,7 +69,8 @@ _RULES = tuple(
     for pattern, replacement in (
         # the end of a row may also state the distance to the next row, as in \\[2pt]
         (r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?", ROW_END),
-        (r"\\\Z", r"\\ "),  # `strip` removed the blank of a last `\ `
+        # `strip` removed the blank of a last `\ `, which would leave a lone backslash
+        (r"\\\Z", r"\\ "),
         (
             # all of these print as a blank or as nothing, so they mean the same
             r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])"
@@ -195,7 +196,7 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     group_pattern = _GROUPED if commas_group else _GROUPED_NOT_BY_COMMA
     clauses = [group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
     text = "".join(clauses)
-    pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
+    pieces = _TEXT.split(text)  # every second piece is a \text{...}, whose blanks must stay
     pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
     text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
@@ -278,7 +279,7 @@ def _as_script(match: re.Match[str]) -> str:
 
 def _compatible(character: str) -> str:
     compatible = unicodedata.normalize("NFKC", character)
-    if len(compatible) > 4:  # some characters stand for sentences
+    if len(compatible) > 4:  # some characters stand for sentences, such as U+FDFA
         return character
     return re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", compatible)
 

@@ -153,7 +153,7 @@ def number_word(plain_text: str) -> str:
     smallest_scale = 10**15
     for word in re.findall(r"[a-z]+", words):
         current = below_scale or 0
-        # tens stand alone or after hundreds
+        # tens stand alone or after hundreds: `five twenty` is no number
         if word in TENS and below_scale != 0 and current % 100 == 0:
             below_scale = current + TENS[word]
         elif word in ONES and (below_scale is None or _takes_ones(current, ONES[word])):

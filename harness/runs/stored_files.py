@@ -108,7 +108,7 @@ def expand(folder: Path) -> None:
                 clear_messages(file),
             ):
                 shutil.copyfileobj(source, target)
-        # a kill while compressing leaves two files with the same content
+        # a kill while compressing leaves two files, which must have the same content
         elif hash_stored(packed_path) != hash_stored(file):
             raise JournalError(
                 f"{file} and {packed_path.name} differ, but only one is of this run. "

@@ -345,7 +345,7 @@ class Arms:
         attention = {}
         for name, recording in list(self._recordings.items()):
             if recording.query_count == len(recording):
-                self._taken_names.add(name)  # a preempted request comes again
+                self._taken_names.add(name)  # a preempted request comes again, and is complete
                 recording.leave_device()
                 del self._recordings[name]
                 sums = recording.sums
