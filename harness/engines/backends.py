@@ -142,7 +142,8 @@ class LmEvalBackend:
                 instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))
             first = batch[0]
             if not first.sampling.greedy and first.seed is None:
-                # local models draw a whole batch from torch's one generator
+                # local models draw a whole batch from torch's one generator, so the first sample
+                # seeds it
                 name = f"{first.task}:{first.problem_id}"
                 set_seed(sample_seed(0, name, first.sample_index, first.replicate))
             try:

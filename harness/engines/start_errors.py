@@ -116,7 +116,7 @@ class ChildErrors:
         # in a thread of its own, because a full pipe would stop the engine
         while chunk := os.read(self._read, 2**16):
             text = chunk.replace(_MARK, b"")
-            with suppress(OSError):  # nobody reads our standard error
+            with suppress(OSError):  # perhaps nobody reads our standard error
                 os.write(self._stderr, text)
             self._stored = (self._stored + text)[-STORED_ERROR_BYTES:]
             if _MARK in chunk:

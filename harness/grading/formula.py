@@ -227,7 +227,7 @@ class _Reader:
         bases = []
         if name == "log" and self.accept("_"):
             bases.append(self.nested(self.read_argument))
-        # the inverse function, not the reciprocal
+        # sin^{-1} is the inverse function by convention, and not the reciprocal
         if f"arc{name}" in FUNCTIONS and self.accept("^{-1}"):
             name = f"arc{name}"
         power = self.nested(self.read_exponent) if self.accept("^") else None
