@@ -70,7 +70,7 @@ def _closeness_to_limit(prompt: TokenizedPrompt) -> tuple[bool, int]:
 def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMeans:
     """The means from the probe's capture."""
     captured = capture(loaded, token_ids[None])
-    # the only prompt, and the only set of queries: all of them
+    # [0, 0]: there is one prompt, and one set of queries with all of them
     return {layer: captured[layer].column_mean[0, 0] for layer in loaded.layers}
 
 

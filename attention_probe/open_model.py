@@ -74,7 +74,7 @@ def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPro
     """
     config = settings.load_config()
     context = getattr(config, "max_position_embeddings", None)
-    # an engine generates a token after each prompt
+    # an engine generates a token after each prompt, which needs a position too
     reserved = int(settings.engine is not None)
     for prompt in prompts:
         if context is not None and len(prompt) + reserved > context:

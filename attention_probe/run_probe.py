@@ -122,7 +122,7 @@ def keep_freed_memory() -> None:
     # other C libraries have no mallopt, or cannot be opened this way
     with suppress(AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
-        # No block is mapped separately, and the end of the heap is never given back.
+        # so glibc gives neither single blocks nor the end of the heap back to the system
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 

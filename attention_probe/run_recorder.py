@@ -37,7 +37,7 @@ class RunRecorder:
     def __init__(self, plan: Plan, path: Path, dtype: Any) -> None:
         self._plan = plan
         model = ModelTokenizer.from_arguments(plan.model_arguments)
-        assert plan.config.record_attention and model  # the plan has checked both
+        assert plan.config.record_attention and model  # because the plan has checked both
         built_prompts: dict[str, dict[str, BuiltPrompt]] = {}
         self._recorded: dict[tuple[str, str], tuple[Problem, str]] = {}
         """Problem and condition of a trace, by the task and the problem of its requests."""

@@ -205,7 +205,8 @@ class AttentionTraces:
             content = msgspec.to_builtins(_HeaderFile(FORMAT, header, dict(receipt), quantities))
             with clear_messages(path):
                 write_whole(path / HEADER, json.dumps(content, indent=1))
-                for unfinished in path.glob("*.part"):  # a killed session leaves them
+                # a killed session leaves them, and nobody reads them
+                for unfinished in path.glob("*.part"):
                     unfinished.unlink()
             traces = cls(path, folder_lock)
             stack.pop_all()  # the lock is held until `close`

@@ -54,7 +54,7 @@ class Check:
 def check_installation() -> list[Check]:
     """Run all checks. None of them raises, loads weights or leaves files behind."""
     checks: dict[str, Callable[[], Check]] = {
-        # an older version than mless allows cannot import this module
+        # not compared: a Python that is older than mless allows cannot import this module
         "python": lambda: Check(platform.python_version()),
         "lm-eval": lambda: _check_version("lm-eval"),
         "vllm": lambda: _check_version("vllm", extra="gpu"),
@@ -80,7 +80,8 @@ def _check_version(name: str, extra: str = "") -> Check:
     version = package_version(name)
     state = version or "not installed"
     for requirement in map(Requirement, requires("mless") or ()):
-        # a requirement of another extra or another Python does not count
+        # The metadata may name a package several times, for different extras or versions of Python.
+        # Only the requirement for this extra and this Python has to be met.
         marker = requirement.marker
         if requirement.name != name or not (marker is None or marker.evaluate({"extra": extra})):
             continue
@@ -94,7 +95,8 @@ def _check_device() -> Check:
     """The devices that torch sees."""
     torch = importlib.import_module("torch")
     build = torch.version.cuda or getattr(torch.version, "hip", None)
-    with warnings.catch_warnings(action="ignore"):  # torch warns of an old driver
+    # without torch's warning of an old driver, because the advice below names the driver too
+    with warnings.catch_warnings(action="ignore"):
         available = torch.cuda.is_available()
     version = f"torch {torch.__version__}"
     if available:

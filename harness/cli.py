@@ -129,7 +129,7 @@ def mless(
 
 
 for command in COMMANDS:
-    # A command's module has the same name as its function and imports nothing heavy.
+    # All are imported at every start, so the module of a command imports nothing heavy at its top.
     function = getattr(import_module(command.module), command.name)
     app.command(epilog=f"Example: {command.example}")(function)
 
@@ -146,7 +146,8 @@ def main() -> None:
         with sign_of_life():
             app()
     except HarnessError as error:
-        message = visible(" ".join(str(error).split()), keep="")  # it may quote a file or a model
+        # it may quote a file or a model, whose hidden characters could change the terminal
+        message = visible(" ".join(str(error).split()), keep="")
         typer.echo(f"mless: {message}", err=True)
         sys.exit(130 if isinstance(error, RunInterrupted) else 2)
     except OSError as error:

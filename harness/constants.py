@@ -20,7 +20,6 @@ DEFAULT_SEED = 1234
 """The default seed of everything drawn at random: filler tokens, positions, samples, sign flips,
 permutations, bootstrap draws."""
 
-# Prompts: their tokens, documents and sampling
 SEPARATOR = " \n\n"
 """The text between instruction, filler and problem in the sound layouts, the same in every
 condition.
@@ -34,7 +33,6 @@ neighbour.
 MAX_GEN_TOKS = 2048
 """The default maximum length of a completion in tokens, as in the authors' code."""
 
-# Statistics
 ALPHA = 0.05
 """Level of all tests; intervals are of level 1 - ALPHA, those of equivalence of 1 - 2 ALPHA."""
 POWER = 0.8

@@ -77,7 +77,7 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        # some editors begin a file with a byte order mark
+        # some editors begin a file with a byte order mark, which is no part of the first field
         with opener(path, "rt", encoding="utf-8-sig", newline="") as stream:
             if suffix == ".parquet":
                 records = _read_rows(path, "parquet", data_files=str(path), split="train")

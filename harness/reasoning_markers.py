@@ -66,7 +66,8 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
         # from the end, as in `rpartition`: half the time of `in` where the marker is missing
         is_open = completion.rfind(start) >= 0
         if start.isalpha():
-            # `analysisWe need`, but not `analysis of`
+            # Where control tokens were left out, a bare word touches the text after it: `analysisWe
+            # need` begins reasoning, but `analysis of` does not.
             is_open = re.match(rf"{start}\w", completion) is not None
         if is_open:
             return None
@@ -113,6 +114,6 @@ def spends_budget(
             if index >= len(prompt):
                 # vLLM 0.32 allows some tokens more after a prompt that ends in a start of several
                 return index - first >= budget
-            # the reasoning of an example
+            # the reasoning of an example in the prompt, which spends no budget
             first = None
     return False

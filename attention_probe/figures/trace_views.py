@@ -70,7 +70,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
             f"The first {len(problems)} of {len(shared)} problems: `mless attention` shows all."
         )
     facts = {
-        # a run's `attention` folder is named together with the run
+        # all runs have a folder of the name `attention`, so the run's name stands before it
         "name": path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
         "model": label_model(header.model),
         "layers": [layer + 1 for layer in header.layers],

@@ -69,14 +69,14 @@ def measure_in_engine(
     """Measure problems as `measure_group` does: each stored row is a set with a single query."""
     prompts = [*chain.from_iterable(by_condition.values() for by_condition in group)]
     commons = [*chain.from_iterable(common_tokens(prompts).values() for prompts in group)]
-    # all requests of a step have the same number of sets
+    # vLLM's worker stacks the sets of several requests, so all must have the same number of sets
     most_rows = max(map(record.count_rows, prompts))
     requests = []
     for index, (prompt, common) in enumerate(zip(prompts, commons, strict=True)):
-        rows = single_queries(record.count_rows(prompt), len(prompt), most_rows)
+        row_sets = single_queries(record.count_rows(prompt), len(prompt), most_rows)
         averages = query_sets(prompt, common, completion=record.completion)
         token_ids = prompt.token_ids.tolist()
-        requests.append(recorded_prompt(token_ids, [*rows, *averages], name=str(index)))
+        requests.append(recorded_prompt(token_ids, [*row_sets, *averages], name=str(index)))
     measured: dict[str, FieldsByCondition] = {}
     for prompt, request, sums in zip(prompts, requests, record_sums(engine, requests), strict=True):
         fields = average_sums(prompt, request.record, sums)

@@ -42,7 +42,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            count_rows(self.rows, 0)  # refuses other words
+            count_rows(self.rows, 0)  # for its error about other words
 
     def count_rows(self, prompt: TokenizedPrompt) -> int:
         """The number of the prompt's last queries whose weights are stored."""
@@ -157,7 +157,7 @@ def _run_condition(
         return torch.stack(padded)
 
     completions = [prompt.has_role("completion") for prompt in prompts]
-    # the queries of the definitions `published` and `common`
+    # [definition, query] of each prompt: `published` is over all queries, `common` over the common
     query_sets = [(np.ones_like(mask), mask) for mask in is_common]
     if record.completion:
         query_sets = [(completion, completion) for completion in completions]

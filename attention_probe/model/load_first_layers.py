@@ -97,7 +97,7 @@ def load_model(
         loaded = _load_checkpoint(name, sorted(set(layers)), dtype)
     except HarnessError:
         raise
-    # The hub, safetensors, JSON, transformers and each kind of config have their own errors.
+    # the hub, safetensors, JSON, transformers and configs have errors without a common class
     except Exception as error:
         message = explain_hub_error(name, error)
         if folder.is_dir():

@@ -65,7 +65,7 @@ def open_source(
     if run is not None:
         layout = prompts.layout and str(prompts.layout)
         return source_of(Run.load(run, metric=prompts.metric), layout=layout)
-    assert prompts.dataset is not None  # the config has exactly one source
+    assert prompts.dataset is not None  # because the config has exactly one source
     names = [name.removesuffix(GAP) for name in conditions] or named_conditions()
     return build_source(
         open_dataset(prompts.dataset),

@@ -264,7 +264,7 @@ def _append_completion(
     completion = prompt.completions[0]
     size, text = len(tokenized), prompt.prompt + completion
     token_ids, offsets = encode(text, tokenizer)
-    # nothing was merged across the border of prompt and completion
+    # nothing was merged across the border to the prompt, so the completion's tokens are its own
     if token_ids[:size] == tuple(tokenized.token_ids.tolist()):
         token_ids, offsets = token_ids[size:], offsets[size:]
     else:

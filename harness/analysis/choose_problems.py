@@ -104,7 +104,7 @@ def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
     ]
     if len(problems) < (criterion.n or 1):
         raise ConfigError(_explain_lack(source, criterion, len(problems)))
-    # one generator, first for the sample and then for the controls
+    # the sample is drawn first, so that it is the same with and without controls
     draw = random.Random(criterion.seed)
     if criterion.n is not None:
         sampled_ids = {problem.id for problem in draw.sample(problems, criterion.n)}
@@ -214,7 +214,8 @@ def match_controls(
     Raises:
         ConfigError: a subject has too few problems that did not flip.
     """
-    unused_controls = draw.sample(unflipped, len(unflipped))  # `min` takes the first of equals
+    # shuffled, because `min` takes the first of equally near controls
+    unused_controls = draw.sample(unflipped, len(unflipped))
     pairs = []
     for problem in flipped:
         same_verdict = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"

@@ -53,7 +53,7 @@ class Side:
         except RunError:
             if not Path(path).exists() or condition:
                 raise
-            # a log of a task that names no condition
+            # the log of a task that names no condition needs a name for it: `log`
             run, condition = Run.load({"log": find_log(Path(path))}, metric=metric), "log"
             samples = run.samples
         conditions = list(samples["condition"].unique())

@@ -242,7 +242,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     difference = estimate_over_draws(
         old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
     )
-    # of all pairs of a sample before and a sample after, those in which both have a graded answer
+    # A sample has no partner under the other condition, so all pairs of a problem's samples count
+    # in which both have a graded answer.
     answered_changes = right * old.graded_by_prompt - right_before * new.graded_by_prompt
     answered_difference = estimate_over_draws(
         # a problem has samples**2 such pairs under each prompt
@@ -251,10 +252,11 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         old.clusters,
     )
     answered_columns = ("answered_difference", "answered_low", "answered_high")
-    # with several looks each has an equal share of alpha
+    # with several looks each has an equal share of alpha, as each can find equivalence by chance
     equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / looks)
     share = margin / 100
-    # both one-sided tests at alpha: the interval of level 1 - 2 alpha lies within the margin
+    # Both one-sided tests (TOST) reject at alpha if the interval of level 1 - 2 alpha lies within
+    # the margin.
     is_within = -share < equivalence_low and equivalence_high < share
     return {
         "draws": len(np.unique(old.draws)),

@@ -160,7 +160,7 @@ def _sum_by_arm(
     sums = sum_samples(samples, [*keys, "problem", *prompt], score)
     arms: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
     for key, arm in arms:
-        # 0 where a problem was not asked with a draw of examples
+        # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
         table = arm.droplevel(keys).unstack(prompt, fill_value=0)
         yield key, table.sort_index().sort_index(axis="columns")
 
@@ -178,7 +178,7 @@ def _count_changed_completions(
     keys = [*arm, "problem_id", "sample_index"]
     first_samples = frame.loc[frame["replicate"] == 0, [*keys, text_column]]
     repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, text_column]]
-    # a condition that was not run again has no pairs
+    # an inner join, because a condition that was not run again has nothing to compare
     pairs = first_samples.merge(repeat_samples, on=keys)
     is_changed = pairs[f"{text_column}_x"] != pairs[f"{text_column}_y"]
     changes: Any = is_changed.groupby([pairs[key] for key in arm], observed=True)
@@ -203,7 +203,7 @@ def _check_samples(frame: pandas.DataFrame, identity: list[str]) -> None:
 def group_by_setting(outcomes: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outcomes]]]:
     """The outcomes of each setting by condition, with the replicates in order."""
     settings: dict[Setting, dict[str, list[Outcomes]]] = {}
-    # the sort is stable: within a replicate the conditions keep the order of the frame
+    # the sort is stable, so within a replicate the conditions keep the order of the frame
     for arm in sorted(outcomes, key=attrgetter("replicate")):
         settings.setdefault(arm.setting, {}).setdefault(arm.condition, []).append(arm)
     return settings

@@ -82,7 +82,7 @@ def audit_table(
     scores = scores.astype(dict.fromkeys(graders, float))
     arms = scores.groupby(keys, observed=True, sort=False)
     accuracies = 100 * arms[graders].mean()
-    # the mean of a grader's verdicts skips samples that it did not judge
+    # `mean` skips samples that a grader did not judge: they are neither right nor wrong
     problems = scores.groupby([*keys, "problem_id"], observed=True, sort=False)[graders].mean()
     changes = problems - _repeat_baseline(problems, baseline)
     differences = 100 * changes.groupby(level=keys, observed=True, sort=False).mean()

@@ -118,7 +118,7 @@ def merge_instructions(
     conditions_by_sample = names.map(lambda name: merged_names.get(name, name))
     return frame.assign(
         condition=pandas.Categorical(conditions_by_sample, merged_conditions, ordered=True),
-        # the samples of a condition keep different numbers
+        # each merged condition numbers its samples from 0, and a number must not occur twice
         sample_index=frame["sample_index"] + numbers_by_sample * (1 + frame["sample_index"].max()),
         instruction=numbers_by_sample,
     ).sort_values("condition", kind="stable", ignore_index=True)
@@ -154,7 +154,8 @@ def _pair_by_instruction(
 ) -> Iterator[tuple[Outcomes, Outcomes]]:
     """The outcomes before and after under each instruction, that of the run first."""
     number, (condition, baseline) = 0, contrast
-    # number 0 is the run's own instruction; the numbers have no gaps
+    # The numbers begin with 0, the run's own instruction, and have no gaps. So the first missing
+    # condition ends the loop.
     while condition in arms and baseline in arms:
         yield arms[baseline][0], arms[condition][0]
         number += 1

@@ -233,7 +233,7 @@ def holm(p_values: npt.ArrayLike) -> Floats:
     """
     p = np.asarray(p_values, dtype=float)
     adjusted_p = np.full(p.shape, np.nan)
-    order = np.argsort(p, kind="stable")  # NaN goes last
+    order = np.argsort(p, kind="stable")  # NaN goes last, where the next line cuts it off
     order = order[: len(p) - int(np.isnan(p).sum())]
     steps = np.arange(len(order), 0, -1) * p[order]
     adjusted_p[order] = np.minimum(1, np.maximum.accumulate(steps))

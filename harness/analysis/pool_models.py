@@ -238,7 +238,8 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     freedoms = np.maximum(1, [models - 1, problems - 1, cells - models - problems + 1])
     variance = float(terms.sum())
     freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
-    # at least the variance due to models alone, and at least that due to problems alone
+    # A component that is estimated as negative by chance must not make the variance smaller than
+    # either of these terms.
     for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
         if term > variance:
             variance, freedom = float(term), float(term_freedom)
@@ -254,7 +255,8 @@ def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
     residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)
     cells_per_model = is_cell.sum(axis=1)
     cells_per_problem = is_cell.sum(axis=0)
-    # mean over cells of the number of cells with the same model, and with the same problem
+    # Means over cells, because cells may be missing. Without missing cells they are the number of
+    # problems and the number of models.
     same_model = float((cells_per_model**2).sum()) / cells
     same_problem = float((cells_per_problem**2).sum()) / cells
     squares = [
@@ -262,7 +264,8 @@ def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
         float((residuals.sum(axis=0) ** 2 / cells_per_problem).sum()),
         float((residuals**2).sum()),
     ]
-    # expected sums of squares as multiples of the components of models, problems and residual
+    # [sum of squares, component] Expectations by Henderson's Method I, as multiples of the
+    # components of models, problems and residual.
     expected_squares = [
         [cells - same_model, models - same_problem, models - 1],
         [problems - same_model, cells - same_problem, problems - 1],

@@ -98,7 +98,7 @@ def make_leaderboard(
     design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
     design = replace(design, score=score)
     omitted_conditions = references.keys() - {design.baseline, *design.reference_conditions}
-    # their baseline is another one than that of this table
+    # this table cannot compare conditions of another baseline
     if omitted_conditions:
         frame = frame[~frame["condition"].isin(omitted_conditions)]
     if by:
@@ -192,7 +192,8 @@ def _make_side_tables(
         conditions: The conditions of the configs, by name.
     """
     outcomes_by_instruction = outcomes
-    if design.by:  # tables over conditions or models are about all problems
+    # tables over conditions or models are about all problems, so with a split they stay empty
+    if design.by:
         outcomes, outcomes_by_instruction = [], []
     elif merged is not frame:
         outcomes_by_instruction = count_outcomes(frame, score=design.score)

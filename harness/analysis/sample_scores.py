@@ -106,6 +106,6 @@ def _mark_majority(samples: pandas.DataFrame, prompts: Sequence[str], k: int) ->
     ]
     same_answers = first_samples.groupby([*prompts, "answer"], **options)["right"]
     votes = same_answers.transform("size").where(first_samples["answer"].notna(), 0)
-    # of equal numbers, `idxmax` takes the first
+    # `idxmax` takes the first of equals, so of equally frequent answers the earliest wins
     majority = votes.groupby([first_samples[name] for name in prompts], **options).idxmax()
     return np.isin(np.arange(len(samples)), majority)

@@ -87,9 +87,9 @@ def _compare_lengths(
         **filler._asdict(),
         "lengths": " ".join(map(str, lengths)),
         "problems": len(old.clusters),
-        # Bonferroni over the two tests
+        # Bonferroni, because either of the two tests can be significant by chance
         "p": min(1.0, 2 * min(mean.p, extremes.p)),
-        # of equally good lengths the shortest
+        # `argmax` takes the first of equals, so of equally good lengths the shortest
         "best": lengths[int(changes.sum(axis=(1, 2)).argmax())],
         **to_points(mean),
         **to_points(extremes, ("longest_less_shortest", "longest_low", "longest_high")),
@@ -127,7 +127,7 @@ def group_lengths(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict
             filler = SweptFiller(
                 columns["filler"], columns["placement"], condition.words, condition.filler_content
             )
-            # the first condition of each length; a later one has the same prompt
+            # a later condition of the same length has the same prompt, so the first stands for both
             groups.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
     for filler, lengths in groups.items():
         if filler.words in without_filler:
@@ -157,6 +157,6 @@ def estimate_trend(
         samples: [draw, problem] Samples under either.
         clusters: As of `paired_tests.average_clusters`.
     """
-    # the sum over all lengths is divided by the samples of all lengths
+    # divided by the samples of all lengths, so that it is a mean per length and not a sum
     mean = estimate_over_draws(changes.sum(axis=0), samples * len(changes), clusters)
     return mean, estimate_over_draws(changes[-1] - changes[0], samples, clusters)

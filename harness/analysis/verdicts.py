@@ -47,7 +47,8 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
 
 def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> None:
     """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
-    # Holm within a family, Bonferroni over the families and over the looks at a growing run
+    # Holm within a family. Families and looks at a growing run have equal shares of alpha
+    # (Bonferroni), because each of them can give a false result.
     looks = np.array([row.get("looks", 1) for row in tested])
     shared_p = np.minimum(1, families * looks * holm([row["p"] for row in tested]))
     for row, p in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):

@@ -68,6 +68,7 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | No
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
-    all_outcomes = criterion.model_copy(update={"flip": None})  # no change is a result too
+    # without `flip`, as `select` refuses to find nothing, but that no problem changed is a result
+    all_outcomes = criterion.model_copy(update={"flip": None})
     typer.echo(describe_changes(run, source, criterion))
     print_changes(console, select(source, all_outcomes), criterion)

@@ -45,7 +45,11 @@ def table(
     ] = None,
     explain: Explain = False,
 ) -> None:
-    """Compare all conditions with the baseline: accuracy, difference, adjusted p, verdict."""
+    """Compare all conditions with the baseline: accuracy, difference, adjusted p, verdict.
+
+    In logs of other tasks --metric decides whether a sample is right. --score decides how the
+    samples of a problem count together.
+    """
     from harness.display.table_page import TableOptions, make_table
 
     is_requested = {"mediators": mediators, "audit": audit}

@@ -92,7 +92,7 @@ def _describe_tests(
     board: Leaderboard, judged_rows: Sequence[Row], examples: str
 ) -> dict[str, Any]:
     """The facts for the legends of the adjusted p and the verdict."""
-    # The instruction with the number 0 is the run's own.
+    # The run's own instruction has the number 0 and is no reference condition, so it is added.
     instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
     prompts = "this prompt"
     if len(instructions) > 1:

@@ -34,7 +34,7 @@ def show_comparison(board: Leaderboard) -> Table:
         comparison_columns.P,
         comparison_columns.VERDICT,
     ]
-    # A terminal is too narrow for both.
+    # A terminal of 80 columns is too narrow for both.
     if any(_depends_on_format(row) for row in rows):
         columns.append(comparison_columns.ANSWERS)
     else:
@@ -48,7 +48,7 @@ def _depends_on_format(row: Row) -> bool:
     """Whether the difference among answered samples differs from that among all samples."""
     if row["difference"] is None:
         return False
-    # Without any pair of answered samples there is no difference among them.
+    # Without a pair of answered samples, answers explain none of the difference. So it counts as 0.
     answered_difference = 0.0 if row["answered_difference"] is None else row["answered_difference"]
     return bool(abs(answered_difference - row["difference"]) >= ROUNDS_TO_ZERO)
 
@@ -62,7 +62,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
     names = dict.fromkeys(row["condition"] for row in rows)
     names.pop(board.baseline, None)
     primary = [row["condition"] for row in rows if row["primary"]]
-    # the primary contrast, else the first condition, else none
+    # the primary contrast first, because the run was made to test it; "" if nothing is compared
     first_name, *_ = [*primary, *names, ""]
     not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
     settings: dict[tuple[Any, ...], dict[str, Row]] = {}
@@ -141,7 +141,7 @@ def _fill_legends(columns: Sequence[Column], facts: Mapping[str, Any]) -> Iterat
     """
     for column in columns:
         try:
-            # `format_map` reads only the facts that the legend names
+            # `format_map` reads only the facts that the legend names, so all others may be missing
             legend = column.legend.format_map(facts)
         except KeyError:
             legend = ""

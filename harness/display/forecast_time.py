@@ -38,7 +38,7 @@ def describe_time(config: RunConfig, requests: int) -> str:
         seconds += timing.get("reference_seconds", 0)
         if "reference_seconds" not in timing:
             note = ", and the check of interventions, which that run did not need"
-    # GPU-minutes count each GPU
+    # in GPU-minutes: minutes times the number of GPUs
     minutes = max(1, math.ceil(seconds / 60 * max(1, len(devices))))
     unit = plural("minute" if timing["device"] == "cpu" else "GPU-minute", minutes)
     device = f" on {devices[0]}" if devices else ""

@@ -64,7 +64,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with _make_bars(TimeRemainingColumn()) as bars:
         _has_bars.set()
         bar = bars.add_task(title, total=None)
-        # a command that takes less than two seconds prints no line
+        # the first line is due after two seconds, so that a shorter command prints none
         printed_at = time.monotonic() + 2 - LOG_SECONDS
 
         def advance(finished: int, total: int) -> None:
@@ -86,7 +86,7 @@ def loading(log: Path) -> Iterator[None]:
     """
     stop_event = Event()
     start = time.monotonic()
-    # what is there was written before this load
+    # the log may have the steps of an earlier load, which must not be printed again
     log_start = log.stat().st_size if log.exists() else 0
 
     def watch_log() -> None:
@@ -157,7 +157,7 @@ class Progress:
     def print_line(self) -> None:
         """Print a line for a log now, wrapped at 80 columns."""
         self._printed_at = time.monotonic()
-        # the last bar counts all tasks
+        # `_bar_ids` adds the total after all tasks, so it is the last bar
         *tasks, total = self._bars.tasks
         # textwrap does not break at \0, so a task's name, counts and accuracy stay together.
         counts = [
@@ -226,7 +226,7 @@ class Progress:
         the limit. A sample that is longer already is expected to end halfway to the limit.
         """
         remaining = 0.0
-        # the last bar counts all tasks
+        # without the last bar, the total, which would count all samples a second time
         for task in self._bars.tasks[:-1]:
             reference_task = task if self._count_finished(task) else total
             mean = self._most_tokens / 2

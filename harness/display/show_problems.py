@@ -61,7 +61,7 @@ def print_changes(console: Console, problems: Iterable[Problem], criterion: Crit
         expected_verdicts = _CHANGES.get(outcome, (None, None))
         for prompt, is_correct in zip(prompts, expected_verdicts, strict=True):
             are_correct = [verdict == "correct" for verdict in prompt.verdicts]
-            # the sample that shows the change
+            # the first of several samples need not have the verdict that the outcome is about
             index = are_correct.index(is_correct) if is_correct in are_correct else 0
             console.print(Text(label(prompt.condition), style="bold"))
             _print_samples(console, prompt, [index])

@@ -117,7 +117,7 @@ def _show_tables(board: Leaderboard, options: TableOptions) -> Iterator[Table]:
     tables = show_side_tables(board)
     for side in SIDE_TABLES:
         is_requested = side.key in options.side_tables
-        # A leaderboard shows only the side tables that are about all models together.
+        # A leaderboard stays short: tables with rows for every model are shown only on request.
         is_hidden = side.on_request or (options.models and "model" in side.words)
         if side.key in tables and (is_requested or not is_hidden):
             yield tables[side.key]

@@ -68,7 +68,7 @@ def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]
     sums: dict[str, Floats] = {}
     for finished in engine.stream(requests):
         for request, completion in finished:
-            assert completion.attention is not None  # the request has `record`
+            assert completion.attention is not None  # because the request has `record`
             sums[request.problem_id] = completion.attention
     return [sums[request.problem_id] for request in requests]
 
@@ -87,7 +87,7 @@ def means(sums: Floats | None, sets: Sequence[Sequence[int]] | None) -> Floats:
 
     It is NaN where a key has no later query in the set.
     """
-    assert sums is not None  # the request has `record`
+    assert sums is not None  # because the request has `record`
     queries = np.array(sets, dtype=np.float32)[:-1]
     # [set, key] the queries of a set that come after a key
     later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries

@@ -106,10 +106,11 @@ def open_backend(
         model = get_model(backend).create_from_arg_obj(
             {"batch_size": LM_EVAL_BATCH_SIZE, **arguments}
         )
-    except Exception as error:  # whatever lm-eval, transformers or a server's client raises
+    except Exception as error:  # lm-eval and its backends raise errors of any kind
         name, program = str(arguments.get("pretrained") or ""), f"The backend {backend!r}"
         raise ModelError(explain_start_error(name, error, program=program)) from error
-    return nullcontext(LmEvalBackend(model))  # lm-eval's models end with the process
+    # lm-eval's models end with the process: nothing to close
+    return nullcontext(LmEvalBackend(model))
 
 
 class LmEvalBackend:
@@ -132,7 +133,8 @@ class LmEvalBackend:
             instances = []
             for number, request in enumerate(batch, start=start):
                 prompt, settings = request.prompt, request.sampling.lm_eval()
-                if request.turns is not None:  # a chat API gets the turns in lm-eval's own wrapping
+                # lm-eval passes turns to a chat API only in its own wrapping
+                if request.turns is not None:
                     prompt = self.model.apply_chat_template(list(request.turns))
                 if request.seed is not None:  # else a server draws all samples from the same seed
                     settings["seed"] = request.seed
@@ -140,12 +142,13 @@ class LmEvalBackend:
                 instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))
             first = batch[0]
             if not first.sampling.greedy and first.seed is None:
-                # local models draw a whole batch from torch's one generator
+                # local models draw a whole batch from torch's one generator, so the first sample
+                # seeds it
                 name = f"{first.task}:{first.problem_id}"
                 set_seed(sample_seed(0, name, first.sample_index, first.replicate))
             try:
                 texts = self.model.generate_until(instances)
-            except Exception as error:  # whatever a server or a library raises
+            except Exception as error:  # a server or a library may raise any error
                 raise make_stop_error("The backend", error) from error
             yield [
                 (request, Completion(text=str(text)))

@@ -65,7 +65,8 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
     completions = []
     for output in outputs:
         completion = output.outputs[0]
-        # an engine that shuts down reports its unfinished requests with `abort`
+        # an engine that shuts down reports unfinished requests with `abort`, which are no
+        # completions
         if completion.finish_reason in FINISH_REASONS:
             completions.append(
                 Completion(

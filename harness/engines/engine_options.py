@@ -37,7 +37,7 @@ NON_ENGINE_ARGUMENTS = (
 )
 """Model arguments that lm-eval, the pool of engines or the prompts use."""
 ENGINE_DEFAULTS = {
-    "disable_log_stats": True,  # as vLLM's own `LLM`: nobody reads them, and they take time
+    "disable_log_stats": True,  # as in vLLM's own `LLM`: nobody reads them, and they take time
     "worker_extension_cls": WORKER_EXTENSION,
 }
 
@@ -95,9 +95,11 @@ def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     source = _read_vllm_source("engine/arg_utils.py")
     if source is None:
         return
-    # the fields of its classes, of which EngineArgs has nearly all
+    # The fields of all classes in the file. EngineArgs has nearly all of them, so hardly any
+    # unknown name passes.
     names = re.findall(r"^    (\w+): ", source, re.M)
-    # arguments of VLLMEngine itself, and those that `engine_arguments` renames or drops
+    # Not in that file are arguments of VLLMEngine itself, and arguments that `engine_arguments`
+    # renames or drops.
     names += ["batch_invariant", "interventions", *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS]
     for name in options:
         if name not in names:

@@ -150,7 +150,7 @@ class EnginePool:
             engine.call = None
             try:
                 answer = self._carrier.answer(call)
-            # this engine is lost, and the others go on
+            # a lost engine must not end the run: the others take over its requests
             except HarnessError as error:
                 self._lose(engine, error)
                 continue

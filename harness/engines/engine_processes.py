@@ -63,7 +63,8 @@ def die_with_parent() -> None:
             target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True
         ).start()
         _end_at_sigterm_while_starting()
-        # the level of the run's own process, which stays silent
+        # The level ERROR keeps the run's own process silent. In the log of this process, lower
+        # levels say how far the start is.
         if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":
             logger = logging.getLogger("vllm")
             logger.setLevel(logging.INFO)
@@ -158,7 +159,7 @@ class WorkerFacts:
                 {
                     layer.get_attn_backend().get_name()
                     for layer in layers
-                    if hasattr(layer, "get_attn_backend")  # experts have none
+                    if hasattr(layer, "get_attn_backend")  # layers of experts have no such method
                 }
             )
 

@@ -144,8 +144,8 @@ class RayCarrier:
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self.gpus = [int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= 1]
         self.cores = max(count_cores(), sum(int(machine.get("CPU", 0)) for machine in machines))
-        # No CPUs are requested: GPUs limit the number of engines, and where there are none the
-        # user.
+        # GPUs limit the number of engines. Without GPUs the user chooses it, and no CPUs are
+        # requested, because Ray would not start more engines than it counts CPUs.
         self._actor: Any = ray.remote(EngineActor).options(
             num_cpus=0,
             num_gpus=engine_gpus if self.gpus else 0,
@@ -183,7 +183,7 @@ class RayCarrier:
                 variables["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
                 # Ray's 15 would give our graders the engine's cores
                 variables["RAY_worker_niceness"] = "0"
-                # no web server, no idle workers for all cores, and memory for our small messages
+                # our small messages need no web server, no idle worker for each core, little memory
                 options |= {"include_dashboard": False, "num_cpus": 1, "object_store_memory": 2**28}
                 options["_temp_dir"] = self._folder.name
             else:  # one try of 40 seconds, where Ray makes twenty

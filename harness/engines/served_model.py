@@ -205,7 +205,7 @@ class ServedModel:
     async def _generate(self, request: Request) -> Completion:
         for attempt in range(self._arguments.max_retries + 1):
             if attempt:
-                # 1, 2 and 4 seconds
+                # in seconds: 1, 2, 4
                 await asyncio.sleep(2 ** (attempt - 1))
             status, body = await self._read("POST", self._url, json=self._payload(request))
             completion = _read_completion(body, request.sampling.stop)
@@ -240,7 +240,7 @@ class ServedModel:
         values = {"model": self._arguments.model, **request.sampling.openai()}
         if self._served and self._served["owned_by"] == "vllm":
             values |= request.sampling.vllm()
-            # as from our own engine
+            # so that the texts are those that our own engine would return
             values |= {"skip_special_tokens": False, "spaces_between_special_tokens": False}
         if request.seed is not None:
             values["seed"] = request.seed

@@ -35,8 +35,8 @@ LOAD_STEPS = {
     "INFO": "starting vLLM",
     "Starting to load model": "loading weights",
     "Warming up": "warming up",
-    "Warming up model for the compilation": "warming up and compiling",  # vLLM on a CPU
-    "for vLLM's torch.compile": "compiling",  # 0.28; "disabling torch.compile" is no step
+    "Warming up model for the compilation": "warming up and compiling",  # only on a CPU
+    "for vLLM's torch.compile": "compiling",  # vLLM 0.28; "disabling torch.compile" is no step
     "Starting torch.compile": "compiling",
     "Capturing CUDA graphs": "capturing CUDA graphs",
 }
@@ -116,7 +116,7 @@ class ChildErrors:
         # in a thread of its own, because a full pipe would stop the engine
         while chunk := os.read(self._read, 2**16):
             text = chunk.replace(_MARK, b"")
-            with suppress(OSError):  # nobody reads our standard error
+            with suppress(OSError):  # perhaps nobody reads our standard error
                 os.write(self._stderr, text)
             self._stored = (self._stored + text)[-STORED_ERROR_BYTES:]
             if _MARK in chunk:
@@ -213,7 +213,7 @@ def known_cause(text: str, name: str = "") -> str:
 
 _SEE_ABOVE = re.compile(
     r"initialization failed|See root cause above|See stack trace|EngineCore failed to start"
-    r"|RuntimeError: cancelled"  # a call to a worker process that has died
+    r"|RuntimeError: cancelled"  # of a call to a worker that has died, so not the cause
 )
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 

@@ -115,7 +115,8 @@ class VLLMEngine:
         try:
             self._start(arguments, sampled=sampled)
         except BaseException:
-            with suppress(AttributeError):  # there is an engine, and its check failed
+            # there is no engine if its start has failed, but there is one if its check has failed
+            with suppress(AttributeError):
                 self._engine.engine_core.shutdown()
             self._restore_environment()
             raise
@@ -136,7 +137,6 @@ class VLLMEngine:
             open_layers(options, self._layers)
         if current_platform.is_cpu():
             fit_to_cpu(options, sampled=sampled)
-        # the user's arguments win
         options = ENGINE_DEFAULTS | options
 
         def load() -> Any:
@@ -258,7 +258,7 @@ class VLLMEngine:
             return completion
         if recording not in self._attention:
             ranks = self._calls.call(lambda: self._engine.collective_rpc("mless_take_attention"))
-            for name in ranks[0]:  # each rank has some of the heads
+            for name in ranks[0]:  # each rank has some of the heads, of all requests
                 arrays = []
                 for rank in ranks:
                     shape, data = rank[name]
@@ -337,7 +337,7 @@ def device_type() -> str | None:
     except Exception:  # not installed, or built for another system
         return None
     if current_platform.is_rocm():
-        return "rocm"  # whose device type is `cuda`
+        return "rocm"  # its device type is `cuda` too
     return current_platform.device_type or None
 
 

@@ -109,8 +109,8 @@ def attention(
     tokenizer = load_tokenizer(name)
     tokenized = [_tokenize(prompt, tokenizer) for prompt in prompts]
     counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
-    # all requests have the same number of sets: each row alone, all queries, and the last set,
-    # which `means` leaves out
+    # All requests must have the same number of sets: each row alone, all queries, and the last set,
+    # which `means` leaves out.
     set_count = max(counts, default=0) + 2
     requests = [
         _make_request(str(number), token_ids, count, set_count)
@@ -147,6 +147,7 @@ def _tokenize(
         return list(token_ids), token_texts(token_ids, offsets, prompt, tokenizer)
     requested = list(map(int, prompt))  # perhaps numpy's integers
     encoded, texts = _tokenize(str(tokenizer.decode(requested)), tokenizer)
-    if encoded != requested:  # the tokenizer makes other tokens of this text
+    # the tokenizer makes other tokens of this text, so each id is decoded by itself
+    if encoded != requested:
         texts = tuple(str(tokenizer.decode(token_id)) for token_id in requested)
     return requested, texts

@@ -100,10 +100,10 @@ class _Session:
             self._folder.note(SESSION, self._facts)
         for number, sample in enumerate(read_samples(self._folder.path)):
             self._progress.count_recorded(self._task_lines[sample.task])
-            # samples that have their score are skipped there
+            # every sample, because `submit` skips those that have their score
             scorer.submit(sample)
             if number % 64 == 0:
-                self.show(scorer.poll())  # grading runs while samples are read
+                self.show(scorer.poll())  # grading runs meanwhile, so its results are shown too
 
     def generate(self, scorer: Scorer, engines: int | str) -> None:
         """Load the model and generate the missing samples."""

@@ -192,16 +192,18 @@ def _read_log_jobs(path: Path, metric: str | None) -> Iterator[tuple[Row, GradeJ
         start, _ = find_opened(prompt.prompt)
         for sample, score in prompt.graded_samples:
             completion, answer = sample.completion, (score.answer or "").strip()
-            # the task scores continuations
+            # a task that scores given continuations has no completions
             if completion is None:
                 continue
             is_right: bool | None = score.verdict == "correct" if score.verdict else None
             if (log.metric or "").startswith("verdict"):
                 completion = start = ""  # our run fixed the form, so no other form counts
             elif answer in (_INVALID, completion.strip()) or "\n" in answer:
-                answer = ""  # the filter found none, or did not look for one
+                # the filter found no answer or did not look for one, so other forms are tried
+                answer = ""
             elif answer not in completion and len(prompt.completions) > 1:
-                answer, is_right = "", None  # a majority's
+                # a majority's answer need not be this sample's, and its verdict is of all samples
+                answer, is_right = "", None
             golds = [prompt.doc["answer"], *prompt.doc.get("alternatives", ())]
             row, job = _make_job(prompt.problem_id, start + completion, golds, answer)
             yield {**row, "by_log": is_right}, job

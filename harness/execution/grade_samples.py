@@ -64,7 +64,7 @@ class Scorer:
         self._results[key] = {}
         self._pool.submit((key, "grade"), job)
         if self._audit:
-            audit = AuditJob(
+            audit_job = AuditJob(
                 # the job's completion begins with the prefix, which must not count twice
                 prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
                 completion=job.completion,
@@ -73,7 +73,7 @@ class Scorer:
                 line=job.line,
                 thinking=job.thinking,
             )
-            self._pool.submit((key, "audit"), audit)
+            self._pool.submit((key, "audit"), audit_job)
         else:
             self._results[key]["audit"] = Audit(reason="not asked for")
 
@@ -91,7 +91,7 @@ class Scorer:
         for (key, kind), result in results:
             pair = self._results[key]
             pair[kind] = result
-            # a score is written whole, with its grade and its audit
+            # a score is one record of both, so it is written when the second of them is finished
             if len(pair) == 2:
                 record = {"key": key, **as_record(pair["grade"], pair["audit"])}
                 self._scores.append(record)

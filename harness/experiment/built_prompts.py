@@ -102,7 +102,7 @@ class BuiltPrompt:
         A token that covers any of a filler is a filler token. Any other token has the role of most
         of its visible characters, or of most of its blanks if it has only blanks.
         """
-        assert self.offsets is not None  # callers know the tokenizer
+        assert self.offsets is not None  # because all callers know the tokenizer
         characters = count_characters(self.text, self.spans, self.offsets)
         visible = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
         has_visible = visible.any(axis=1, keepdims=True)

@@ -131,7 +131,7 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
         is_last = bool(spans) and number == len(turns)
         start = 0 if is_raw else _find_turn(body, text, stop, is_last=is_last)
         stop = start + len(body)
-        # where the turn would begin if the template had not trimmed it
+        # segments are counted from where the turn would begin if the template had not trimmed it
         position = start - turn_text.index(body)
         for segment in turn:
             end = position + len(segment.text)

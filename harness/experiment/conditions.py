@@ -195,7 +195,7 @@ class Condition(Strict):
     def filler_content(self) -> tuple[object, ...]:
         """What distinguishes two fillers of the same length and placement."""
         return (
-            # the number of random ids is a length
+            # the number of random ids is a length, so it is no content
             *(getattr(self, key) for key in FILLERS if key != "random_ids"),
             self.filler,
             self.separator,

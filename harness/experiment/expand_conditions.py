@@ -101,7 +101,7 @@ def _spell_value(key: str, value: Any) -> str:
 
 
 def expand_causes(entries: Sequence[Any]) -> list[Any]:
-    """Replace each entry `{causes: NAME, layers: ...}` by the cells of that condition's filler.
+    """Replace each entry `{causes: NAME, layers: ...}` by that filler's cells, as in `CELLS`.
 
     Raises:
         ConfigError: there is no condition of that name.
@@ -111,29 +111,29 @@ def expand_causes(entries: Sequence[Any]) -> list[Any]:
         for name, condition in named_conditions().items()
     }
     sources |= index_by_name(entries)
-    # names of the named conditions are taken, whether or not the config has these
+    # taken even if the config lacks them, because these names mean the study's conditions
     names = set(sources)
-    cells = set[tuple[str, str, tuple[int, ...]]]()
+    cell_keys = set[tuple[str, str, tuple[int, ...]]]()
     expanded: list[Any] = []
     for entry in entries:
         if not (isinstance(entry, dict) and "causes" in entry):
             expanded.append(entry)
             continue
         source, layers = _read_causes(entry, sources)
-        for cell, (other_layers, scale, bias) in CELLS.items():
-            is_gap, is_first_layer = cell == "gap", layers == (1,)
+        for cell_name, (other_layers, scale, bias) in CELLS.items():
+            is_gap, is_first_layer = cell_name == "gap", layers == (1,)
             if not (other_layers or is_gap or is_first_layer):
                 continue
             # in the gap no layer sees the filler, so it is one condition for all layers
-            key = (source, cell, () if is_gap else layers)
-            if key in cells:
+            key = (source, cell_name, () if is_gap else layers)
+            if key in cell_keys:
                 continue
-            cells.add(key)
+            cell_keys.add(key)
             infix = "" if is_gap or is_first_layer else f"{name_layers(layers)}-"
             switches = {"other_layers": other_layers, "scale": scale, "bias": bias}
             condition = {
                 **sources[source],
-                "name": find_free_name(f"{source}-{infix}{cell}", names),
+                "name": find_free_name(f"{source}-{infix}{cell_name}", names),
                 "intervention": {"kind": "filler", "layers": list(layers), **switches},
             }
             expanded.append(condition)

@@ -151,7 +151,8 @@ class FewshotConfig(Strict):
 
         Problems that are appended to the file do not change earlier assignments.
         """
-        # every n-th cluster from the draw's own start, and from the starts of the draws before it
+        # A cluster is asked under `draws_per_problem` draws in a row, so a draw also has the
+        # clusters of the draws before it.
         starts = [(draw - step) % self.draws for step in range(draws_per_problem)]
         return frozenset().union(*(names[start :: self.draws] for start in starts))
 

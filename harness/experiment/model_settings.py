@@ -66,5 +66,5 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Select the model arguments that can change a sample."""
     free = set(FREE_ARGUMENTS)
     if arguments.get("load_format") == "dummy":
-        free.remove("load_format")  # dummy weights are random
+        free.remove("load_format")  # dummy weights are random, so this one changes samples
     return {name: value for name, value in arguments.items() if name not in free}

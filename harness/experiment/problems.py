@@ -259,7 +259,7 @@ def load_jsonl(path: Path) -> Dataset:
 
 
 def _read_dataset(fields: DatasetConfig) -> Dataset:
-    # without the split of a dataset on the hub, and without `.gz`
+    # `stem` removes one suffix only, so `.gz` and the split of a dataset on the hub go before
     name = re.split("[@:]", fields.path.name)[0].removesuffix(".gz")
     source = fields.path.expanduser()
     problems = _read_problems(read_data(source), fields)

@@ -266,7 +266,8 @@ def _insert_filler(
                 block[:0] = insertion
         case Placement.END:
             _, between, _ = settings.frame
-            # index 2: after the problem, before the rest of the format and the cue
+            # index 2: directly after the problem, because the prompt must end with the format's
+            # rest or the cue
             question[2:2] = [separator, *(insertion if between else filler)]
         case Placement.RANDOM:
             seed = f"{condition.seed}:{key}"
@@ -320,7 +321,7 @@ def document_prompt(document: Mapping[str, Any]) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
     size, length = 0, 0
-    # the system turn consists of whole segments
+    # the system turn consists of whole segments, so the lengths become equal
     while length < len(document["system"]):
         length += len(segments[size].text)
         size += 1

@@ -135,7 +135,7 @@ class RunConfig(Strict):
             values["instruction"] = PLAIN_INSTRUCTION
         fewshot = values.get("fewshot")
         if isinstance(fewshot, dict) and "draws" in fewshot:
-            # by default each problem is asked once with every draw
+            # so that by default each problem is asked once with every draw
             values.setdefault("repeats", fewshot["draws"])
         sweep = values.pop("sweep", None)
         if sweep is not None:
@@ -150,7 +150,7 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
-        # lazily: after the first fault nothing is checked
+        # the first fault ends the checks, because an error states one fault
         for fault in chain(
             self._find_condition_faults(),
             self._find_example_faults(),
@@ -342,7 +342,8 @@ class RunConfig(Strict):
             "record_attention",
             "planned",
         ):
-            if not values[key]:  # a run without it has no such key
+            # left out, so that None, False and an empty list are no difference between runs
+            if not values[key]:
                 del values[key]
         if self.answer == "box":
             del values["answer"]

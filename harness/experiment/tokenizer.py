@@ -271,7 +271,7 @@ def _ids_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> li
     )
     token_ids = []
     for token_id, (low, high) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        # tokens that cover any of the filler, also together with a separator
+        # also a token that the filler shares with a separator, so that such a merge is found
         if low < high and low < end and begin < high:
             token_ids.append(token_id)
     return token_ids

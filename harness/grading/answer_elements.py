@@ -86,7 +86,7 @@ def coordinates(members: list[str]) -> list[str]:
     """
     if names_unknowns(members):
         relations = [as_relation(member)[0] for member in members]
-        # the coordinates of a point, whatever the order of its equations
+        # equations may stand in any order, but coordinates are compared in that of their names
         if all(name in ("x", "y", "z") for name, _ in relations):
             relations.sort()
         return [value for _, value in relations]
@@ -112,12 +112,12 @@ def without_set_braces(text: str) -> str:
     """The list in the braces of a set; another text, or a set by a condition, unchanged."""
     terms, operators = as_relation(text)
     if operators in (["="], ["\\in"]) and is_name(terms[0]):
-        # `x=\{1,2\}` and `x\in\{1,2\}` state the set
+        # `x=\{1,2\}` and `x\in\{1,2\}` state the set, so the name is no part of it
         if brackets(terms[1])[0] == "\\{\\}":
             text = terms[1]
     kind, inner = brackets(text)
     if kind == "\\{\\}":
-        # `\{x|x<5\}` is the inequality; with another condition the braces stay
+        # `\{x|x<5\}` is the same set as its inequality; with another condition the braces stay
         builder = _BUILDER.match(inner)
         if builder:
             text = inner[builder.end() :]
@@ -148,7 +148,7 @@ def split_matrix(matrix: re.Match[str]) -> list[list[str]]:
     factor = matrix["factor"]
     if not factor:
         return rows
-    # `2\begin{pmatrix}1\\2\end{pmatrix}` has the entries (2)*(1) and (2)*(2)
+    # brackets, because an entry may be a sum: `2\begin{pmatrix}1+x\\2\end{pmatrix}` has (2)*(1+x)
     if factor != "-":
         factor = f"({factor.removesuffix('*')})*"
     return [[f"{factor}({entry})" for entry in row] for row in rows]

@@ -36,7 +36,7 @@ def authors_answer(text: str) -> str | None:
     An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there
     is no `\boxed`, and then refuses its form.
     """
-    # the last one, in prompt and completion
+    # of prompt and completion together: the prompt's box counts if the completion has none
     start = text.rfind("\\boxed")
     if start < 0:
         return None
@@ -65,7 +65,7 @@ def rewrite(answer: str) -> str:
     if text.startswith("."):
         text = "0" + text
     sides = text.split("=")
-    # `x=5` is 5, and `10x=5` stays as it is
+    # their code takes up to two characters for a name: `x=5` is 5, but `10x=5` stays as it is
     if len(sides) == 2 and len(sides[0]) <= 2:
         text = sides[1]
     text = _brace_fractions(_brace_roots(text).replace(" ", ""))

@@ -23,8 +23,9 @@ _BRACE = re.compile(
     r"(?=[\s.,;:$)]|\\[)\]]|\Z))"
     r"|\\[\\{}]|[{}]"
 )
+# A box of these alone is skipped, because models quote the prompt's `\boxed{}` or `\boxed{...}`.
 # No possessive repetition here: before Python 3.11.5 it lets a lookahead pass that has failed.
-_NOTHING = re.compile(  # counts as an empty box: blanks, dots in place of an answer, braces, fonts
+_NOTHING = re.compile(
     r"(?:[\s~{}$]|\.{2,}(?!\.)|\\[ ,;:!>]"
     r"|\\(?:quad|qquad|enspace|thinspace|space|[lc]?dots)(?![A-Za-z])"
     r"|\\(?:[hv]space\*?|[hv]?phantom)\{[^{}]*\}"
@@ -164,10 +165,11 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
     for match in _BRACE.finditer(text, max(0, first - 3)):
         token = match.group()
         is_doubled = token.startswith("\\\\")
-        # `\boxed 5`, without braces
+        # `\boxed 5` has no brace that would close it
         if match["bare"]:
             spans.append((*match.span("bare"), is_doubled))
-        elif "b" in token:  # of \boxed or \fbox
+        # only the tokens of \boxed and \fbox have letters
+        elif "b" in token:
             stack.append((match.end(), is_doubled))
         elif token == "{":
             stack.append(None)

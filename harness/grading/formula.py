@@ -135,7 +135,7 @@ class _Reader:
                 value = self.point.times(value, 1 / self.read_signed(self.read_factor))
                 if self.starts_factor():
                     raise Unreadable("1/2x may be a half x or one over 2x")
-            # factors without a sign between them, as in 2x or (x+1)(x-1)
+            # a missing sign means multiplication, as in 2x or (x+1)(x-1)
             elif self.starts_factor():
                 value = self.point.times(value, self.read_factor())
             else:
@@ -177,7 +177,8 @@ class _Reader:
         if fraction and mixed and match.group().isdecimal():
             numerator, denominator = (int(digits) for digits in fraction.groups() if digits)
             if numerator < denominator:
-                value += Fraction(numerator, denominator)  # 2\frac12 is two and a half
+                # 2\frac12 is a mixed number, two and a half
+                value += Fraction(numerator, denominator)
                 self.position = fraction.end()
         return self.point.checked(value)
 
@@ -226,7 +227,7 @@ class _Reader:
         bases = []
         if name == "log" and self.accept("_"):
             bases.append(self.nested(self.read_argument))
-        # the inverse function, not the reciprocal
+        # sin^{-1} is the inverse function by convention, and not the reciprocal
         if f"arc{name}" in FUNCTIONS and self.accept("^{-1}"):
             name = f"arc{name}"
         power = self.nested(self.read_exponent) if self.accept("^") else None
@@ -266,7 +267,8 @@ class _Reader:
         self.position = match.end()
         name = _SUBSCRIPT.sub(r"_\1", match.group())
         if self.accept(" "):
-            return self.point.letter(name)  # the blank separates a command from the next letter
+            # the blank separates a command from the next letter, so what follows is no argument
+            return self.point.letter(name)
         # f(3) is a value of f, not f times 3, so it counts as a letter.
         call = self.match(_CALL)
         if call and (call.group()[1:-1].lstrip("-").isdecimal() or name[0] in "fghpqFGHPQ"):

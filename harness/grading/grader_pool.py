@@ -71,7 +71,8 @@ class GraderPool:
         self._selector = selectors.DefaultSelector()
         self._comparisons: deque[Job] = deque()
         self._audit_jobs: deque[Job] = deque()
-        self._waiting: dict[bytes, list[Hashable]] = {}  # the tags that wait for a job, by its key
+        self._waiting: dict[bytes, list[Hashable]] = {}
+        """The tags that wait for a job, by its key: equal jobs run once."""
         self._cache: dict[bytes, Grade | Audit] = {}
         self._finished: list[tuple[Hashable, Grade | Audit]] = []
         self._failed_starts = 0

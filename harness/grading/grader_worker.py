@@ -183,7 +183,8 @@ def serve(memory_bytes: int, requests: int, audits: int) -> None:
         requests: The descriptor of the file of requests.
         audits: Whether to load the other graders.
     """
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    # 1 is PR_SET_PDEATHSIG: a parent that is killed cannot end its workers, so the kernel does
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     # The protocol leaves descriptors 0 and 1, so that output of libraries cannot disturb it.
     lengths, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     if audits:
@@ -199,7 +200,7 @@ def serve(memory_bytes: int, requests: int, audits: int) -> None:
             request = json.loads(os.pread(requests, int(length), 0))
             for step in request.pop("steps"):
                 replies.write(json.dumps(_run_step(step, request)).encode() + b"\n")
-    except BrokenPipeError:  # the parent is gone
+    except BrokenPipeError:  # the parent is gone, so nobody needs an answer
         os._exit(0)
     except MemoryError:  # no clean-up can be trusted to work
         os._exit(1)

@@ -67,62 +67,66 @@ _FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
 _RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # the end of a row, perhaps with a distance to the next row as in \\[2pt]
+        # the end of a row may also state the distance to the next row, as in \\[2pt]
         (r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?", ROW_END),
-        (r"\\\Z", r"\\ "),  # `strip` removed the blank of a last `\ `
+        # `strip` removed the blank of a last `\ `, which would leave a lone backslash
+        (r"\\\Z", r"\\ "),
         (
-            # TeX's spaces and invisible text
+            # all of these print as a blank or as nothing, so they mean the same
             r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])"
             r"|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
             " ",
         ),
-        # a dollar sign, before those that delimit mathematics go
+        # a printed dollar sign is a unit, so it is renamed before the signs around mathematics go
         (r"\\\$ ?", r"\\dollar "),
         (r"\$|\\[()]", ""),
         (
-            # a check mark behind an answer, and words such as `the answer is` before it
+            # A check mark and `the answer is` do not change an answer, but words with a hedge do,
+            # such as `this is not`.
             r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?"
             rf"|\A\\text\{{(?![^{{}}]*\b(?:{HEDGES})\b)[^{{}}]*(?: is|:) ?\}}(?=.)",
             "",
         ),
         (r"(?<=.)\\text\{ ?\(all real numbers[^{}]*\}.*\Z", ""),
         (
-            # a currency before its number goes behind it
+            # units are looked for behind their number only
             r"\A(?:\\text\{ ?)?(USD|EUR|GBP|Rs\.?|[€£₹¥])(?: ?\})? ?(\d.*)",
             r"\2\\text{\1}",
         ),
         (_CJK_UNIT, lambda m: f"\\text{{{_CJK[m[1]] if m[1] else ''}{_CJK[m[2]]}}}"),
-        # a time of day as text
+        # a time of day is compared as a value, so it must not stay text
         (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
         (
             r"(?i)(?<=[:!]\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
             lambda m: f"\\text{{{HALF_DAYS[(m[1] or m[2]).lower()]}}}",
         ),
-        # a repeating decimal, with a dot over its digit
+        # a dot over the last digit repeats it, as a line does
         (r"(?<=[\d.])\\dot ?\{(\d)\}", r"\\overline{\1}"),
         (
-            # TeX's {a \over b}
+            # plain TeX's spelling of a fraction: {a \over b}
             r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)??)\\over(?![A-Za-z])([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}",
             r"\\frac{\1}{\2}",
         ),
-        # an open end, as in ]3,4]
+        # ISO 80000-2 also allows outward brackets for open ends, as in ]3,4]
         (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
-        (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),  # adjacent powers
+        # when blanks go, the digits of adjacent powers such as 2^3 5^2 would join
+        (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),
         (r"\\([%|\[\]])", r"\1"),
-        # operators as programs write them
+        # models also write operators as in programs
         (r"\*\*", "^"),
         (r"<=", r"\\le "),
         (r"\\not=", r"\\ne "),
         (
             r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
-            r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",  # a typed letter o
+            # a letter o typed for the degree sign
+            r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",
             r"\\degree ",
         ),
-        # 1.5e3
+        # in numbers such as 1.5e3, as programs print them, e is not Euler's number
         (r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)", r"\1*10^{\2}"),
         # powers of 1 with any exponent, which would be too large to compute
         (r"(?<![\w.}^])1\^(?:\d+|\{\d+(?:\^(?:\d+|\{\d+\}))?\})", "1"),
-        # cm/s as a fraction
+        # a unit such as cm/s may be set as a fraction, but is compared in its spelling with a slash
         (
             r"\\frac ?\{\\(?:text|mathrm)\{([^{}]*)\}\}\{\\(?:text|mathrm)\{([^{}]*)\}\}",
             r"\\text{\1/\2}",
@@ -132,18 +136,21 @@ _RULES = tuple(
             r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
             rf"|\\(?:{'|'.join(_TEXTS)}) ?(?=\{{(?:[-\d ]*\\(?:frac|sqrt)|[a-z] ?=))"
             rf"|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})",
-            "",  # a colour, a box, or a font around more than letters, digits or a unit
+            # Colours, boxes and fonts mean nothing. A font around letters, digits or a unit stays
+            # for `_rename_command`, which reads its content as a name or as text.
+            "",
         ),
     )
 )
 """Patterns and their replacements, in the order of application."""
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 _GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
-# Up to a comma without a blank after it, or to the bracket around, but no brace of a command.
+# What ends the entry behind a digit group, for `_separates_entries`: a bracket, or a comma without
+# a blank after it. A plain brace belongs to a command and ends no entry.
 _AFTER_GROUP = re.compile(
     r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
 )
-_BEFORE_GROUP = re.compile(  # the same in the reversed text
+_BEFORE_GROUP = re.compile(  # for the reversed text, because `re` cannot match backwards
     r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
 )
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
@@ -155,7 +162,8 @@ _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
 _NO_BRACES = re.compile(r"\\mathbb ?([A-Z])")
-_INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")  # group 1: needed blanks
+# Group 1 has the blanks that stay: `3 4` is not 34, and `\pi r` is not the command `\pir`.
+_INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")
 _OPENING = frozenset(r"( [ { \{ \langle".split())
 _CLOSING = frozenset(r") ] } \} \rangle".split())
 _AROUND_GROUP = (*rf"= , ; < > & | : \le \ge \ne \approx \cup {ROW_END}".split(), OR, AND)
@@ -188,7 +196,7 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     group_pattern = _GROUPED if commas_group else _GROUPED_NOT_BY_COMMA
     clauses = [group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
     text = "".join(clauses)
-    pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
+    pieces = _TEXT.split(text)  # every second piece is a \text{...}, whose blanks must stay
     pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
     text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
@@ -255,9 +263,8 @@ def _in_ascii(text: str) -> str:
     text = _RAISED_OR_LOWERED.sub(_as_script, text.translate(_UNICODE))
     text = "".join(map(_compatible, text))
     roots = {"√": "", "∛": "[3]", "∜": "[4]"}
-    text = re.sub(  # no braces are needed in √12
-        r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", text
-    )
+    # √12 has no braces, so its root ends where the number ends
+    text = re.sub(r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", text)
     return text.translate(_UNICODE).replace("√", r"\sqrt ")
 
 
@@ -272,7 +279,7 @@ def _as_script(match: re.Match[str]) -> str:
 
 def _compatible(character: str) -> str:
     compatible = unicodedata.normalize("NFKC", character)
-    if len(compatible) > 4:  # some characters stand for sentences
+    if len(compatible) > 4:  # some characters stand for sentences, such as U+FDFA
         return character
     return re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", compatible)
 

@@ -218,7 +218,7 @@ class _NumberLine:
         members, marks = split_outside_brackets(text, frozenset([",", ";", OR, AND]))
         if marks:
             terms, operators = as_relation(members[0])
-            if operators == ["\\ne"]:  # `x\ne 1,2` leaves out both
+            if operators == ["\\ne"]:  # `x\ne 1,2` excludes both numbers, so all members must hold
                 comma = all
                 for index, member in enumerate(members):
                     if not as_relation(member)[1]:
@@ -242,7 +242,7 @@ class _NumberLine:
         if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
             self.letters.add(terms[0])
             return self.contains(terms[1], any)
-        if len(terms) == 3:  # `1<x<2` is `x>1` and `x<2`
+        if len(terms) == 3:  # a chain such as `1<x<2` states two relations, and both must hold
             is_above = self.satisfies(terms[1], FLIPPED.get(operators[0], ""), terms[0])
             return self.satisfies(terms[1], operators[1], terms[2]) and is_above
         if operators:

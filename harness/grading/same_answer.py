@@ -69,7 +69,7 @@ def same_mathematics(answer: str, target: str) -> bool:
     option = _OPTION.fullmatch(plain(answer))
     if not option:
         return False
-    # `(B) 5` answers an option by its letter and its text
+    # `(B) 5` names an option twice, so the gold answer may be the letter or the text
     letter, text = filter(None, option.groups())
     if _SEVERAL.search(text):
         return False
@@ -85,16 +85,17 @@ def _same_answer(answer: str, target: str) -> bool:
         return True
     answers, targets = split_members(answer), split_members(target)
     if names_unknowns(answers) != names_unknowns(targets):
-        # x=1,y=2 is (1,2) and 1,2, in this order
+        # in this order, because x=1,y=2 is (1,2) and not (2,1)
         return same_in_order(coordinates(answers), coordinates(targets), _same_element)
     if max(len(answers), len(targets)) > 1:
-        # x<1 or x>3 against a union
+        # a list of relations such as `x<1 or x>3` may be the same set as a union of intervals
         are_same = same_sets(without_set_braces(answer), without_set_braces(target))
         if are_same is not None:
             return are_same
     if OR in answer and len(targets) == 1:
         if all(_same_element(answers[0], alternative) for alternative in answers):
-            answers = answers[:1]  # 1/2 or 0.5
+            # `1/2 or 0.5` states one value twice, so it is one answer
+            answers = answers[:1]
     if "\\ldots" in answer + target:
         return same_in_order(answers, targets, _same_element)
     return _same_in_any_order(answers, targets)
@@ -205,7 +206,7 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
         return _states(answer, target[0][0], is_answer=True)
     if not answer[1]:
         return _states(target, answer[0][0], is_answer=False)
-    # `x=y` is `y=x`, and `x<y` is `y>x`
+    # a relation may be written from either side: `x<y` is `y>x`
     for terms, operators in (target, flipped(target)):
         if answer[1] == operators and all(map(_same_answer, answer[0], terms)):
             return True

@@ -26,7 +26,7 @@ def same_ratio(answer: list[str], target: list[str]) -> bool:
     ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
     """
     clocks = [_CLOCK.fullmatch(_HALF_DAY.sub("", ":".join(terms))) for terms in (answer, target)]
-    # `3:05` is a time, and the other side is none
+    # a zero after the colon, as in `3:05`, is written in times only, and the other side is no time
     if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
         return False
     if same_in_order(answer, target, same_quantity):
@@ -60,10 +60,11 @@ def same_quantity(answer: str, target: str) -> bool:
     if value == target_value or _same_formula(value, target_value):
         if ("%" in unit) == ("%" in target_unit):
             return True
-        size = approximate(value)  # 34% may answer 34, but 0.34% not 0.34
+        # 34% may lose its sign, but 0.34 would be read as a share, which is a hundred times 0.34%
+        size = approximate(value)
         return size is None or abs(size) >= 1
     if "%" in (unit, target_unit) and unit != target_unit:
-        # 50% is also the number 0.5
+        # percent also means hundredths: 50% is the number 0.5
         if unit == "%":
             return _same_formula(f"({value})/100", target_value)
         return _same_formula(value, f"({target_value})/100")

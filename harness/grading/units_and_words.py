@@ -153,7 +153,7 @@ def number_word(plain_text: str) -> str:
     smallest_scale = 10**15
     for word in re.findall(r"[a-z]+", words):
         current = below_scale or 0
-        # tens stand alone or after hundreds
+        # tens stand alone or after hundreds: `five twenty` is no number
         if word in TENS and below_scale != 0 and current % 100 == 0:
             below_scale = current + TENS[word]
         elif word in ONES and (below_scale is None or _takes_ones(current, ONES[word])):
@@ -207,7 +207,8 @@ def without_unit(plain: str) -> tuple[str, str]:
     unit = ""
     has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", plain)
     if "\\degree" in plain and not _ANGLED.search(plain) and not has_other_unit:
-        return re.sub(r"\\degree ?", "", plain), "degree"  # of a sum, or of a fraction of degrees
+        # in degrees altogether: in a sum or a fraction the sign need not stand at the end
+        return re.sub(r"\\degree ?", "", plain), "degree"
     dollars = re.match(r"(-?)\\dollar *", plain)
     if dollars:
         plain, unit = dollars[1] + plain[dollars.end() :], "dollar"
@@ -273,6 +274,6 @@ def _singular(word: str) -> str:
     if word in _SYNONYMS:
         return _SYNONYMS[word]
     if len(word) <= 2:
-        return word  # Mg is not mg
+        return word  # lower case would make Mg the unit mg
     stem = re.sub(r"(?:(?<=[xs])|(?<=[cs]h))es\Z|(?<!s)s\Z", "", word.lower())
     return _SYNONYMS.get(word.lower(), _SYNONYMS.get(stem, stem))

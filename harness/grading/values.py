@@ -265,7 +265,7 @@ class Point:
         """The power. A root of odd degree of a negative number is the real root, as in school."""
         is_rational = isinstance(exponent, Fraction)
         if is_rational and exponent.denominator == 1 and isinstance(base, Fraction):
-            # exact as long as numerator and denominator stay short
+            # an exact power with a long numerator or denominator would take too long
             if abs(exponent) * _bits(base) <= EXACT_BITS:
                 return self.checked(base**exponent.numerator)
         base, power = _rounded(base), _rounded(exponent)

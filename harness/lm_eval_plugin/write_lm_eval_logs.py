@@ -254,7 +254,7 @@ def _make_task(name: str, prompts: Sequence[Prompt], arm: Arm) -> Any:
         def download(self, *_: Any, **__: Any) -> None:
             self.dataset = {"test": Dataset.from_list([prompt.doc for prompt in prompts])}
 
-    # filter and metrics are those of the shipped tasks; the documents are the run's
+    # lm-eval must filter and score as in the shipped tasks, so only the documents are the run's
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
     settings = {"repeats": arm.samples, "generation_kwargs": arm.sampling.lm_eval()}
     return Recorded(config={**template, "task": name, **settings})

@@ -182,7 +182,7 @@ def group_by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[Problem, ...]:
         by_id.setdefault(prompt.problem_id, {})[prompt.condition] = prompt
     problems = []
     for problem_id, by_condition in by_id.items():
-        # the problem's fields are the same under all conditions
+        # the problem's fields are the same under all conditions, so any document will do
         doc = next(iter(by_condition.values())).doc
         problem = Problem(
             id=problem_id,

@@ -150,7 +150,7 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
     for log in logs[1:]:
         first = logs[0]
         old, new = dict(first.settings), dict(log.settings)
-        # our tasks have one version; other tasks have versions of their own
+        # all tasks of mless have the same version; each of the other tasks has its own
         are_ours = is_ours(log.prompts[0].doc) and is_ours(first.prompts[0].doc)
         if are_ours or log.results.task == first.results.task:
             old["task_version"] = first.results.task_version

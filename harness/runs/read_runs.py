@@ -225,7 +225,8 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a run folder for a table's receipt: see `Run.about`."""
     identity, engine, config = read_identity(path), receipt["engine"], receipt["config"]
     model = config["model"]
-    arm = next(iter(identity.arms.values()))  # all arms of a run have the same sampling
+    # all arms of a run have the same sampling, so any arm will do
+    arm = next(iter(identity.arms.values()))
     sampling = arm.sampling.lm_eval()
     # the key is there only if the answer is a line
     if "answer" in identity.config:
@@ -278,9 +279,8 @@ def _answered_prompts(
         RunError: a sample or a score is missing.
     """
     samples, scores, index = list(read_samples(path)), read_scores(path), PromptIndex(prompts)
-    read_frame(
-        path, receipt, prompts, records=(samples, scores.values())
-    )  # refuses missing samples
+    # for its error about missing samples
+    read_frame(path, receipt, prompts, records=(samples, scores.values()))
     graded_samples: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
     for sample in sorted(samples, key=lambda sample: sample.sample_index):
         if sample.replicate == 0:

@@ -394,7 +394,8 @@ def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple
     columns = {}
     for column_name, field in {**dict(zip(names, names, strict=True)), **renamed}.items():
         field_type, meta = get_args(hints[field])
-        types = (field_type, *get_args(field_type))  # `int | None` counts as `int`
+        # an optional field, `int | None`, has the kind of its value
+        types = (field_type, *get_args(field_type))
         kind = next((_KINDS[member] for member in types if member in _KINDS), "string")
         columns[column_name] = (meta.extra["kind"] or kind, meta.description)
     return columns

@@ -70,7 +70,7 @@ class RunFolder:
                 for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
                     (path / name).unlink(missing_ok=True)
             elif differences(read_header(journal), header):
-                # an extended run is unfinished again
+                # an extended run is unfinished again, and a receipt would say that it is finished
                 (path / RECEIPT).unlink(missing_ok=True)
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)

@@ -57,7 +57,7 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
     if not path.is_file() and packed_path.is_file():
         path = packed_path
     try:
-        # another .xz file, as in a model's folder, is read as it is
+        # other .xz files, as in a model's folder, are hashed as they are: mless did not pack them
         is_packed = path.match(f"*.jsonl{PACKED}")
         with lzma.open(path) if is_packed else path.open("rb", buffering=BUFFER_BYTES) as stream:
             yield stream
@@ -108,7 +108,7 @@ def expand(folder: Path) -> None:
                 clear_messages(file),
             ):
                 shutil.copyfileobj(source, target)
-        # a kill while compressing leaves two files with the same content
+        # a kill while compressing leaves two files, which must have the same content
         elif hash_stored(packed_path) != hash_stored(file):
             raise JournalError(
                 f"{file} and {packed_path.name} differ, but only one is of this run. "

@@ -101,7 +101,7 @@ def _join_rows(family: str, rows: Sequence[FigureRow]) -> FigureRow:
     """The mean of the rows as mark, their least and most as its line, and all of them as dots."""
     values = [row.value for row in rows]
     mean, low, high = sum(values) / len(values), min(values), max(values)
-    # the first two columns have the value and its interval
+    # All rows have the value and its interval first, whatever these columns are called.
     value_column, range_column, *_ = rows[0].cells
     write = signed if value_column == "points" else number
     cells = {value_column: write(mean), range_column: f"{write(low)} to {write(high)}"}
@@ -168,7 +168,7 @@ def draw_rows(
             _write_row(axes, y, row, columns, name_width)
             _draw_marks(axes, y, row)
             top += row.height
-        # the first row is at the top, and the header's row lies above the axes
+        # downwards, so that the first row is at the top; the header's row lies above the axes
         axes.set_ylim(rows_height, 0)
         axes.set_yticks([])
         axes.set_xlabel(x_label)

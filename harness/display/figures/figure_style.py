@@ -44,8 +44,8 @@ _SETTINGS: Any = {
     "legend.frameon": False,
     "legend.handlelength": 2.2,
     "legend.columnspacing": 1.2,
-    "text.parse_math": False,  # A dollar sign in a name does not begin a formula.
-    "pdf.fonttype": 42,  # Text in a PDF can be searched.
+    "text.parse_math": False,  # Else a dollar sign in a name would begin a formula.
+    "pdf.fonttype": 42,  # TrueType, so that text in a PDF can be searched.
 }
 
 LOOKS = {
@@ -71,7 +71,7 @@ def looks(conditions: Iterable[Any]) -> dict[str, Look]:
     in every figure. Conditions of one colour have different markers and dashes.
     """
     dashes = [look.dashes for look in LOOKS.values()]
-    # of each colour there are 20 looks before the first one is repeated
+    # 5 markers and 4 dashes have no common divisor, so a colour has 20 looks before one is repeated
     spare_looks = {
         colour: map(Look, cycle([colour]), cycle(_SPARE_MARKERS), cycle(dashes[:4]))
         for colour in _SPARE_COLOURS

@@ -33,7 +33,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     condition_looks = figure_style.looks(conditions)
     looks = {}
     for filler, lengths in doses.items():
-        # a filler looks like its first condition, that of the study if there is one
+        # the look of its first condition, so that the study's fillers look as in all other figures
         has_length = [name for length, name in lengths.items() if length]
         looks[filler] = condition_looks[min(has_length, key=[*conditions].index)]
     names = _name_fillers(doses)

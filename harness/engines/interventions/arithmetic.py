@@ -49,11 +49,17 @@ class Fillers:
     padded_size: int
 
 
-def tabulate_fillers(arms: Sequence[Arm], device: torch.device) -> Fillers:
-    """The fillers of arms that change attention. An arm of the kind `sink` has an empty one."""
-    logs = [math.log(arm.get("count", 1)) for arm in arms]  # only a sink has a count
+def tabulate_fillers(sequence_arms: Sequence[Arm], device: torch.device) -> Fillers:
+    """The fillers of arms that change attention. An arm of the kind `sink` has an empty one.
+
+    Args:
+        sequence_arms: The arm of each sequence of the batch, in their order; equal arms may recur.
+        device: The device of the tensors.
+    """
+    # without a count the first token counts once: only a sink has one
+    logs = [math.log(arm.get("count", 1)) for arm in sequence_arms]
     rows = []
-    for arm in arms:
+    for arm in sequence_arms:
         phantom_size, start = len(arm.get("phantom", ())), arm.get("start", 0)
         end = start + (0 if phantom_size else arm.get("size", 0))
         switches = arm.get("scale", True), arm.get("bias", True)
@@ -69,7 +75,7 @@ def tabulate_fillers(arms: Sequence[Arm], device: torch.device) -> Fillers:
         scale=scale.bool(),
         bias=bias.bool(),
         first_token_log=copy_to(device, np.array(logs, np.float32))[:, None, None],
-        padded_size=max(len(arm.get("phantom", ())) for arm in arms),
+        padded_size=max(len(arm.get("phantom", ())) for arm in sequence_arms),
     )
 
 
@@ -78,7 +84,7 @@ def copy_to(device: torch.device, numbers: Any) -> Tensor:
 
     A copy from pinned memory is queued. Other copies wait until the device has no work left.
     """
-    tensor = torch.from_numpy(np.asarray(numbers))  # a third of torch's time for a list
+    tensor = torch.from_numpy(np.asarray(numbers))  # numpy reads a list in a third of torch's time
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -70,7 +70,7 @@ def ask_reference(
             for name in questions["arms"]:
                 answers[name] = executor.submit(_answer, questions, name).result()
                 advance(len(answers), len(questions["arms"]))
-        except Exception as error:  # whatever transformers raises
+        except Exception as error:  # transformers may raise any error
             message = quote(f"{type(error).__name__}: {error}")
             raise ModelError(
                 f"Hugging Face cannot answer under the interventions: {message}"

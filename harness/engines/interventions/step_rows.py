@@ -116,7 +116,7 @@ class RecordedQueries:
         indices, rows, sets = [], [], []
         for chunk, first, stop in blocks:
             assert chunk.recording
-            # padded with the last query of the block
+            # padded with the block's last query, which is a valid index and is in no set there
             index = np.minimum(np.arange(first, first + size), stop - 1)
             indices.append(index)
             rows.append(index + chunk.row - chunk.index)

@@ -129,7 +129,7 @@ class Arms:
         self._chunks, stop = [], 0
         batch, requests = self._runner.input_batch, self._runner.requests
         indices = batch.num_computed_tokens_cpu[: len(counts)].tolist()
-        # the rows of a batch follow one another request by request
+        # the rows of the requests follow one another, so each stop is the next request's first row
         columns = zip(batch.req_ids, counts.tolist(), indices, strict=True)
         for request, (name, count, index) in enumerate(columns):
             row, stop = stop, stop + count
@@ -149,7 +149,7 @@ class Arms:
         These are equal arms, or arms that change attention in the same layers. A longer chunk is a
         separate group, so that memory is that of one prompt.
         """
-        changes: list[Any] = []  # mappings have no hash
+        changes: list[Any] = []  # a list, because mappings have no hash for a set
         chunks_by_key: dict[Any, list[Chunk]] = {}
         for chunk in self._chunks:
             if chunk.arm.get("layers"):
@@ -329,7 +329,7 @@ class Arms:
         weights = weights.flatten(1, 2)
         indices = queries.indices[:, None, :, None].expand(-1, weights.shape[1], -1, -1)
         sets = queries.sets[:, None]
-        # attention to a query's own token counts in the last set only
+        # Masses are computed from the last set, so only this one counts a query's own token.
         sums_without_diagonal = sets[:, :, :-1] @ weights.scatter(-1, indices, 0)
         sums = torch.cat([sums_without_diagonal, sets[:, :, -1:] @ weights], 2)
         for block_sums, (chunk, first, stop) in zip(sums, queries.blocks, strict=True):
@@ -345,7 +345,7 @@ class Arms:
         attention = {}
         for name, recording in list(self._recordings.items()):
             if recording.query_count == len(recording):
-                self._taken_names.add(name)  # a preempted request comes again
+                self._taken_names.add(name)  # a preempted request comes again, and is complete
                 recording.leave_device()
                 del self._recordings[name]
                 sums = recording.sums
@@ -355,7 +355,7 @@ class Arms:
     def _phantoms_of(self, layer: int, arms: Sequence[Arm], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [arm, token, head, unit], padded to the longest filler."""
         fillers = [(arm.get("start", 0), tuple(arm.get("phantom", ()))) for arm in arms]
-        distinct = [*dict.fromkeys(fillers)]  # few; padding copies each
+        distinct = [*dict.fromkeys(fillers)]  # padding copies each, and many arms share one
         indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
         pairs = [self._phantom(layer, *filler, like) for filler in distinct]
         columns = map(list, zip(*pairs, strict=True))
