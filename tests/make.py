@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas
+import pytest
 import yaml
 
 from attention_probe.analysis.average_curves import CurveSettings, average_curves, chosen_problems
@@ -72,6 +73,18 @@ EXAMPLE = ROOT / "results" / "example"
 def read_data(name: str):
     """Labelled cases of tests/data."""
     return yaml.safe_load((ROOT / "tests" / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def with_cases(test):
+    """Parametrize a test by its cases in the YAML file beside its module.
+
+    They are a list under the test's name. The keys of a case are the test's parameters.
+    """
+    path = Path(test.__code__.co_filename).with_suffix(".yaml")
+    cases = yaml.safe_load(path.read_text(encoding="utf-8"))[test.__name__]
+    names = list(cases[0])
+    rows = [[case[name] for name in names] for case in cases]
+    return pytest.mark.parametrize(names, rows, ids=str)(test)
 
 
 TOY = ROOT / "tests" / "data" / "toy"

@@ -9,7 +9,7 @@ from harness.analysis import compare, estimate_difference, score_interval
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
 from harness.analysis.verdicts import choose_verdict, judge
 from harness.errors import ComparisonError
-from tests.make import CONTROL, evaluation
+from tests.make import CONTROL, evaluation, with_cases
 
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
 COLUMNS = "model layout condition replicate problem_id sample_index correct".split()
@@ -104,11 +104,9 @@ def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
     assert set(table["tests"].dropna()) == {4}
 
 
-def test_the_verdict_follows_from_the_p_value_and_the_margin():
-    assert choose_verdict(0.049, 0.4, within_margin=True) == "better"
-    assert choose_verdict(0.049, -0.4, within_margin=True) == "worse"
-    assert choose_verdict(0.05, 3.0, within_margin=True) == "equivalent"
-    assert choose_verdict(0.05, 3.0, within_margin=False) == "inconclusive"
+@with_cases
+def test_the_verdict_follows_from_the_p_value_and_the_margin(p, difference, within_margin, verdict):
+    assert choose_verdict(p, difference, within_margin=within_margin) == verdict
 
 
 @settings(max_examples=15, deadline=None)
@@ -248,57 +246,18 @@ def test_a_repeat_run_counts_the_completions_that_differ(run):
     assert without_texts["aa_difference"] > 0 and pandas.isna(without_texts["aa_samples"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"baseline": "none"}, "model m, layout raw: .*'none' among wo, mless, mful"),
-        ({"contrasts": ["mles - wo"]}, "'mles': expected one of mless, mful, wo"),
-        ({"contrasts": ["mless - mles"]}, "'mles': expected one of mless, mful, wo"),
-        ({"primary": "mless - wo"}, "primary: .* mless - wo"),
-        ({"primary": "mless - wo", "contrasts": ["mless - wo"], "by": ["level"]}, "primary: "),
-        ({"margin": 0}, "margin: .* got 0"),
-    ],
-)
+@with_cases
 def test_arguments_that_do_not_fit_the_samples_are_refused(run, arguments, message):
     with pytest.raises(ComparisonError, match=message):
         compare(run.assign(level=1), **arguments)
 
 
-@pytest.mark.parametrize(
-    ("condition", "change", "message"),
-    [
-        (
-            "mless",
-            lambda rows: rows[rows["problem_id"] != "p1"],
-            "condition mless: .* 59 against 60; .*p1",
-        ),
-        ("mful", lambda rows: rows.assign(problem_id="q"), "mful.* occurs more than once"),
-        (
-            "mless",
-            lambda rows: rows[rows["sample_index"] < 2],
-            "condition mless: expected 4 .* got 2",
-        ),
-        (
-            "mful",
-            lambda rows: rows.drop(rows.index[30]),
-            "condition mful: samples are missing: .* 4 .*p7",
-        ),
-        (
-            "wo",
-            lambda rows: pandas.concat([rows, rows.iloc[[5]]]),
-            "problem_id p1, sample_index 1: occurs",
-        ),
-        (
-            "wo",
-            lambda rows: rows.assign(correct=None),
-            "problem_id p0, sample_index 0: has no verdict",
-        ),
-    ],
-)
-def test_samples_that_cannot_be_compared_are_refused(run, condition, change, message):
+@with_cases
+def test_samples_that_cannot_be_compared_are_refused(run, condition, query, values, message):
     is_changed = run["condition"] == condition
+    rows = run[is_changed].query(query).assign(**values)
     with pytest.raises(ComparisonError, match=message):
-        compare(pandas.concat([change(run[is_changed]), run[~is_changed]]))
+        compare(pandas.concat([rows, run[~is_changed]]))
 
 
 def test_a_repeat_run_of_fewer_problems_is_refused(run):

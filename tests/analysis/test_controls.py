@@ -10,7 +10,7 @@ from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import _make_further_tables, make_card
 from harness.runs.read_runs import Run
-from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run
+from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run, with_cases
 
 
 def test_a_condition_that_a_user_calls_control_is_no_reference_condition(tmp_path):
@@ -76,24 +76,20 @@ def test_it_is_the_mean_over_all_pairs_of_the_samples_of_a_problem(seed, k, chan
     assert compare_verdicts(verdicts)["answered_difference"] == expected
 
 
-CUT, OPEN = ["truncated"] * 2, ["unfinished"] * 2
-WRONG, RIGHT = ["incorrect"] * 2, ["correct"] * 2
-HALF_RIGHT = [RIGHT, WRONG] * 200
+HALF_RIGHT = {"correct": 200, "incorrect": 200}
 
 
-@pytest.mark.parametrize(
-    ("wo", "mless", "verdict", "reason"),
-    [
-        ([CUT] * 400, [CUT] * 400, "unmeasured", "fewer than half"),
-        ([WRONG] * 400, [WRONG] * 400, "unmeasured", "0 or 100 %"),
-        ([RIGHT] * 400, [RIGHT] * 400, "unmeasured", "0 or 100 %"),
-        (HALF_RIGHT, HALF_RIGHT, "equivalent", None),
-        ([CUT] * 250 + [WRONG] * 150, [RIGHT] * 50 + [CUT] * 350, "better", "fewer than half"),
-    ],
-    ids=["all cut off", "all wrong", "all right", "half right", "better all the same"],
-)
+def repeat_verdicts(**counts):
+    """Verdicts of conditions, of two equal samples of each problem, from numbers of problems."""
+    return {
+        name: [[verdict] * 2 for verdict, count in verdicts.items() for _ in range(count)]
+        for name, verdicts in counts.items()
+    }
+
+
+@with_cases
 def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
-    board = make_leaderboard([evaluation({"wo": wo, "mless": mless})])
+    board = make_leaderboard([evaluation(repeat_verdicts(wo=wo, mless=mless))])
     row = board.comparison.set_index("condition").loc["mless"]
     assert row["verdict"] == verdict
     if reason is None:
@@ -103,19 +99,17 @@ def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
     notes = " ".join(show_comparison(board).notes)
     message = f"unmeasured (w/ Mless): {row['unmeasured']}."
     assert (message in notes) == (verdict == "unmeasured")
-    assert ("Raise max_gen_toks" in notes) == (CUT in wo)
+    assert ("Raise max_gen_toks" in notes) == ("truncated" in wo)
 
 
-@pytest.mark.parametrize(
-    ("control", "verdict"), [([WRONG] * 400, "equivalent"), (HALF_RIGHT, "unmeasured")]
-)
+@with_cases
 def test_without_an_effect_of_the_positive_control_nothing_is_measured(control, verdict):
-    verdicts = {"wo": HALF_RIGHT, "mless": HALF_RIGHT, "control": control}
+    verdicts = repeat_verdicts(wo=HALF_RIGHT, mless=HALF_RIGHT, control=control)
     assert compare_verdicts(verdicts, reference_conditions=CONTROL)["verdict"] == verdict
 
 
 def test_the_report_splits_verdicts_as_the_table_does_also_by_the_positive_control():
-    verdicts = {"wo": HALF_RIGHT, "mless": HALF_RIGHT, "control": HALF_RIGHT}
+    verdicts = repeat_verdicts(wo=HALF_RIGHT, mless=HALF_RIGHT, control=HALF_RIGHT)
     runs = [evaluation(verdicts, reference_conditions=CONTROL)]
     tables = _make_further_tables(make_leaderboard(runs), runs)
     (by_level,) = [table for table in tables if table.title == "By level"]
@@ -123,12 +117,11 @@ def test_the_report_splits_verdicts_as_the_table_does_also_by_the_positive_contr
     assert str(by_level.cells).count("text='unmeasured'") == 5
 
 
-@pytest.mark.parametrize(
-    ("ending", "name"), [(CUT, "cut off"), (OPEN, "unfinished")], ids=["cut off", "unfinished"]
-)
+@with_cases
 def test_a_gain_only_of_fewer_samples_without_an_answer_is_called_format(ending, name):
-    half = [RIGHT, ending] * 200
-    board = make_leaderboard([evaluation({"wo": half, "mless": [RIGHT] * 400, "mful": half})])
+    half = {"correct": 200, ending: 200}
+    verdicts = repeat_verdicts(wo=half, mless={"correct": 400}, mful=half)
+    board = make_leaderboard([evaluation(verdicts)])
     row = board.comparison.set_index("condition").loc["mless"]
     assert row[["verdict", "by_format"]].tolist() == ["better", True]
     assert row["answered_low"] <= 0 == row["answered_difference"] <= row["answered_high"]

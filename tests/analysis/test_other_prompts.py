@@ -22,7 +22,7 @@ from harness.errors import ComparisonError, ConfigError
 from harness.experiment.expand_conditions import read_conditions
 from harness.experiment.run_config import RunConfig, load_config
 from harness.runs.read_runs import Run
-from tests.make import CONTROL, evaluation, right, write_run
+from tests.make import CONTROL, evaluation, right, with_cases, write_run
 
 MODEL = {"model_args": {"pretrained": "x"}}
 
@@ -229,18 +229,7 @@ def test_a_name_that_is_a_control_in_only_one_of_two_runs_is_refused():
         make_leaderboard(runs)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["across={instructions: none.txt}"], "none.txt: .*No such file"),
-        (["across={instructions: []}"], "at least 1"),
-        (["across={instructions: 2}"], "across.instructions"),
-        (
-            ["across={instructions: [Do it.]}", "conditions=[wo, {name: own, instruction: Do.}]"],
-            "across: needs conditions that set no instruction",
-        ),
-    ],
-)
+@with_cases
 def test_what_is_no_list_of_instructions_is_refused(overrides, message, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("name: x\nmodel: {model_args: {pretrained: x}}\nconditions: [wo, mless]\n")

@@ -9,7 +9,7 @@ from harness.analysis import compare, estimate_difference
 from harness.analysis.result_tables import as_csv, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.errors import ComparisonError, ConfigError
-from tests.make import evaluation
+from tests.make import evaluation, with_cases
 
 WRONG, RIGHT = "incorrect", "correct"
 
@@ -70,16 +70,7 @@ def test_avg_at_k_is_the_accuracy_and_many_sets_do_not_overflow():
     assert table["answered_difference"].iloc[1] == pytest.approx(table["difference"].iloc[1])
 
 
-@pytest.mark.parametrize(
-    ("answers", "accuracy"),
-    [
-        (["2", "1", "1", "2", "2"], 100),  # of the first four two answers each: "2" is first
-        (["1", "2", "2", "3", "1"], 100),
-        (["1", "2", "3", "4", "4"], 0),
-        ([None, None, None, "2", "2"], 100),  # a missing answer does not vote
-        ([None, None, None, None, "2"], 0),
-    ],
-)
+@with_cases
 def test_maj_at_4_takes_the_most_frequent_answer_and_of_equals_the_first(answers, accuracy):
     frame = make_samples(problems=1, wo=0, mless=0).assign(answer=answers * 2)
     frame["correct"] = frame["answer"] == "2"

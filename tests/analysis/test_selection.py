@@ -20,6 +20,7 @@ from tests.make import (
     log_line,
     read_source,
     source_of,
+    with_cases,
     write_log,
     write_run,
 )
@@ -328,27 +329,7 @@ def test_too_few_controls_are_refused():
         select(source, Criterion(**CONTROLLED))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"flip": "wrong_to_right", "n": 9},
-            r"expected 9 problems wrong to right, got 1: .*both right \d+.*\.",
-        ),
-        (
-            {"subject": "Algebra", "level": 5, "n": 200},
-            "expected 200 problems in the selection, got 25: ",
-        ),
-        ({"flip": "both_right", "controls": True}, "got the flip both_right"),
-        ({"controls": True}, "got the flip None"),
-        ({"flip": "both_right", "condition": "wo"}, "got 'wo' twice"),
-        ({"subject": "Alchemy"}, "subject 'Alchemy': expected one of "),
-        ({"level": 9}, "level 9: expected one of 1, 2, 3, 4, 5"),
-        ({"ids": ("demo/9",)}, "id 'demo/9': expected one of demo/"),
-        ({"condition": "dots"}, "no condition 'dots': expected one of wo, mless"),
-        ({"baseline": "dots"}, "no condition 'dots': expected one of wo, mless"),
-    ],
-)
+@with_cases
 def test_criteria_that_cannot_be_met_name_the_choices_or_the_counts(demo, values, message):
     with pytest.raises(ValueError, match=message):
         select(demo, Criterion(**values))

@@ -18,6 +18,7 @@ from harness.analysis import (
 )
 from harness.analysis.paired_tests import fewest_problems, sign_flip_test
 from harness.errors import ComparisonError
+from tests.make import with_cases
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Cross- less self-fertilised maize, in eighths of an inch.
@@ -154,10 +155,7 @@ def outcome_chance(gained, lost, n, *, discordance, effect):
     return stats.multinomial.pmf([gained, lost, n - gained - lost], n, chances)
 
 
-@pytest.mark.parametrize(
-    ("discordance", "effect", "level"),
-    [(0.005, 0.005, 0.95), (0.02, 0.0178, 0.95), (0.01, 0.01, 0.9), (0.015, 0.01, 0.9)],
-)
+@with_cases
 def test_intervals_of_few_changes_cover_and_rarely_call_the_margin_equivalent(
     discordance, effect, level
 ):
@@ -239,14 +237,7 @@ def test_the_least_effect_has_its_power_and_shrinks_with_problems_and_samples(k)
     assert math.isnan(minimal_detectable_effect(n=20, k=k, discordance=0.02))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"discordance": 0}, "up to 1 with k = 1, got 0"),
-        ({"k": 5, "discordance": 0.6}, "up to 0.5 with k = 5, got 0.6"),
-        ({"discordance": 0.01}, "at least the effect, 0.02, .* got 0.01"),
-    ],
-)
+@with_cases
 def test_power_refuses_numbers_out_of_range(values, message):
     with pytest.raises(ComparisonError, match=message):
         detection_power(0.02, n=9, **values)

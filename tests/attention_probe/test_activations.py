@@ -18,7 +18,7 @@ from attention_probe.measure.measure_activations import (
     measure_activations,
 )
 from harness.errors import ModelError
-from tests.make import TOY_MODEL, TOY_PROBLEMS
+from tests.make import TOY_MODEL, TOY_PROBLEMS, with_cases
 
 
 def letters(text):
@@ -122,29 +122,7 @@ def test_numbers_that_are_not_finite_are_refused():
             Reference.of(torch.full((3, 8), broken))
 
 
-@pytest.mark.parametrize(
-    ("text", "classes"),
-    [
-        ("$x+12$", "..odd."),
-        ("$n! = \\frac{1}{2}$", "..o.o..oooo.d..d.."),
-        ("$a \\cdot b \\le c$", "....oooo....oo..."),
-        ("$\\left(\\pi\\right)$", "." * 18),
-        ("if x and y, then z", "cc...ccc....cccc.."),
-        ("\\text{ or }", ".......cc.."),
-        ("$p \\implies q$", "....ccccccc..."),
-        ("operands iffy", "............."),
-        ("a two-digit number", "." * 18),
-        ("and/or", "ccc.cc"),
-        ("Great! $3!$", "........do."),
-        ("the $x$-axis and $-ab$", "." * 13 + "ccc..o..."),
-        ("$30^\\circ$", ".dd......."),
-        ("25\\% of 8", "dd......d"),
-        ("$\\begin{matrix} 1 & 2 \\\\ 3 & 4$", "................d...d....d...d."),
-        ("7 [asy] draw(a--b, 3); [/asy] -1", "d" + "." * 18 + "d" + "." * 10 + "od"),
-        ("٣ ÷ 4", "d.o.d"),
-        ("", ""),
-    ],
-)
+@with_cases
 def test_characters_are_classified_in_their_text(text, classes):
     assert letters(text) == classes
 

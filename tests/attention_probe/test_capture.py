@@ -26,6 +26,7 @@ from tests.capture_errors import (
     prompts,
     reference,
 )
+from tests.make import with_cases
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +43,7 @@ def test_means_counts_and_masses_are_those_of_eager_attention(model_type, paddin
     assert max(error_of.values()) < 1e-5, error_of
 
 
-@pytest.mark.parametrize(
-    ("model_type", "layers"),
-    # only one of qwen3_next's four layers has softmax attention, so it is the first in the output
-    [("deepseek_v3", [0, 2]), ("opt", [0, 2]), ("qwen3_next", [3])],
-)
+@with_cases
 def test_other_architectures_give_the_means_of_the_full_model(tmp_path, model_type, layers):
     full_model = build_whole(model_type)
     full_model.save_pretrained(tmp_path)
@@ -70,15 +67,7 @@ def test_layers_without_softmax_attention_are_refused_and_another_is_named(layer
         capture(loaded, prompts("none")[0])
 
 
-@pytest.mark.parametrize(
-    ("layer", "projection", "factor", "message"),
-    [
-        (1, "q_proj", torch.nan, "Layer 2, Head 3, counted from 1, in float32"),
-        (0, "k_proj", torch.inf, "Layer 1, Head 5, 6, counted"),
-        (0, "v_proj", torch.nan, "Layer 2, Head 1, 2, 3, 4, 5, 6, counted"),
-        (0, "q_proj", 1e38, "Layer 1, Head 3, counted"),
-    ],
-)
+@with_cases
 def test_attention_that_is_not_finite_is_refused_with_layer_and_head(
     layer, projection, factor, message
 ):
@@ -184,15 +173,7 @@ def test_activations_are_those_before_the_product(architecture):
     assert largest_error(captured.activations * recorded["up"], expected) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes", "message"),
-    [
-        ("gptj", {"rotary_dim": 8}, "GPTJModel gave no attention weights for Layer 1"),
-        ("bloom", {}, "BloomModel takes no positions"),
-        ("mamba", {"state_size": 4, "num_heads": None}, "MambaModel takes no positions"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "lets tokens see later ones"),
-    ],
-)
+@with_cases
 def test_an_architecture_that_cannot_be_captured_is_refused(model_type, changes, message):
     with pytest.raises(ModelError, match=message):
         ask(build(model_type, **changes), "none")

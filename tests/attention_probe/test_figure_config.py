@@ -8,7 +8,7 @@ from attention_probe.analysis.average_curves import CurveSettings
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from harness.errors import ConfigError
-from tests.make import ROOT, make_header
+from tests.make import ROOT, make_header, with_cases
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
@@ -125,31 +125,7 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
     assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("head: 1", "haed: 1", r"unknown key 'heads.0.haed'"),
-        ("head: 1", "head: 0", r"heads.0.head: .*greater than or equal to 1"),
-        (
-            "dataset: math500",
-            "n: 3",
-            r"prompts: expected exactly one of `run`, `logs` and `dataset`",
-        ),
-        ("dataset: math500", "run: x, flip: changed", r"expected `controls: true`"),
-        ("dataset: math500", "run: x, controls: true", r"matched to problems that flipped"),
-        (f"model: {MODEL}\n", "", r"heads.0: needs `model`"),
-        ("view: aligned", "view: full", r"series: view full has no line of 'wo'"),
-        ("view: aligned", "view: difference", r"series: view difference has no line of 'wo'"),
-        ("view: aligned", "view: aligned, y_limits: [[0, 1], [0, 2]]", r"rows.0: y_limits"),
-        (
-            "rows:",
-            "bars: {title: t}\nrows:",
-            r"bars: expected exactly one of `runs` and `reference`",
-        ),
-        ("name: one", "name: one\nkind: histogram", r"kind: histogram needs `models`"),
-        ("rows:", "models: [{name: x, model: y}]\nrows:", r"kind: curves needs `heads` and `rows`"),
-    ],
-)
+@with_cases
 def test_a_faulty_figure_config_is_refused(tmp_path, old, new, message):
     text = MINIMAL.replace(old, new, 1)
     assert text != MINIMAL

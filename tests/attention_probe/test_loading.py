@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from attention_probe.model.load_first_layers import load_model
 from harness.errors import ModelError
 from tests.capture_errors import ARCHITECTURES, SHAPE, VOCABULARY, largest_error
+from tests.make import with_cases
 
 TOKENS = 7 * torch.arange(45)[None] % VOCABULARY
 """Longer than all windows, with the id of padding."""
@@ -138,6 +139,7 @@ def test_every_loaded_layer_gives_its_output_in_the_full_model_in_float32(checkp
 MEMORY = """
 import sys
 from attention_probe.model.load_first_layers import load_model
+from tests.make import with_cases
 from benchmarks.attention import peak_memory
 
 load_model(sys.argv[1], layers=[0])  # what is imported on the way is not counted
@@ -168,15 +170,7 @@ def test_later_layers_are_not_read(checkpoint, tmp_path, options):
     assert first_layer < 2.2 * layer < 3 * layer < all_layers
 
 
-@pytest.mark.parametrize(
-    ("name", "prefix", "stored_prefix"),
-    [
-        ("qwen2", "model.", ""),
-        ("qwen2", "model.", "model.language_model."),
-        ("qwen2", "model.", "language_model.model."),
-        ("gpt2", "transformer.", ""),
-    ],
-)
+@with_cases
 def test_known_prefixes_and_stored_mask_buffers_are_ignored(
     checkpoint, tmp_path, name, prefix, stored_prefix
 ):
@@ -274,13 +268,7 @@ def test_a_folder_that_cannot_be_loaded_is_refused_with_the_reason(qwen2, file, 
         load_model(str(qwen2), layers=[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("./nowhere", r"Model folder .*nowhere does not exist"),
-        ("some-one/some-model", "hub could not be reached for some-one/some-model"),
-    ],
-)
+@with_cases
 def test_a_model_that_does_not_exist_is_refused(name, message):
     with pytest.raises(ModelError, match=message):
         load_model(name, layers=[0])

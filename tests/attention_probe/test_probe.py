@@ -19,7 +19,7 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, read_source, write_traces
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, read_source, with_cases, write_traces
 
 LAYERS = (0, 2)
 CRITERION = Criterion(n=5, seed=3)
@@ -326,18 +326,7 @@ def test_sample_logs_of_any_task_are_named_by_condition(path):
     assert "random" not in printed
 
 
-@pytest.mark.parametrize(
-    ("model_type", "options", "message"),
-    [
-        ("gpt_oss", ("--activations",), "leave out --activations"),
-        ("qwen3_next", ("--layers", "1"), "Layer 1; layers that have, counted from 1: 4"),
-        (None, ("--layers", "5"), "has Layers 1 to 4, .* got 5"),
-        (None, ("--conditions", "dots"), "'dots'"),
-        (None, ("--device", "abacus"), "--device abacus"),
-        (None, ("--layers", "1,3-2"), "--layers 1,3-2: .* got '3-2'"),
-        (None, ("--layers", "0-2"), "--layers 0-2: .* counted from 1; got '0-2'"),
-    ],
-)
+@with_cases
 def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
     tmp_path, path, model_type, options, message
 ):

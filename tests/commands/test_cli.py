@@ -15,7 +15,7 @@ import yaml
 from harness import resources
 from harness.runs.read_runs import Run
 from tests.experiment.test_refusals import MINIMAL
-from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, make_trace, write_traces
+from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, make_trace, with_cases, write_traces
 
 
 def here(capsys, monkeypatch, *arguments):
@@ -341,20 +341,7 @@ def test_fetch_names_what_cannot_be_reached(command, config):
     assert "The hub could not be reached for some/model" in process.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("report {run} --traces t.traces --head 1 --head 1", "t.traces: traces of the model tiny"),
-        (
-            "report {run} --traces t.traces --head 9",
-            "Head 9 is not in these traces: counted from 1",
-        ),
-        (
-            "heads t.traces --condition wo --baseline wo",
-            "Expected a contrast of different conditions, got wo against wo.",
-        ),
-    ],
-)
+@with_cases
 def test_traces_that_cannot_be_used_are_refused(command, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
     write_traces(tmp_path / "t.traces", [make_trace(condition=name) for name in ("wo", "mless")])

@@ -1,9 +1,8 @@
-import pytest
 import torch
 
 from harness import check_installation
 from tests.conftest import needs_vllm
-from tests.make import TOY_MODEL
+from tests.make import TOY_MODEL, with_cases
 
 SUBJECTS = "python lm-eval vllm device tokenizer data hub".split()
 
@@ -54,17 +53,7 @@ def test_the_process_that_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
     assert "It is held by /usr/bin/python3 (process 4711, 67000 MiB)." in finding.fix
 
 
-@pytest.mark.parametrize(
-    ("subject", "version", "fix"),
-    [
-        ("lm-eval", "0.4.12", "pip install 'lm-eval<0.5,>=0.4.13'"),
-        ("lm-eval", "0.4.13", ""),
-        ("lm-eval", "0.4.14rc1", ""),
-        ("lm-eval", "0.5", "pip install 'lm-eval<0.5,>=0.4.13'"),
-        ("vllm", "0.27.1+cpu", "pip install 'vllm>=0.28'"),
-        ("vllm", "0.28.0", ""),
-    ],
-)
+@with_cases
 def test_the_bounds_of_versions_are_those_of_our_metadata(monkeypatch, subject, version, fix):
     monkeypatch.setattr(check_installation, "package_version", lambda name: version)
     finding = check(subject)

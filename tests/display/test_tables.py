@@ -14,7 +14,7 @@ from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.result_tables import as_csv, as_json, make_leaderboard, records
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Column, Table, render
-from harness.display.format_values import MINUS, NONE, p_value, signed
+from harness.display.format_values import NONE, p_value, signed
 from harness.display.side_tables import show_side_tables
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.read_runs import Run
@@ -28,6 +28,7 @@ from tests.make import (
     evaluation,
     right,
     table_page,
+    with_cases,
     write_run,
 )
 
@@ -127,15 +128,7 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
         assert "Holm" not in notes
 
 
-@pytest.mark.parametrize(
-    ("right_answers", "margin", "texts"),
-    [
-        ((990, 1000), 3, {"verdict": "better (< 3)", "+/-": "10/0", "p adj.": "0.002"}),
-        ((0, 1000), 1, {"verdict": "better", "+/-": "1000/0", "p adj.": "< 0.001"}),
-        ((0, 0), 1, {"+/-": "0/0", "difference [95 %]": f"0.0 [{MINUS}0.4, +0.4]"}),
-    ],
-    ids=["real, within the margin", "all", "zero has no sign"],
-)
+@with_cases
 def test_texts_and_numbers_of_a_row(right_answers, margin, texts):
     verdicts = {
         name: [["correct"]] * right + [["incorrect"]] * (1000 - right)

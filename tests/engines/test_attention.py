@@ -25,7 +25,7 @@ from harness.runs.run_files import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import gpu_share, report
 from tests.engines.test_interventions import ARGUMENTS, config, plan_requests, slow_engine
-from tests.make import EXAMPLE, ROOT, TOY_MODEL
+from tests.make import EXAMPLE, ROOT, TOY_MODEL, with_cases
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -66,14 +66,7 @@ def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
 
 
 @slow_engine
-@pytest.mark.parametrize(
-    ("kind", "window"),
-    [
-        *((kind, None) for kind in ("qwen3", "mixtral", "phi3", "olmo2")),
-        # shorter and longer than the prompt of 70 tokens
-        *((kind, window) for kind in ("mistral", "gemma3_text") for window in (16, 256)),
-    ],
-)
+@with_cases
 def test_attention_recorded_in_other_architectures_is_eager_attention(kind, window, tmp_path):
     config = AutoConfig.for_model(
         kind,
@@ -199,10 +192,7 @@ def record_sums(folder, requests, **changes):
 
 @slow_engine
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
-@pytest.mark.parametrize(
-    ("lengths", "is_cut"),
-    [((62, 62, 62, 62, 300, 120), True), ((150, 90, 200, 120, 60, 170), False)],
-)
+@with_cases
 def test_a_preempted_prompt_is_added_up_once(lengths, is_cut, smollm2):
     """Preempted within the prompt, and after it.
 
@@ -286,13 +276,7 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
         assert len(traces) == 1 and traces.header.conditions == ("wo", "mless")
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([31], "Layer 31 is requested, but the model has 30 layers"),
-        ("0-2", "counted from 1; got '0-2'"),
-    ],
-)
+@with_cases
 def test_layers_that_the_model_does_not_have_are_refused_before_it_is_loaded(
     smollm2, layers, message
 ):

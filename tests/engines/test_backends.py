@@ -17,7 +17,7 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, read_data, right, write_run
+from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, read_data, right, with_cases, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
 
@@ -121,10 +121,7 @@ def test_the_flags_of_a_processor_say_whether_it_computes_in_bf16(tmp_path):
     assert not devices.computes_bf16(file)
 
 
-@pytest.mark.parametrize(
-    ("cores", "environment", "reserved"),
-    [(2, {}, "0"), (8, {}, None), (2, {devices.RESERVED: "1"}, "1")],
-)
+@with_cases
 def test_few_cores_are_all_used_unless_the_user_says_otherwise(
     cores, environment, reserved, monkeypatch
 ):

@@ -24,7 +24,7 @@ from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.run_files import read_identity, read_prompts, read_receipt, read_samples
 from tests.conftest import BUDGET, LIMIT, PATIENCE
-from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
+from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, with_cases
 
 pytestmark = pytest.mark.engine
 
@@ -148,7 +148,7 @@ def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "flags"), [("raw", []), ("chat", ["--apply_chat_template"])])
+@with_cases
 def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
     arguments = ("--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
     theirs = run_stock(lm_eval, tmp_path, *arguments)

@@ -21,6 +21,7 @@ from harness.errors import (
 )
 from harness.experiment.generation_settings import Sampling
 from tests.engines.test_backends import request
+from tests.make import with_cases
 
 
 def make_requests(count, *, size=3):
@@ -337,15 +338,7 @@ def test_the_option_of_the_command_comes_before_the_model_arguments(monkeypatch)
         check_engines("2", {})
 
 
-@pytest.mark.parametrize(
-    ("gpus", "cores", "gpus_of_engine", "fit", "too_many"),
-    [
-        ([], 3, 1, (12, "auto"), 13),
-        ([], 1, 1, (8, "auto"), 9),
-        ([4, 3], 64, 2, (3, "auto"), 4),
-        ([1, 1], 64, 2, (), "auto"),
-    ],
-)
+@with_cases
 def test_gpus_of_one_machine_or_cores_bound_the_engines(
     monkeypatch, gpus, cores, gpus_of_engine, fit, too_many
 ):
@@ -377,14 +370,7 @@ def fake_ray(monkeypatch):
     return ray
 
 
-@pytest.mark.parametrize(
-    ("environment", "address", "message"),
-    [
-        ({"RAY_TMPDIR": "/nowhere"}, "local", ".* No such file .* '/nowhere/"),
-        ({"RAY_ADDRESS": "host:6379"}, "host:6379", "Failed to connect to it$"),
-        ({}, "local", "Failed to connect to it$"),
-    ],
-)
+@with_cases
 def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(
     fake_ray, environment, address, message
 ):

@@ -33,7 +33,7 @@ from harness.experiment.expand_conditions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.run_config import RunConfig
 from tests.conftest import gpu_share, report
-from tests.make import TOY_DATA, TOY_MODEL, read_data
+from tests.make import TOY_DATA, TOY_MODEL, read_data, with_cases
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -220,15 +220,7 @@ def test_causes_are_seven_cells_and_every_request_has_a_key_of_its_own():
 SLASHES = {"name": "slashes", "unit": "/", "count": 9, "placement": "before_system"}
 
 
-@pytest.mark.parametrize(
-    ("change", "hidden"),
-    [
-        ({"keep": "first"}, {"kept": [0, 1]}),
-        ({"keep": "middle", "count": 3}, {"kept": [3, 6]}),
-        ({"keep": "last", "count": 9}, {"kept": [0, 9]}),
-        ({"keep": "first", "count": 2, "hide": "examples"}, {"size": 7}),
-    ],
-)
+@with_cases
 def test_all_tokens_of_a_filler_are_hidden_except_those_that_are_kept(change, hidden):
     change = {"kind": "filler", "layers": "1-2", **change}
     settings = config(["wo", {**SLASHES, "intervention": change}], **PRODUCTS)
@@ -247,13 +239,7 @@ def test_all_tokens_of_a_filler_are_hidden_except_those_that_are_kept(change, hi
         assert resolved["start"] == 0 and stop >= 9
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"count": 10}, "slashes, problem .*: keep: expected count up to the filler's 9 tokens"),
-        ({"hide": "examples", "count": 1}, "hide: expected 8 tokens of examples, got 0"),
-    ],
-)
+@with_cases
 def test_more_tokens_than_there_are_cannot_be_kept_or_hidden(change, message):
     change = {"kind": "filler", "layers": "1-2", "keep": "last", **change}
     with pytest.raises(PromptMismatchError, match=message):
@@ -302,17 +288,7 @@ def test_a_layer_that_the_model_does_not_have_is_refused():
 CHANGED = {"attention": [1], "activations": []}
 
 
-@pytest.mark.parametrize(
-    ("kind", "layers", "obstacle"),
-    [
-        ("gemma3_text", CHANGED, "sliding windows of 16 tokens, and model.*max_model_len is 512"),
-        ("mistral", {"attention": [], "activations": [0]}, "sliding windows of 16 tokens"),
-        ("qwen3", CHANGED | {"phantoms": [0]}, "key norms, which phantom keys lack"),
-        ("mixtral", {"attention": [], "activations": [0]}, "experts have none"),
-        ("gemma2", CHANGED, "soft-capped attention"),
-        ("deepseek_v3", {**CHANGED, "attention": [], "recorded": [0]}, "latent attention"),
-    ],
-)
+@with_cases
 def test_a_model_that_excludes_open_layers_is_refused_before_it_is_loaded(
     kind, layers, obstacle, tmp_path
 ):
@@ -321,14 +297,7 @@ def test_a_model_that_excludes_open_layers_is_refused_before_it_is_loaded(
         refuse_to_open({"pretrained": str(tmp_path)}, layers)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layers"),
-    [
-        ("gemma3_text", {"attention": [], "activations": [], "recorded": [0, 1]}),
-        ("gemma3_text", CHANGED),
-        ("qwen3", CHANGED),
-    ],
-)
+@with_cases
 def test_a_window_that_no_prompt_reaches_and_recording_within_windows_are_allowed(
     kind, layers, tmp_path
 ):

@@ -14,7 +14,7 @@ from harness.errors import EngineError, ModelError
 from harness.experiment.generation_settings import Sampling
 from tests.commands.test_cli import here
 from tests.engines.test_backends import SERVED, request
-from tests.make import TOY_DATA, TOY_MODEL
+from tests.make import TOY_DATA, TOY_MODEL, with_cases
 
 
 class Server(ThreadingHTTPServer):
@@ -268,17 +268,7 @@ def test_completions_before_a_refusal_are_stored_and_the_refusal_has_the_servers
         list(stream(model, request("p")))
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("model", "tinny", "has no model 'tinny' .* it serves tiny"),
-        (
-            "base_url",
-            "http://127.0.0.1:9/v1/completions",
-            r"No server answers at .*127\.0\.0\.1:9/v1: Client",
-        ),
-    ],
-)
+@with_cases
 def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server, name, value, message):
     with pytest.raises(ModelError, match=message):
         opened(server, **{name: value})

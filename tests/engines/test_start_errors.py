@@ -20,7 +20,7 @@ from harness.engines.start_errors import (
 )
 from harness.errors import ModelError, StartEndedError
 from tests.conftest import installed, needs_vllm
-from tests.make import TOY_CONFIG, TOY_MODEL, read_data
+from tests.make import TOY_CONFIG, TOY_MODEL, read_data, with_cases
 
 SEE_ABOVE = RuntimeError(
     "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
@@ -253,25 +253,6 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"gpu_memory_utilisation": 0.5},
-            "'gpu_memory_utilisation', which this vLLM does not know. Near it: gpu",
-        ),
-        (
-            {"dtype": "flot32"},
-            "vLLM refuses model.model_args.dtype: Input should be 'auto', 'half', 'float16'",
-        ),
-        (
-            {"gpu_memory_utilization": 2},
-            "gpu_memory_utilization: Input should be less than or equal to 1, got 2.",
-        ),
-        ({"kv_cache_memory_bytes": 1_000_000}, "one request with the model's max seq len (1024), "),
-        ({"guard": "if True:"}, "The script that starts it has no main guard"),
-    ],
-    ids=str,
-)
+@with_cases
 def test_a_start_that_fails_on_this_machine_names_its_cause(engine_error, arguments, message):
     assert message in engine_error(**arguments)

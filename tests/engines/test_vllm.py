@@ -10,6 +10,7 @@ import pytest
 from harness.engines import engine_options, vllm_engine
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
+from tests.make import with_cases
 
 
 def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypatch):
@@ -50,15 +51,7 @@ def test_steps_are_taken_until_a_request_finishes_or_the_time_is_over(monkeypatc
     assert engine._take_steps() == []
 
 
-@pytest.mark.parametrize(
-    ("options", "is_fetched"),
-    [
-        ({"revision": "abc"}, True),
-        ({"model": "/"}, False),
-        ({"load_format": "dummy"}, False),
-        ({"download_dir": "/data"}, False),
-    ],
-)
+@with_cases
 def test_weights_are_fetched_before_the_engine_starts(options, is_fetched, monkeypatch):
     download = Mock(return_value="")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)

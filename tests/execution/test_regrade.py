@@ -5,7 +5,7 @@ import pytest
 
 from tests.analysis.test_pair import log
 from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, log_line
+from tests.make import GREEDY_RUN, log_line, with_cases
 
 
 @pytest.fixture
@@ -64,13 +64,7 @@ def test_a_table_of_completions_is_graded(suffix, tmp_path, regrade):
     regrade(path, message="has no column 'completion': expected one of id, text, answer")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("none.csv", "completion,gold\n", "none.csv holds no completion."),
-        ("odd.jsonl", "not json", "odd.jsonl, line 1: expected a JSON object, got 'not json'"),
-    ],
-)
+@with_cases
 def test_a_file_without_completions_is_refused(name, text, message, tmp_path, regrade):
     (tmp_path / name).write_text(text)
     regrade(tmp_path / name, message=message)

@@ -19,7 +19,7 @@ from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_token_checks import MLESS, PROBLEMS, WO, build, layouts, make_problems
-from tests.make import ROOT, TOY_DATA, TOY_MODEL
+from tests.make import ROOT, TOY_DATA, TOY_MODEL, with_cases
 
 PAGE = (ROOT / "docs" / "conditions.md").read_text()
 RECIPES = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
@@ -191,36 +191,14 @@ def test_a_sweep_is_a_condition_for_each_combination():
     assert len(make_plan(many, limit=5).arms) == 129
 
 
-@pytest.mark.parametrize(
-    ("sweep", "names"),
-    [
-        ({"unit": "/", "count": [0, 5]}, "mless wo slash-5"),
-        ({"unit": ["/", "he"], "count": [0, 5], "cue": "A"}, "mless A slash-5-A he-5-A"),
-        ({"unit": "/", "count": [0, 5], "cue": ["", "A"]}, "mless wo A slash-5 slash-5-A"),
-        ({"cue": ["", "A"]}, "mless wo A"),
-        ({"count_to": [10, 20]}, "mless count-to-10 count-to-20"),
-        ({"sentence": [1, 2], "count": 9}, "mless sentence-1-9 sentence-2-9"),
-    ],
-    ids=str,
-)
+@with_cases
 def test_a_count_of_0_leaves_out_only_the_filler(sweep, names):
     """The words around it remain, because their effect would else look like the filler's."""
     config = make_config(sweep=sweep, conditions=["mless"])
     assert names_of(config.conditions) == names.split()
 
 
-@pytest.mark.parametrize(
-    ("sweep", "lines"),
-    [
-        ({"unit": "/", "label": ["", "F:"]}, ["/", "/, label 'F:'"]),
-        ({"unit": "/", "separator": [" ", ""]}, ["/", "/, separator ''"]),
-        ({"sentence": [1, 2]}, ["sentence 1", "sentence 2"]),
-        ({"token_ids": [[13], [14, 15]]}, ["token ids 13", "token ids 14 15"]),
-        ({"unit": "/", "cue": ["", "A:"]}, ["/", "/"]),
-        ({"text": ["one two", "three four"]}, ["own text", "own text"]),
-    ],
-    ids=str,
-)
+@with_cases
 def test_conditions_that_differ_only_in_length_are_one_line(sweep, lines):
     conditions = make_config(sweep={**sweep, "count": [0, 5, 9]}).conditions
     groups = group_lengths({condition.name: condition for condition in conditions})

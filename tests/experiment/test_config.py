@@ -13,7 +13,7 @@ from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
 from tests.experiment.test_refusals import MINIMAL, write
-from tests.make import TOY_MODEL, read_data
+from tests.make import TOY_MODEL, read_data, with_cases
 
 
 @pytest.fixture
@@ -52,17 +52,7 @@ def test_if_a_line_is_read_no_instruction_requests_a_box(load):
     assert load("answer=line", "until=[Q]").resolve_sampling(None).stop == ("Q", "\n")
 
 
-@pytest.mark.parametrize(
-    ("override", "name"),
-    [
-        ("max_gen_toks=9", "Known"),
-        ("model.model_args.dtype=float32", "Known"),
-        ("model.model_args.revision=abc", "known"),  # another revision has other weights
-        ("model.model_args.pretrained=b/other", "other"),
-        ("model.model_args={pretrained: b/other}", "other"),
-        ("model={model_args: {pretrained: b/other}}", "other"),
-    ],
-)
+@with_cases
 def test_a_label_is_used_only_for_its_weights(load, override, name):
     model = {"label": "Known", "model_args": {"pretrained": "a/known"}}
     assert load(override, model=model).model.display_name == name

@@ -32,7 +32,7 @@ from tests.attention_probe.test_token_roles import assert_aligned
 from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
-from tests.make import TOY_DATA, read_source, right, table_page, write_run
+from tests.make import TOY_DATA, read_source, right, table_page, with_cases, write_run
 
 PRODUCTS = [
     Problem(
@@ -125,17 +125,7 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
             assert filler_sizes(arm) == {28 if arm.condition.placement == "each" else 7}
 
 
-@pytest.mark.parametrize(
-    ("fewshot", "message"),
-    [
-        (
-            {"num_fewshot": 200, "draws": 3},
-            "1000 problems in their pool and one question, got 500 problems in 500",
-        ),
-        ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
-        ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),
-    ],
-)
+@with_cases
 def test_impossible_examples_are_refused_before_the_model_is_loaded(
     fewshot, message, tmp_path, monkeypatch
 ):

@@ -22,7 +22,7 @@ from harness.experiment.run_config import load_config
 from harness.experiment.tokenizer import encode
 from harness.runs.records import stored_prompts
 from tests.experiment.test_problems import write_lines
-from tests.make import TOY_CONFIG
+from tests.make import TOY_CONFIG, with_cases
 
 FILLER = "/ / / / / / /"
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(
@@ -182,17 +182,7 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
         plan_of("layouts=[]", model, limit=1)
 
 
-@pytest.mark.parametrize(
-    ("template", "override", "markers", "is_reported"),
-    [
-        ("", "", (), False),
-        ("{{ message.reasoning_content }}", "", (), True),
-        ("{{ message.reasoning_content }}", "thinking={start: <a>, end: </a>}", "a", False),
-        ("<think>{{ message.reasoning_content }}</think>", "", "think", False),
-        ("<think></think>", "thinking={start: <a>, end: </a>}", "a", False),
-    ],
-    ids=["no reasoning", "no markers", "the config's", "the template's", "both"],
-)
+@with_cases
 def test_the_config_states_the_markers_of_reasoning_else_the_template(
     template, override, markers, is_reported, toy_tokenizer, tmp_path
 ):

@@ -7,7 +7,7 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.problems import DatasetConfig, load_jsonl, open_dataset
 from harness.experiment.run_config import load_config
 from tests.experiment.test_problems import GOOD, write_lines
-from tests.make import TOY_MODEL, read_data
+from tests.make import TOY_MODEL, read_data, with_cases
 
 NAMED = {"label": "toy", "model_args": {"pretrained": TOY_MODEL}}
 MINIMAL = {"name": "x", "model": NAMED, "conditions": ["wo", "mless"]}
@@ -39,18 +39,7 @@ def test_a_faulty_condition_is_refused(tmp_path, case):
     check_refusal(tmp_path, case["message"], conditions=conditions)
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
-        {"hf_token": "x"},
-        {"header": {"Authorization": "y"}},
-        {"base_url": "https://me:secret@host/v1/completions"},
-        {"tokenizer_mode": "hf_" + "a" * 34},
-        {"openai_api_key": "s3cret"},
-        {"header": [{"token": "s3cret"}]},
-        {"base_url": "https://host/v1/completions?key=s3cret"},
-    ],
-)
+@with_cases
 def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
     values = {**MINIMAL, "model": {"model_args": {"pretrained": TOY_MODEL, **secret}}}
     with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as error:
@@ -58,14 +47,7 @@ def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
     assert not re.search("me:secret|aaaa|s3cret", str(error.value))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [1", "is not valid YAML"),
-        ("b: 1\na:\n  {b: 1, b: 2}", "the key 'b' stands twice in a mapping, again in line 3"),
-        ("- 1", "Input should be a valid dictionary or instance of RunConfig, got [1]."),
-    ],
-)
+@with_cases
 def test_a_file_that_is_no_config_is_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(write(tmp_path, text))
@@ -78,19 +60,7 @@ def test_an_absent_config_is_refused_and_not_replaced_by_a_shipped_config(tmp_pa
         load_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("nonsense", "--set 'nonsense': expected KEY=VALUE"),
-        ("nonsense=1", "unknown key 'nonsense'"),
-        ("name.first=a", "name: Input should be a valid string, got {'first': 'a'}"),
-        ("conditions.first=a", "--set 'conditions.first=a': the config has no such key"),
-        (
-            "gen_kwargs={seed: 1, seed: 2}",
-            "--set gen_kwargs '{seed: 1, seed: 2}': the key 'seed' stands twice",
-        ),
-    ],
-)
+@with_cases
 def test_a_faulty_override_is_refused(tmp_path, override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_config(write(tmp_path, MINIMAL), [override])

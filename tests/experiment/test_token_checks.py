@@ -11,7 +11,7 @@ from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings, build
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from tests.conftest import build_tokenizer
-from tests.make import TOY_PROBLEMS
+from tests.make import TOY_PROBLEMS, with_cases
 
 WO, MLESS = (named_conditions()[name] for name in ("wo", "mless"))
 
@@ -72,19 +72,7 @@ def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, text, f
     assert filler_sizes(arm) == {filler["count"]}
 
 
-@pytest.mark.parametrize(
-    ("filler", "message"),
-    [
-        (
-            {"unit": "/", "separator": ""},
-            r"merges the unit '/': expected 55 filler tokens, got|cover both filler and",
-        ),
-        (
-            {"unit": "qxzvkj", "count": 5},
-            r"splits the unit 'qxzvkj': expected 5 filler tokens, got \d+",
-        ),
-    ],
-)
+@with_cases
 def test_units_that_are_not_one_token_each_are_refused(any_tokenizer, filler, message):
     with pytest.raises(
         PromptMismatchError, match=f"Condition 'x', layout raw, model: .*({message})"

@@ -17,6 +17,7 @@ from harness.experiment.prompt import Layout, PromptSettings, build_prompt
 from harness.experiment.tokenizer import ModelTokenizer, encode, fit_filler, load_tokenizer
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file
 from tests.experiment.test_token_checks import layouts
+from tests.make import with_cases
 
 USER = [{"role": "user", "content": "  Find $x$.\n"}]
 
@@ -164,15 +165,7 @@ def test_a_template_renders_exactly_as_in_transformers(toy_tokenizer, template, 
     assert apply_chat_template(tokenizer, USER, **options) == expected
 
 
-@pytest.mark.parametrize(
-    ("template", "cause"),
-    [
-        ("{{ raise_exception('only one turn') }}", "TemplateError: only one turn"),
-        ("{{ 1 + 'a' }}", "TypeError: unsupported operand"),
-        ("{% if %}", "TemplateSyntaxError: "),
-        (None, "has no chat template"),
-    ],
-)
+@with_cases
 def test_a_template_that_fails_or_is_absent_is_refused_with_the_reason(
     toy_tokenizer, template, cause
 ):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from harness.grading import Grade, grade
 from harness.grading.extract_answer import read_boxes
-from tests.make import read_data
+from tests.make import read_data, with_cases
 
 
 def first_box(text):
@@ -45,17 +45,7 @@ def test_a_box_with_any_content_is_not_empty(content):
     assert last_box(rf"\boxed{{5}} \boxed{{{content}}}") == content
 
 
-@pytest.mark.parametrize(
-    ("text", "first", "further"),
-    [
-        ("3", None, 0),
-        (r"\boxed{1}", "1", 0),
-        (r"\boxed{1} or \fbox{2}, \boxed{3}", "1", 2),
-        (r"\boxed{a \boxed{b} c} \boxed{d}", r"a \boxed{b} c", 1),
-        (r"\boxed{\boxed{1}} \boxed{2", "1", 0),
-        (r"\boxed{ \boxed{1} \boxed{2}", "1", 1),
-    ],
-)
+@with_cases
 def test_the_first_box_and_the_number_of_later_boxes(text, first, further):
     assert first_box(text) == first
     assert boxes_after_first(text) == further

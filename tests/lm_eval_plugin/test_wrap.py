@@ -23,7 +23,7 @@ from tests.lm_eval_plugin.wrapped_tasks import (
     read_task,
     write_both,
 )
-from tests.make import ROOT, TOY_MODEL, read_data, table_page
+from tests.make import ROOT, TOY_MODEL, read_data, table_page, with_cases
 
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
 """Their prompts come from a template with drawn examples, from a function that words examples in
@@ -134,16 +134,7 @@ def test_the_command_names_the_files_that_it_wrote(folder, capsys, monkeypatch):
     assert result.stdout.splitlines()[: len(paths)] == paths
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--wrap gsm8k -o full", "full exists and is not an empty folder"),
-        ("--wrap gsm8k -o /proc/nothing/tasks", "cannot be written"),
-        ("--wrap gsm8k", "--output DIR"),
-        ("--wrap nothing -o new", "--wrap nothing"),
-        ("-o new", "--wrap TASK"),
-    ],
-)
+@with_cases
 def test_what_the_command_cannot_write_is_refused(options, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()

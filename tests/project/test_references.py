@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import harness
-from tests.make import ROOT
+from tests.make import ROOT, with_cases
 
 DESCRIBED = ("harness", "attention_probe")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "benchmarks/*.md")
@@ -150,21 +150,6 @@ def test_quoted_names_are_words_of_the_code(code):
     assert len(references) > 200 and not stale, "\n".join(stale)
 
 
-@pytest.mark.parametrize(
-    ("reference", "stale"),
-    [
-        ("measure_activations.measure_activations", False),
-        ("activations.measure_activations", True),
-        ("measure_activations.measure_everything", True),
-        ("activations.py", True),
-        ("harness.analysis.compare", False),
-        ("harness.analysis.compare_all", True),
-        ("RunConfig.all_conditions", False),
-        ("RunConfig.every_condition", True),
-        ("read_runs.Run.everything", True),
-        ("model.label", False),
-        ("numpy.zeros", False),
-    ],
-)
+@with_cases
 def test_a_stale_name_is_found(code, reference, stale):
     assert is_stale(code, reference) == stale

@@ -12,7 +12,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.run_config import load_config
 from harness.runs.run_files import JOURNAL, PROMPTS, read_identity, read_receipt, read_samples
 from tests.conftest import needs_vllm
-from tests.make import CONFIG, right, table_page, write_run
+from tests.make import CONFIG, right, table_page, with_cases, write_run
 
 pytestmark = needs_vllm  # whose version is part of each sample's key
 SAMPLED = {"gen_kwargs": {"temperature": 1}}
@@ -110,19 +110,7 @@ def test_planned_problems_cost_no_look_and_have_no_verdict_before(tmp_path):
     assert table_rows(run)["mless"]["looks"] == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"limit": 4}, "limit: 6 -> 4"),
-        ({"fewshot": {"num_fewshot": 2}}, "config.fewshot.draws: 2 -> 1"),
-        ({"fewshot": {**FEWSHOT, "num_fewshot": 3}}, "config.fewshot.num_fewshot: 2 -> 3"),
-        ({"conditions": ["wo"]}, "config.conditions: "),
-        ({"planned": 9}, "config.planned: null -> 9"),
-        ({"repeats": 1}, "config.repeats: 2 -> 1"),
-        ({"max_gen_toks": 9}, "config.max_gen_toks: 2048 -> 9"),
-        ({"contrasts": []}, 'contrasts: [["mless", "wo"]] -> []'),
-    ],
-)
+@with_cases
 def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, tmp_path):
     settings = {**SAMPLED, "repeats": 2, "fewshot": FEWSHOT}
     run = write_run(tmp_path / "run", right, **settings)

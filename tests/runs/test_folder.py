@@ -48,7 +48,7 @@ from harness.runs.run_files import (
 from harness.runs.run_folder import RunFolder, compress_finished, continue_identity
 from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page
+from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page, with_cases
 
 
 @pytest.fixture(scope="module")
@@ -430,10 +430,7 @@ def test_a_sample_of_another_run_in_the_journal_is_refused(plan, finished_run):
         execute(plan, output=finished_run, quiet=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [(RECEIPT, None), (RECEIPT, '{"ta'), ("samples_demo_wo_*.jsonl", None)],
-)
+@with_cases
 def test_what_a_kill_while_finishing_lost_is_written_again(plan, finished_run, name, content):
     (file,) = finished_run.glob(name)
     file.unlink() if content is None else file.write_text(content)

@@ -23,6 +23,7 @@ from tests.make import (
     log_line,
     right,
     table_page,
+    with_cases,
     write_log,
     write_run,
 )
@@ -144,19 +145,7 @@ def test_a_log_with_missing_or_repeated_samples_is_refused(tmp_path):
         Run.load({"wo": write_log(tmp_path, [LINES[0], LINES[0]])})
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"doc": None}, r"\$.doc"),
-        ({"arguments": {}}, "no prompt text in its `arguments`"),
-        ({"exact_match": [1]}, "'exact_match' is \\[1\\]: expected 0 or 1"),
-        ({"exact_match": float("nan")}, "'exact_match' is nan: expected 0 or 1"),
-        ("{", "not a line of lm_eval"),
-        ("\udcff", "not a line of lm_eval"),
-        ("3", "got `int`"),
-        ('{"doc_id": 0}', "`doc`"),
-    ],
-)
+@with_cases
 def test_a_line_that_is_no_sample_is_named(tmp_path, line, message):
     text = json.dumps(log_line(1, **line)) if isinstance(line, dict) else line
     path = write_log(tmp_path, LINES[:1])
@@ -165,16 +154,7 @@ def test_a_line_that_is_no_sample_is_named(tmp_path, line, message):
         Run.load({"wo": path})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is no results file"),
-        ("[]", "got `array`"),
-        ('{"config": "x"}', r"\$.config"),
-        ('{"config": {"model_args": 3}}', r"\$.config.model_args"),
-        ('{"configs": {"a": 3}}', r"\$.configs"),
-    ],
-)
+@with_cases
 def test_a_damaged_results_file_is_named(tmp_path, text, message):
     logs = write_logs(tmp_path)
     (tmp_path / f"results_{DATE.format(2)}.json").write_text(text)
@@ -182,9 +162,7 @@ def test_a_damaged_results_file_is_named(tmp_path, text, message):
         Run.load(logs)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"verdict": "Correct"}, {"verdict": ["correct"]}, {"math_verify": "maybe"}]
-)
+@with_cases
 def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
     (log,) = GREEDY_RUN.glob("samples_demo_wo_*")
     first, second, *_ = log.read_text().splitlines()
@@ -224,18 +202,7 @@ def load_second(tmp_path):
     return load
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
-        ({"model": {"model_args": {"dtype": "bfloat16"}}}, 'dtype: "float32" -> "bfloat16"'),
-        ({"seed": 2}, "seed: 1234 -> 2"),
-        ({"limit": 500}, "limit: null -> 500"),
-        ({"task_version": 1.0}, "task_version: 6.0 -> 1.0"),
-        ({"grader_version": 1}, "grader_version: 8 -> 1"),
-        ({"prompt_version": 9}, "prompt_version: 1 -> 9"),
-    ],
-)
+@with_cases
 def test_runs_of_one_label_agree_in_their_settings(load_second, changes, message):
     with pytest.raises(ComparisonError, match=f"second cannot be compared with .*{message}"):
         join([Run.load(GREEDY_RUN), load_second(**changes)])
