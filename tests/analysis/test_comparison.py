@@ -9,7 +9,7 @@ from harness.analysis import compare, estimate_difference, score_interval
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
 from harness.analysis.verdicts import choose_verdict, judge
 from harness.errors import ComparisonError
-from tests.make import CONTROL, evaluation, with_cases
+from tests.make import CONTROL, compare_rows, evaluation, with_cases
 
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
 COLUMNS = "model layout condition replicate problem_id sample_index correct".split()
@@ -35,10 +35,6 @@ def run():
         mless=draw_correct(2, 0.9, k=4),
         mful=draw_correct(3, 0.5, k=4),
     )
-
-
-def compare_rows(frame, **options):
-    return compare(frame, **options).set_index("condition")
 
 
 def test_a_table_by_hand():

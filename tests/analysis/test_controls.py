@@ -4,18 +4,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis import compare
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import _make_further_tables, make_card
 from harness.runs.read_runs import Run
-from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run, with_cases
+from tests.make import (
+    CONTROL,
+    by_condition,
+    compare_rows,
+    drawn,
+    evaluation,
+    find_log,
+    make_board,
+    small_run,
+    verdicts_by_count,
+    with_cases,
+)
 
 
 def test_a_condition_that_a_user_calls_control_is_no_reference_condition(tmp_path):
-    wo, mless = (next(GREEDY_RUN.glob(f"samples_demo_{name}_*")) for name in ("wo", "mless"))
-    board = make_leaderboard([Run.load({"wo": wo, "control": mless})])
+    logs = {"wo": find_log("wo"), "control": find_log("mless")}
+    board = make_leaderboard([Run.load(logs)])
     assert board.reference_conditions == {}
     assert board.comparison["condition"].tolist() == ["wo", "control"]
     assert Run.load(small_run(tmp_path / "run")).reference_conditions == {}
@@ -49,7 +59,7 @@ def test_mediators_leave_out_replicates_and_can_be_split():
 
 
 def compare_verdicts(verdicts, **options):
-    return compare(evaluation(verdicts).samples, **options).set_index("condition").loc["mless"]
+    return compare_rows(evaluation(verdicts).samples, **options).loc["mless"]
 
 
 def test_the_difference_among_answered_samples_is_of_pairs_that_are_both_answered():
@@ -79,18 +89,10 @@ def test_it_is_the_mean_over_all_pairs_of_the_samples_of_a_problem(seed, k, chan
 HALF_RIGHT = {"correct": 200, "incorrect": 200}
 
 
-def repeat_verdicts(**counts):
-    """Verdicts of conditions, of two equal samples of each problem, from numbers of problems."""
-    return {
-        name: [[verdict] * 2 for verdict, count in verdicts.items() for _ in range(count)]
-        for name, verdicts in counts.items()
-    }
-
-
 @with_cases
 def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
-    board = make_leaderboard([evaluation(repeat_verdicts(wo=wo, mless=mless))])
-    row = board.comparison.set_index("condition").loc["mless"]
+    board = make_board(verdicts_by_count({"wo": wo, "mless": mless}, samples=2))
+    row = by_condition(board).loc["mless"]
     assert row["verdict"] == verdict
     if reason is None:
         assert row["unmeasured"] is None
@@ -104,12 +106,14 @@ def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
 
 @with_cases
 def test_without_an_effect_of_the_positive_control_nothing_is_measured(control, verdict):
-    verdicts = repeat_verdicts(wo=HALF_RIGHT, mless=HALF_RIGHT, control=control)
+    verdicts = verdicts_by_count(
+        {"wo": HALF_RIGHT, "mless": HALF_RIGHT, "control": control}, samples=2
+    )
     assert compare_verdicts(verdicts, reference_conditions=CONTROL)["verdict"] == verdict
 
 
 def test_the_report_splits_verdicts_as_the_table_does_also_by_the_positive_control():
-    verdicts = repeat_verdicts(wo=HALF_RIGHT, mless=HALF_RIGHT, control=HALF_RIGHT)
+    verdicts = verdicts_by_count(dict.fromkeys(("wo", "mless", "control"), HALF_RIGHT), samples=2)
     runs = [evaluation(verdicts, reference_conditions=CONTROL)]
     tables = _make_further_tables(make_leaderboard(runs), runs)
     (by_level,) = [table for table in tables if table.title == "By level"]
@@ -120,9 +124,9 @@ def test_the_report_splits_verdicts_as_the_table_does_also_by_the_positive_contr
 @with_cases
 def test_a_gain_only_of_fewer_samples_without_an_answer_is_called_format(ending, name):
     half = {"correct": 200, ending: 200}
-    verdicts = repeat_verdicts(wo=half, mless={"correct": 400}, mful=half)
-    board = make_leaderboard([evaluation(verdicts)])
-    row = board.comparison.set_index("condition").loc["mless"]
+    counts = {"wo": half, "mless": {"correct": 400}, "mful": half}
+    board = make_board(verdicts_by_count(counts, samples=2))
+    row = by_condition(board).loc["mless"]
     assert row[["verdict", "by_format"]].tolist() == ["better", True]
     assert row["answered_low"] <= 0 == row["answered_difference"] <= row["answered_high"]
     grid = show_comparison(board)

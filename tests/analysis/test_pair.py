@@ -11,14 +11,17 @@ from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.errors import ComparisonError, RunError
 from harness.runs.read_runs import Run
 from harness.runs.samples_frame import load_run
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.make import (
     CONTROL,
     GREEDY_RUN,
     REGISTERED,
+    by_condition,
     drawn,
     evaluation,
+    find_log,
     log_line,
+    make_board,
     right,
     table_page,
     with_cases,
@@ -28,7 +31,7 @@ from tests.make import (
 WO, MLESS, LOG = (
     f"{GREEDY_RUN}:wo",
     f"{GREEDY_RUN}:mless",
-    next(GREEDY_RUN.glob("samples_demo_wo*")),
+    find_log("wo"),
 )
 COLUMNS = ["accuracy", "difference", "low", "high", "p", "wrong_to_right", "right_to_wrong"]
 COLUMNS.append("answered_difference")
@@ -62,12 +65,12 @@ HALF = [1, 0] * 200
 
 
 @pytest.fixture
-def compare_logs(tmp_path, capsys, monkeypatch):
+def compare_logs(tmp_path, command):
     """`mless compare` of two logs with these scores."""
 
     def run(old_scores, new_scores, *options):
         old, new = log(tmp_path / "old.jsonl", old_scores), log(tmp_path / "a - b", new_scores)
-        return here(capsys, monkeypatch, "compare", old, new, *options)
+        return command("compare", old, new, *options)
 
     return run
 
@@ -96,7 +99,7 @@ def test_the_number_of_problems_for_a_power_of_80_percent_is_suggested():
         """Compare two conditions with an accuracy of 50 percent, at a margin of 3 points."""
         draws = np.where(rng.random((2, problems, 1)) < 0.5, "correct", "incorrect")
         verdicts = dict(zip(("wo", "mless"), draws, strict=True))
-        return check_not_worse(make_leaderboard([evaluation(verdicts)]), 3)
+        return check_not_worse(make_board(verdicts), 3)
 
     code, message = check(200)
     suggested = int(re.search(r"about ([\d,]+) problems", message)[1].replace(",", ""))
@@ -147,7 +150,7 @@ def test_models_whose_primary_contrasts_differ_have_none():
 def test_a_contrast_of_two_fillers_is_tested_like_any_other():
     registered = {"contrasts": ["mless - random", "mless - wo"], "primary": "mless - random"}
     board = make_leaderboard(draw_runs(registered))
-    table = board.comparison.set_index("condition")
+    table = by_condition(board)
     assert table["role"].to_dict() == {
         "wo": "baseline",
         "mless": "tested",
@@ -164,8 +167,8 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other():
     ]
     assert row["p_adjusted"] == row["p"] <= table.loc["mless", "p_adjusted"]
     assert table.loc["mless", "tests"] == 1
-    against_random = make_leaderboard(draw_runs({}), baseline="random").comparison
-    expected = against_random.set_index("condition").loc["mless"]
+    against_random = make_leaderboard(draw_runs({}), baseline="random")
+    expected = by_condition(against_random).loc["mless"]
     columns = ["accuracy", "difference", "p", "wrong_to_right", "equivalence_low"]
     assert row[columns].tolist() == expected[columns].tolist()
     both = make_leaderboard([*draw_runs(registered), draw_smaller_run(**registered)])

@@ -1,6 +1,5 @@
 """The numbers of the main table again, from the raw journal, without the package's statistics."""
 
-import json
 import random
 from collections import Counter
 from fractions import Fraction
@@ -10,11 +9,7 @@ import pandas
 import pytest
 from scipy.stats import binomtest
 
-from tests.make import GREEDY_RUN, REGISTERED, table_page, write_run
-
-
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from tests.make import GREEDY_RUN, REGISTERED, read_lines, table_data, write_run
 
 
 def read_correct(folder):
@@ -113,7 +108,7 @@ def folder(request, tmp_path):
 
 def test_the_table_follows_from_the_raw_files(folder):
     samples, header = read_correct(folder)
-    table = json.loads(table_page(folder, form="json"))
+    table = table_data(folder)
     rows = {row["condition"]: row for row in table["rows"]}
     k = samples["sample_index"].max() + 1
     first = samples[samples["replicate"] == 0]

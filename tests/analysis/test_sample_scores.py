@@ -9,7 +9,7 @@ from harness.analysis import compare, estimate_difference
 from harness.analysis.result_tables import as_csv, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.errors import ComparisonError, ConfigError
-from tests.make import evaluation, with_cases
+from tests.make import compare_rows, evaluation, with_cases
 
 WRONG, RIGHT = "incorrect", "correct"
 
@@ -24,28 +24,26 @@ def make_samples(problems=12, k=5, **chances):
     return evaluation(verdicts).samples
 
 
-def compare_rows(frame, score):
-    return compare(frame, score=score).set_index("condition")
-
-
 def test_pass_at_k_by_hand():
     # of the six pairs of four samples, those with a right one: 0, 3, 5, 6
     before = [[WRONG] * 4, [RIGHT, *[WRONG] * 3], [RIGHT, RIGHT, WRONG, WRONG], [RIGHT] * 4]
     after = [[RIGHT, *[WRONG] * 3], [WRONG] * 4, [RIGHT, RIGHT, WRONG, WRONG], [RIGHT] * 4]
     frame = evaluation({"wo": before, "mless": after[:1] + before[1:]}).samples
-    table = compare_rows(frame, "pass@2")
+    table = compare_rows(frame, score="pass@2")
     assert table["accuracy"].tolist() == pytest.approx([100 * 14 / 24, 100 * 17 / 24])
     row = table.loc["mless"]
     assert row["difference"] == pytest.approx(100 * 3 / 24)
     assert row[["repeats", "solved_only_with", "solved_only_without"]].tolist() == [4, 1, 0]
-    row = compare_rows(evaluation({"wo": before, "mless": after}).samples, "maj@3").loc["mless"]
+    row = compare_rows(evaluation({"wo": before, "mless": after}).samples, score="maj@3").loc[
+        "mless"
+    ]
     assert row[["solved_only_with", "solved_only_without"]].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_pass_at_k_is_the_mean_over_all_sets_of_k_samples(k):
     frame = make_samples(wo=0.2, mless=0.4).assign(cluster=lambda rows: rows["level"])
-    table = compare_rows(frame, f"pass@{k}")
+    table = compare_rows(frame, score=f"pass@{k}")
     shares = {}
     for name, samples in frame.groupby("condition"):
         rows = samples.pivot(index="problem_id", columns="sample_index", values="correct")
@@ -62,8 +60,8 @@ def test_pass_at_k_is_the_mean_over_all_sets_of_k_samples(k):
 
 def test_avg_at_k_is_the_accuracy_and_many_sets_do_not_overflow():
     frame = make_samples(k=64, wo=0.02, mless=0.05)
-    assert compare_rows(frame, "avg@8").equals(compare_rows(frame, None))
-    table = compare_rows(frame, "pass@32")
+    assert compare_rows(frame, score="avg@8").equals(compare_rows(frame, score=None))
+    table = compare_rows(frame, score="pass@32")
     right = frame[frame["condition"] == "wo"].groupby("problem_id")["correct"].sum()
     miss = [np.prod([(32 - i) / (64 - i) for i in range(count)]) for count in right]
     assert table.loc["wo", "accuracy"] == pytest.approx(100 * (1 - np.mean(miss)), abs=1e-4)
@@ -97,7 +95,7 @@ def test_a_score_needs_k_samples_with_one_prompt(kind):
 def test_draws_of_examples_have_scores_of_their_own():
     frame = make_samples(k=8, wo=0.2, mless=0.6)
     frame["draw"] = frame["sample_index"] // 2
-    row = compare_rows(frame, "pass@2").loc["mless"]
+    row = compare_rows(frame, score="pass@2").loc["mless"]
     pairs = frame.groupby(["condition", "problem_id", "draw"])["correct"].any()
     assert row["accuracy"] == pytest.approx(100 * pairs["mless"].mean())
     assert row["draws"] == 4

@@ -17,6 +17,7 @@ from tests.make import (
     GREEDY_RUN,
     TOY_PROBLEMS,
     answered_prompt,
+    find_log,
     log_line,
     read_source,
     source_of,
@@ -26,10 +27,6 @@ from tests.make import (
 )
 
 CONDITIONS = ("wo", "mless", "mful", "random")
-
-
-def logs_by_condition(folder, pattern="samples_demo_{}_*.jsonl"):
-    return {name: next(folder.glob(pattern.format(name))) for name in CONDITIONS}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +99,7 @@ def describe(source):
 
 
 def test_the_logs_of_lm_eval_have_the_same_prompts_and_verdicts(demo, tmp_path):
-    logs = logs_by_condition(GREEDY_RUN)
+    logs = {name: find_log(name) for name in CONDITIONS}
     source = read_source(logs)
     assert [*describe(source)] == [*describe(demo)] and source.conditions == CONDITIONS
     facts = (source.kind, source.model, source.metric)
@@ -120,7 +117,7 @@ def test_the_logs_of_lm_eval_have_the_same_prompts_and_verdicts(demo, tmp_path):
 def test_repeats_and_layouts_of_a_run_and_of_its_logs(repeated, layout):
     source = read_source(repeated, layout=layout)
     task = {"raw": "samples_demo_{}_2*.jsonl", "chat": "samples_demo_{}_chat_2*.jsonl"}[layout]
-    log_source = read_source(logs_by_condition(repeated, task))
+    log_source = read_source({name: next(repeated.glob(task.format(name))) for name in CONDITIONS})
     assert log_source.layout == layout and [*describe(log_source)] == [*describe(source)]
     for problem in source.problems:
         for prompt in problem.prompts.values():
@@ -167,7 +164,7 @@ def test_a_metric_that_logs_do_not_have_is_refused(filtered_logs, tmp_path):
 
 
 def test_logs_without_the_text_of_a_prompt_and_two_logs_of_a_condition_are_refused(tmp_path):
-    path = shutil.copy(logs_by_condition(GREEDY_RUN)["wo"], tmp_path / "samples_demo_wo.jsonl")
+    path = shutil.copy(find_log("wo"), tmp_path / "samples_demo_wo.jsonl")
     shutil.copy(path, tmp_path / "samples_again.jsonl")
     with pytest.raises(RunError, match=r"two logs of condition 'wo'"):
         read_source(tmp_path)
@@ -181,7 +178,7 @@ def test_logs_without_the_text_of_a_prompt_and_two_logs_of_a_condition_are_refus
 
 
 def test_a_prompt_whose_hash_differs_is_refused(tmp_path):
-    path = shutil.copy(logs_by_condition(GREEDY_RUN)["mless"], tmp_path / "samples.jsonl")
+    path = shutil.copy(find_log("mless"), tmp_path / "samples.jsonl")
     rewrite(path, lambda arguments: arguments["gen_args_0"].update(arg_0="another"))
     message = r"samples.jsonl, line 1: the prompt differs from that of the run"
     with pytest.raises(PromptMismatchError, match=message):

@@ -26,7 +26,15 @@ from tests.capture_errors import (
     prompts,
     reference,
 )
+from tests.conftest import mark_slow
 from tests.make import with_cases
+
+
+def in_all_architectures(test):
+    """Parametrize a test by architectures, of which most are slow, and by paddings."""
+    names = mark_slow(ARCHITECTURES, quick=["qwen2", "gemma2", "gpt_oss"])
+    test = pytest.mark.parametrize("padding", PADDINGS)(test)
+    return pytest.mark.parametrize("model_type", names)(test)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +42,7 @@ def qwen2():
     return build("qwen2")
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@in_all_architectures
 def test_means_counts_and_masses_are_those_of_eager_attention(model_type, padding):
     error_of = errors(model_type, padding)
     assert set(error_of) >= {"column_mean", "region_mass"}
@@ -77,8 +84,7 @@ def test_attention_that_is_not_finite_is_refused_with_layer_and_head(
         capture(loaded, prompts("none")[0])
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@in_all_architectures
 def test_rows_are_those_of_eager_attention(model_type, padding):
     _, mask = prompts(padding)
     is_row = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)) < 0.4
@@ -196,8 +202,7 @@ def test_the_model_is_unchanged_after_a_capture(qwen2):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@in_all_architectures
 def test_cuda_gives_the_means_of_the_cpu(model_type, padding):
     loaded = build(model_type)
     expected = ask(loaded, padding)

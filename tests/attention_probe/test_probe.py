@@ -19,7 +19,16 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, make_trace, read_source, with_cases, write_traces
+from tests.make import (
+    GREEDY_RUN,
+    TOY,
+    TOY_MODEL,
+    find_log,
+    make_trace,
+    read_source,
+    with_cases,
+    write_traces,
+)
 
 LAYERS = (0, 2)
 CRITERION = Criterion(n=5, seed=3)
@@ -246,21 +255,12 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, 
 EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"
 
 
-@pytest.mark.parametrize(
-    ("model_type", "options", "printed"),
-    [
-        ("olmo2", (), EAGER),
-        ("deepseek_v3", (), EAGER),
-        ("qwen3_next", ("--layers", "4"), f"Layer 4 .*{EAGER}"),
-        ("mistral", (), EAGER),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@with_cases
 def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, options, printed):
     model = save_model(tmp_path / model_type, model_type)
     flags = ("--n", 1, "--conditions", "mless", *options, "-o", path)
     text = run_command(*PROBE_DATASET, "--model", model, *flags)
-    assert re.search(printed, text, re.DOTALL), text
+    assert re.search(printed + EAGER, text, re.DOTALL), text
     assert "nan" not in text.lower()
 
 
@@ -319,7 +319,7 @@ def test_controls_are_not_averaged_with_selected_problems(path):
 def test_sample_logs_of_any_task_are_named_by_condition(path):
     flags = ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
     for name in ("wo", "mless"):
-        flags += ["--log", f"{name}={next(GREEDY_RUN.glob(f'samples_demo_{name}_2*.jsonl'))}"]
+        flags += ["--log", f"{name}={find_log(name)}"]
     printed = run_command("probe", *flags, "-o", path)
     assert "selected on outcome" in printed
     assert "mless" in printed
@@ -336,16 +336,8 @@ def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "`run`, `logs` and `dataset`, got none"),
-        ((GREEDY_RUN, *PROBE_DATASET[1:]), "got run and dataset"),
-        (("--log", "wo"), "--log 'wo'"),
-        (PROBE_DATASET[1:], "--model"),
-        (("nowhere",), "nowhere"),
-    ],
-)
+@with_cases
 def test_a_probe_needs_exactly_one_source_of_prompts(arguments, message):
+    arguments = arguments.format(run=GREEDY_RUN, dataset=TOY / "demo.jsonl")
     with pytest.raises(HarnessError, match=message):
-        run_command("probe", *arguments)
+        run_command("probe", *arguments.split())

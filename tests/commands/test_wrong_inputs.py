@@ -3,17 +3,16 @@ import shlex
 import pytest
 import yaml
 
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.experiment.test_refusals import MINIMAL
-from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, read_data
+from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, with_cases
 
-INPUTS = read_data("wrong_inputs")
 MODEL = {"model_args": {"pretrained": TOY_MODEL, "dtype": "float32"}}
 RIGHT = {**MINIMAL, "model": MODEL, "dataset": TOY_DATA, "layouts": ["raw"], "max_gen_toks": 9}
 
 
 @pytest.fixture
-def refuse(capsys, monkeypatch, tmp_path):
+def refuse(command, monkeypatch, tmp_path):
     """Runs a command in a folder of files, and checks its message and that it makes no file."""
     monkeypatch.chdir(tmp_path)
 
@@ -29,29 +28,24 @@ def refuse(capsys, monkeypatch, tmp_path):
     return check
 
 
-@pytest.mark.parametrize("case", INPUTS["configs"], ids=str)
-def test_a_wrong_config_is_refused_with_file_key_and_value(refuse, case):
-    config = yaml.safe_dump({**RIGHT, **case["change"]})
-    refuse("run wrong.yaml --dry-run", ["wrong.yaml: ", *case["message"]], wrong_yaml=config)
+@with_cases
+def test_a_wrong_config_is_refused_with_file_key_and_value(refuse, change, message):
+    config = yaml.safe_dump({**RIGHT, **change})
+    refuse("run wrong.yaml --dry-run", ["wrong.yaml: ", *message], wrong_yaml=config)
 
 
-@pytest.mark.parametrize("case", INPUTS["options"], ids=str)
-def test_a_wrong_option_is_refused_by_a_dry_run(refuse, case):
-    refuse(
-        f"run right.yaml {case['options']} --dry-run",
-        case["message"],
-        right_yaml=yaml.safe_dump(RIGHT),
-    )
+@with_cases
+def test_a_wrong_option_is_refused_by_a_dry_run(refuse, options, message):
+    refuse(f"run right.yaml {options} --dry-run", message, right_yaml=yaml.safe_dump(RIGHT))
 
 
-@pytest.mark.parametrize("case", INPUTS["lines"], ids=str)
-def test_a_wrong_data_file_is_refused_with_file_and_line(refuse, case):
+@with_cases
+def test_a_wrong_data_file_is_refused_with_file_and_line(refuse, line, message):
     arguments = f"run --model {shlex.quote(TOY_MODEL)} --dataset data.jsonl --dry-run"
-    refuse(arguments, ["data.jsonl, ", *case["message"]], data_jsonl=case["line"])
+    refuse(arguments, ["data.jsonl, ", *message], data_jsonl=line)
 
 
-@pytest.mark.parametrize("case", INPUTS["commands"], ids=str)
-def test_a_wrong_command_is_refused(refuse, case):
+@with_cases
+def test_a_wrong_command_is_refused(refuse, arguments, message):
     tab = "name: x\n\tmodel: y\n"
-    arguments = case["command"].format(run=shlex.quote(str(GREEDY_RUN)))
-    refuse(arguments, case["message"], tab_yaml=tab)
+    refuse(arguments.format(run=shlex.quote(str(GREEDY_RUN))), message, tab_yaml=tab)

@@ -16,7 +16,7 @@ from harness.execution.attend_prompts import PromptAttention, _separate_rows, _t
 from harness.experiment.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.make import ROOT, TOY_MODEL, make_trace, write_traces
 
 CONDITIONS = ("wo", "mless")
@@ -162,11 +162,11 @@ def test_colours_are_those_of_the_figures(tmp_path):
     assert [condition["label"] for condition in facts["conditions"]] == ["w/o", "w/ Mless"]
 
 
-def test_traces_of_two_models_and_traces_without_rows(tmp_path, capsys, monkeypatch):
+def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
     first = write_pairs(tmp_path / "first.traces", problems=1)
     second = write_pairs(tmp_path / "second.traces", rows=0, header={"model": "other"}.items())
     page = tmp_path / "page.html"
-    result = here(capsys, monkeypatch, "attention", str(first), str(second), "-o", str(page))
+    result = command("attention", first, second, "-o", page)
     assert result.returncode == 0 and result.stderr == ""
     assert result.stdout == f"page  {page} ({page.stat().st_size / 1e6:.1f} MB)\n"
     facts, problems = read_scripts(page.read_text())
@@ -179,12 +179,12 @@ def test_traces_of_two_models_and_traces_without_rows(tmp_path, capsys, monkeypa
         np.testing.assert_allclose(masses[index], expected[f"mass_{region}"], atol=1e-5)
 
 
-def test_the_size_of_a_large_page_is_reported_before_it_is_written(tmp_path, capsys, monkeypatch):
+def test_the_size_of_a_large_page_is_reported_before_it_is_written(tmp_path, command, monkeypatch):
     path, page = write_pairs(tmp_path / "some.traces"), tmp_path / "page.html"
     monkeypatch.setattr("harness.display.report.attention_view.PAGE_BYTES", 10_000)
-    result = here(capsys, monkeypatch, "attention", str(path), "-o", str(page))
+    result = command("attention", path, "-o", page)
     assert result.stderr == f"mless: {page} will have {page.stat().st_size / 1e6:.1f} MB\n"
-    result = here(capsys, monkeypatch, "attention", str(path), "-o", str(path / "header.json"))
+    result = command("attention", path, "-o", path / "header.json")
     refused(result, "header.json is no report: expected an .html file")
 
 
@@ -285,10 +285,6 @@ def tab(page):
 def opened(tab, page):
     tab.open(page)
     return tab
-
-
-def weight_shown(trace, layer, head, row, key):
-    return f"{100 * trace.rows[layer, head, row, key]:.0f}"
 
 
 @in_a_browser

@@ -12,8 +12,6 @@ from harness.experiment.run_config import load_config
 from tests.make import CONFIG, GREEDY_RUN, TOY, with_cases
 
 SAMPLED = {"gen_kwargs": {"temperature": 0.5}, "repeats": 5}
-TWO_LAYOUTS = {"layouts": ["raw", "chat"]}
-NOT_PRIMARY = {"contrasts": ["mful - wo"]}
 
 
 def config(folder, **changes):

@@ -16,14 +16,12 @@ from pandas import isna
 
 from attention_probe.figures.trace_views import read_attention
 from attention_probe.traces import AttentionTraces
-from harness import load_run
+from harness import errors, load_run
 from harness.analysis import compare
 from harness.display.format_values import count, signed
 from harness.display.report.report_page import write_report
-from harness.errors import ComparisonError, ConfigError, JournalError, RunError
 from harness.runs.read_runs import Run
 from tests.browser import CHROMIUM, in_a_browser
-from tests.commands.test_cli import here
 from tests.make import (
     CONFIG,
     EXAMPLE,
@@ -32,6 +30,7 @@ from tests.make import (
     TOY,
     aligned_curve,
     make_trace,
+    with_cases,
     write_run,
     write_traces,
 )
@@ -375,7 +374,7 @@ def test_two_models_in_one_page(tmp_path):
 @pytest.mark.parametrize("name", ["journal.jsonl", "journal.jsonl.xz", "run.json", "header.json"])
 def test_a_file_of_a_run_or_of_traces_is_not_overwritten(tmp_path, name):
     shutil.copy(GREEDY_RUN / "run.json", tmp_path / name)
-    with pytest.raises(ConfigError, match="is no report: expected an "):
+    with pytest.raises(errors.ConfigError, match="is no report: expected an "):
         write_report([GREEDY_RUN], tmp_path / name.removesuffix(".xz"))
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
@@ -386,18 +385,11 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     assert "There is only one condition, so nothing is compared." in page
 
 
-@pytest.mark.parametrize(
-    ("runs", "page", "error", "message"),
-    [
-        ([GREEDY_RUN, GREEDY_RUN], "page.html", ComparisonError, "is given twice"),
-        ([GREEDY_RUN], "file/page.html", JournalError, "cannot be written"),
-        ([GREEDY_RUN], ".", JournalError, "cannot be written: Is a directory"),
-    ],
-)
-def test_runs_and_pages_that_cannot_be_used_are_refused(tmp_path, runs, page, error, message):
+@with_cases
+def test_runs_and_pages_that_cannot_be_used_are_refused(tmp_path, count, page, error, message):
     (tmp_path / "file").write_text("")
-    with pytest.raises(error, match=message):
-        write_report(runs, tmp_path / page)
+    with pytest.raises(getattr(errors, error), match=message):
+        write_report([GREEDY_RUN] * count, tmp_path / page)
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -421,12 +413,12 @@ def test_curves_are_those_of_the_traces(tmp_path):
     assert 'alt="Mean attention weight by token position' in page
 
 
-def test_the_command_shows_the_requested_layer_and_heads(tmp_path, capsys, monkeypatch):
+def test_the_command_shows_the_requested_layer_and_heads(tmp_path, command):
     path, page = write_prompt_traces(tmp_path / "some.traces"), tmp_path / "page.html"
     with AttentionTraces.open(path) as traces:
         layer = traces.header.layers[-1] + 1
-    options = ["--traces", str(path), "--layer", str(layer), "--head", "3", "-o", str(page)]
-    result = here(capsys, monkeypatch, "report", str(GREEDY_RUN), *options)
+    options = ("--traces", path, "--layer", layer, "--head", 3, "-o", page)
+    result = command("report", GREEDY_RUN, *options)
     assert result.returncode == 0, result.stderr
     image = read_images(page.read_text())[-1]
     assert f"Layer {layer} Head 3" in image and "Head 1<" not in image
@@ -435,7 +427,7 @@ def test_the_command_shows_the_requested_layer_and_heads(tmp_path, capsys, monke
 def test_curves_of_other_prompts_are_refused(tmp_path):
     path = write_traces(tmp_path / "foreign.traces", [make_trace()], model="model")
     message = r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(errors.RunError, match=message):
         write_page(tmp_path, GREEDY_RUN, attention=[read_attention(path)])
 
 

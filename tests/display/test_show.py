@@ -5,14 +5,22 @@ import pytest
 from rich.console import Console
 
 from harness import Run, load_run
-from harness.analysis import compare
 from harness.analysis.choose_problems import Criterion, select
 from harness.display.format_values import MINUS, define_flips, signed
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
 from harness.runs.run_files import read_identity
-from tests.commands.test_cli import here, refused
-from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of, table_page
+from tests.commands.test_cli import refused
+from tests.make import (
+    EXAMPLE,
+    answered_prompt,
+    compare_rows,
+    passing_folder,
+    small_run,
+    source_of,
+    table_page,
+    with_cases,
+)
 
 RUN = small_run(passing_folder() / "run", 125)
 """It is small, because almost every test here reads it."""
@@ -29,10 +37,10 @@ def frame():
 
 
 @pytest.fixture
-def show(capsys, monkeypatch):
+def show(command, monkeypatch):
     def run(*arguments, path=RUN):
         monkeypatch.setenv("COLUMNS", "80")
-        return here(capsys, monkeypatch, "show", str(path), "--changed", *arguments)
+        return command("show", path, "--changed", *arguments)
 
     return run
 
@@ -94,7 +102,7 @@ def test_problems_of_both_directions_can_be_selected_by_subject_and_level(show, 
 def test_table_and_list_count_flips_of_several_samples_alike(show):
     frame = load_run(EXAMPLE, replicates=True)
     first_run = frame[frame["replicate"] == 0]
-    row = compare(first_run).set_index("condition").loc["mless"]
+    row = compare_rows(first_run).loc["mless"]
     count = f"{row['wrong_to_right']:.1f}/{row['right_to_wrong']:.1f}"
     definition = define_flips(3)
     assert "mean over pairs of samples" in definition
@@ -102,8 +110,7 @@ def test_table_and_list_count_flips_of_several_samples_alike(show):
     table = " ".join(table_page(EXAMPLE, form="markdown").replace("\\", "").split())
     assert count in table and f"+/-: flips, {definition}" in table
     contrasts = [" - ".join(contrast) for contrast in read_identity(EXAMPLE).contrasts]
-    comparison = compare(frame, primary="mless - wo", contrasts=contrasts)
-    mless = comparison.set_index("condition").loc["mless"]
+    mless = compare_rows(frame, primary="mless - wo", contrasts=contrasts).loc["mless"]
     head = read_head(show(path=EXAMPLE))
     difference = signed(mless["difference"]).replace(MINUS, "-")
     assert head[1].startswith(f"difference  {difference} [{mless['low']:+.1f}, ")
@@ -192,18 +199,9 @@ def test_the_printed_sample_has_the_outcome_of_the_problem():
     assert "w/ Mless\n-> completion 1 of 2: incorrect, answer 0" in worsened
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "run"),
-    [
-        ("--condition", "nope", RUN),
-        ("--condition", "wo", RUN),
-        ("--condition", "no-examples", EXAMPLE),  # the positive control is not listed
-        ("--subject", "Botany", RUN),
-        ("--layout", "chat", RUN),
-    ],
-)
-def test_a_selection_without_problems_is_refused(show, option, value, run):
-    refused(show(option, value, path=run), value)
+@with_cases
+def test_a_selection_without_problems_is_refused(show, option, value, is_example):
+    refused(show(option, value, path=EXAMPLE if is_example else RUN), value)
 
 
 def test_the_repeat_run_of_the_baseline_is_not_read():

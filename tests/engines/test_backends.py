@@ -17,7 +17,7 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, read_data, right, with_cases, write_run
+from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, with_cases, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
 
@@ -89,10 +89,10 @@ def test_the_facts_of_a_backend_have_its_device_where_it_is_known():
     assert LmEvalBackend(model).facts() == {"device": "cpu", "device_names": None}
 
 
-@pytest.mark.parametrize("case", read_data("refused_configs")["backends"], ids=str)
-def test_a_config_whose_backend_could_not_be_asked_is_refused(case):
-    with pytest.raises(ConfigError, match=case["message"]):
-        check_backend(load_config(SERVED, case["overrides"]))
+@with_cases
+def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check_backend(load_config(SERVED, overrides))
 
 
 @needs_vllm

@@ -8,44 +8,12 @@ from torch import nn
 
 from harness.engines.engine_processes import PLUGIN
 from harness.engines.interventions import vllm_worker
+from tests.make import read_data
 
 HEADS, KEY_HEADS, UNITS, WIDTH, MLP_UNITS = 6, 2, 8, 16, 40
 BLOCK, BLOCKS, LAYERS = 4, 12, 3
 
-FILLER = {"kind": "filler", "layers": [0], "start": 3, "size": 5, "scale": False, "bias": False}
-LATER = {**FILLER, "layers": [1, 2], "bias": True}
-SCALE = {**FILLER, "start": 2, "size": 3, "scale": True, "phantom": [7, 8, 9]}
-BIAS = {**FILLER, "start": 4, "size": 2, "bias": True, "phantom": [5, 6]}
-GAP = {**FILLER, "layers": [], "phantom": []}
-KEPT = {**FILLER, "kept": [4, 6]}
-SINK = {"kind": "sink", "layers": [0, 1], "count": 10}
-OUTWARD = {"kind": "redistribute", "layers": [1], "share": 0.1, "sham": None, "seed": 0}
-SHAM = {**OUTWARD, "layers": [0, 1], "sham": "random"}
-# an arm, the tokens that were computed before this step, and the tokens of this step
-REQUESTS = [
-    (FILLER, 20, 1),
-    (SCALE, 0, 9),
-    (None, 3, 1),
-    (BIAS, 11, 1),
-    (OUTWARD, 6, 1),
-    (FILLER, 4, 7),
-    (SCALE, 30, 1),
-    (LATER, 9, 1),
-    (GAP, 13, 1),
-    (SHAM, 0, 5),
-    (OUTWARD, 0, 12),
-    (LATER, 0, 14),
-    (FILLER, 8, 1),
-    (GAP, 0, 6),
-    (BIAS, 0, 4),
-    (SHAM, 17, 1),
-    (OUTWARD, 25, 1),
-    (None, 0, 8),
-    (KEPT, 12, 1),
-    (SINK, 12, 1),
-    (KEPT, 0, 10),
-    (SINK, 3, 6),
-]
+STEP = read_data("batched_rows")
 
 
 class Projection(nn.Linear):
@@ -195,12 +163,13 @@ def next_step(requests):
     """Every fifth request has ended, and a new one is the second of the batch."""
     decoding = {number: request for number, request in decode(requests).items() if number % 5}
     (number, first), *remaining = decoding.items()
-    return {number: first, len(requests): ({PLUGIN: BIAS}, 0, 5), **dict(remaining)}
+    return {number: first, len(requests): ({PLUGIN: STEP["arms"]["bias"]}, 0, 5), **dict(remaining)}
 
 
 def test_requests_of_one_step_have_the_results_that_each_has_alone():
     requests = {}
-    for number, (arm, before, count) in enumerate(REQUESTS):
+    for number, (name, before, count) in enumerate(STEP["requests"]):
+        arm = STEP["arms"][name]
         requests[number] = ({PLUGIN: arm} if arm else None, before, count)
     second = next_step(requests)
     all_requests = second | requests

@@ -305,25 +305,15 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
     assert carrier.exchanges == []
 
 
-ENGINES = r"--engines is .{0,42}\. Expected auto, or a number from 1"
-
-
-@pytest.mark.parametrize(
-    ("option", "arguments", "message"),
-    [
-        *((text, {}, ENGINES) for text in ("0", "two", "", "1.5", "9" * 5000)),
-        (None, {"data_parallel_size": -1}, "data_parallel_size is '-1'"),
-        (
-            "2",
-            {"tensor_parallel_size": "two"},
-            "tensor_parallel_size is 'two'. Expected a number from 1",
-        ),
-        ("2", {"pipeline_parallel_size": 0}, "pipeline_parallel_size is '0'"),
-    ],
-)
+@with_cases
 def test_an_invalid_number_is_refused(option, arguments, message):
     with pytest.raises(ConfigError, match=message):
         check_engines(option, arguments)
+
+
+def test_a_long_number_is_refused_in_a_short_line():
+    with pytest.raises(ConfigError, match=r"--engines is .{0,42}\. Expected auto, or a number"):
+        check_engines("9" * 5000, {})
 
 
 def test_the_option_of_the_command_comes_before_the_model_arguments(monkeypatch):

@@ -33,7 +33,7 @@ from harness.experiment.expand_conditions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.run_config import RunConfig
 from tests.conftest import gpu_share, report
-from tests.make import TOY_DATA, TOY_MODEL, read_data, with_cases
+from tests.make import TOY_DATA, TOY_MODEL, with_cases
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -261,20 +261,19 @@ def test_causes_of_a_range_of_layers_are_three_cells_and_the_gap():
     assert RunConfig.model_validate(settings.as_written()) == settings
 
 
-REFUSED = read_data("refused_configs")
+@with_cases
+def test_an_invalid_intervention_is_refused(conditions, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        config(["wo", *conditions])
 
 
-@pytest.mark.parametrize("case", REFUSED["interventions"], ids=str)
-def test_an_invalid_intervention_is_refused(case):
-    with pytest.raises((ConfigError, ValueError), match=case["message"]):
-        config(["wo", *case["conditions"]])
-
-
-@pytest.mark.parametrize("case", REFUSED["engines"], ids=str)
-def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loaded(case):
-    changes = {"conditions": [ARM], **case["change"]}
+@with_cases
+def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loaded(
+    change, message
+):
+    changes = {"conditions": [ARM], **change}
     settings = config(["wo", *changes.pop("conditions")], **changes)
-    with pytest.raises(ConfigError, match=case["message"]):
+    with pytest.raises(ConfigError, match=message):
         check_backend(settings)
 
 
@@ -283,9 +282,6 @@ def test_a_layer_that_the_model_does_not_have_is_refused():
     assert layers == {"attention": [], "activations": [], "recorded": [0, 98]}
     with pytest.raises(ConfigError, match=r"Layer 99 is requested, but the model has \d+ layers"):
         refuse_to_open({"pretrained": TOY_MODEL}, layers)
-
-
-CHANGED = {"attention": [1], "activations": []}
 
 
 @with_cases

@@ -12,7 +12,6 @@ from harness.engines.completions import Completion
 from harness.engines.served_model import ServedModel
 from harness.errors import EngineError, ModelError
 from harness.experiment.generation_settings import Sampling
-from tests.commands.test_cli import here
 from tests.engines.test_backends import SERVED, request
 from tests.make import TOY_DATA, TOY_MODEL, with_cases
 
@@ -166,7 +165,7 @@ def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, 
     assert headers["Authorization"] == "Bearer sesame"
 
 
-def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, capsys, monkeypatch):
+def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, command, monkeypatch):
     messages = [
         {"content": "", "reasoning_content": r"\boxed{1}, or"},
         {"content": r"\boxed{1}", "reasoning_content": r"\boxed{2}"},
@@ -194,10 +193,7 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, cap
     )
     options = [f"--set={override}" for override in overrides]
     output = tmp_path / "run"
-    result = here(
-        *(capsys, monkeypatch, "run", str(SERVED), *options),
-        *("--limit=4", f"--output={output}", "--quiet"),
-    )
+    result = command("run", SERVED, *options, "--limit=4", f"--output={output}", "--quiet")
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("No chat template states the markers") == 1
     frame = load_run(output).sort_values("completion")
@@ -209,7 +205,7 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, cap
     ]
     assert (frame["verdict"] == "unfinished").tolist() == [True, False] * 2
     assert frame["answer"].dropna().tolist() == ["1", "1"]
-    table = here(capsys, monkeypatch, "table", str(output)).stdout
+    table = command("table", output).stdout
     assert "unfinished 50.0 %. Reasoning without an end is no answer." in " ".join(table.split())
 
 
@@ -275,7 +271,7 @@ def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server, name
 
 
 def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
-    server, tmp_path, capsys, monkeypatch
+    server, tmp_path, command, monkeypatch
 ):
     def answer(body):
         assert body["prompt"][:3] and all(isinstance(token, int) for token in body["prompt"])
@@ -299,7 +295,7 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
     def run(*more_overrides):
         options = [f"--set={override}" for override in (*overrides, *more_overrides)]
         options += ["--limit=4", f"--output={tmp_path / 'run'}", "--quiet"]
-        return here(capsys, monkeypatch, "run", str(SERVED), *options)
+        return command("run", SERVED, *options)
 
     stopped = run("model.model_args.num_concurrent=2")
     assert stopped.returncode == 2

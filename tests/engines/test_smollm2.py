@@ -15,7 +15,7 @@ from attention_probe.traces import AttentionTraces
 from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.run_files import RECORDED, read_prompts, read_receipt
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.conftest import PATIENCE
 from tests.engines.test_attention import eager_means
 from tests.engines.test_faults import MLESS, count_samples, wait_for
@@ -146,14 +146,14 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     assert "SmolLM2-135M-Instruct" in page.read_text()
 
 
-def test_its_arms_answer_as_hugging_face_does_and_the_probe_refuses_them(
-    run, capsys, monkeypatch, tmp_path
-):
+def test_its_arms_answer_as_hugging_face_does_and_the_probe_refuses_them(run, command, tmp_path):
     facts = read_receipt(run)["sessions"][0]["engine"]["interventions"]
     assert set(facts["agreements"].values()) == {2} and facts["largest"] < 1e-3
-    command = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
-    result = here(capsys, monkeypatch, *command.split())
-    refused(result, "changes the model under mless-first-gap, which the probe does not")
+    arguments = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
+    refused(
+        command(*arguments.split()),
+        "changes the model under mless-first-gap, which the probe does not",
+    )
 
 
 def test_its_recorded_attention_is_eager_attention_and_under_an_arm_what_the_arm_says(

@@ -4,16 +4,16 @@ import pandas
 import pytest
 
 from tests.analysis.test_pair import log
-from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, log_line, with_cases
+from tests.commands.test_cli import refused
+from tests.make import GREEDY_RUN, find_log, log_line, with_cases
 
 
 @pytest.fixture
-def regrade(capsys, monkeypatch):
+def regrade(command):
     """Regrade a file; return the output in one line. With a message, the file must be refused."""
 
     def run(path, *options, message=None):
-        result = here(capsys, monkeypatch, "regrade", str(path), *options)
+        result = command("regrade", path, *options)
         if message:
             refused(result, message)
         else:
@@ -24,7 +24,7 @@ def regrade(capsys, monkeypatch):
 
 
 def test_a_log_of_our_own_task_has_the_verdicts_that_it_had(regrade):
-    output = regrade(next(GREEDY_RUN.glob("samples_demo_mless_2*")))
+    output = regrade(find_log("mless"))
     assert output.startswith("500 samples: right by mless 8") and "; they differ on 0." in output
 
 

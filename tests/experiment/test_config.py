@@ -13,7 +13,7 @@ from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
 from tests.experiment.test_refusals import MINIMAL, write
-from tests.make import TOY_MODEL, read_data, with_cases
+from tests.make import TOY_MODEL, with_cases
 
 
 @pytest.fixture
@@ -84,26 +84,20 @@ def test_the_identity_leaves_out_how_weights_are_loaded_except_random_weights(lo
         assert load_arguments(**change).identity() != unchanged
 
 
-def test_the_identity_contains_what_can_change_a_sample(load):
-    identity = load().identity()
-    for change in (
-        {"name": "x"},
-        {"output": "x"},
-        {"audit": False},
-        {"primary": "mless - wo", "contrasts": ["mless - wo"]},
-        {"baseline": None},
-    ):
-        assert load(**change).identity() == identity
-    for change in ({"replicates": 2}, {"across": {"instructions": ["One."]}}, {"seed": 7}):
-        assert load(**change).identity() == identity | change
+@with_cases
+def test_the_identity_contains_what_can_change_a_sample(load, change, is_contained):
+    added = change if is_contained else {}
+    assert load(**change).identity() == load().identity() | added
 
 
-@pytest.mark.parametrize("case", read_data("contrasts"), ids=str)
-def test_the_contrasts_are_of_all_conditions_unless_they_are_named(load, case):
-    config = load(**{"conditions": ["wo", "mless", "mful", "random"], **case["change"]})
-    assert [contrast_name(*pair) for pair in config.tested] == case["contrasts"]
-    primary = config.primary_contrast
-    assert (primary and contrast_name(*primary)) == case["primary"]
+@with_cases
+def test_the_contrasts_are_of_all_conditions_unless_they_are_named(
+    load, change, contrasts, primary
+):
+    config = load(**{"conditions": ["wo", "mless", "mful", "random"], **change})
+    assert [contrast_name(*pair) for pair in config.tested] == contrasts
+    pair = config.primary_contrast
+    assert (pair and contrast_name(*pair)) == primary
 
 
 def test_contrasts_of_a_file_with_conditions_that_are_not_requested_are_dropped(load):

@@ -1,6 +1,5 @@
 """Examples before the question: how they are drawn, placed and used by runs and the probe."""
 
-import json
 import re
 from collections import Counter
 
@@ -29,10 +28,9 @@ from harness.runs.records import stored_prompts
 from harness.runs.run_files import read_identity
 from harness.runs.run_folder import continue_identity
 from tests.attention_probe.test_token_roles import assert_aligned
-from tests.commands.test_cli import here
 from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
-from tests.make import TOY_DATA, read_source, right, table_page, with_cases, write_run
+from tests.make import TOY_DATA, read_source, right, table_data, table_page, with_cases, write_run
 
 PRODUCTS = [
     Problem(
@@ -42,17 +40,6 @@ PRODUCTS = [
     for b in range(2, 9)
 ]
 CONDITIONS = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
-PLACED = {
-    "before_system": ("/ /|Go.|Q: 2 x 2?\nA: 4|Q: Why?\nA:", ["/ /|Go.|", "2 x 2?", "4", "Why?"]),
-    "between": ("Go.|/ /|Q: 2 x 2?\nA: 4|Q: Why?\nA:", ["Go.|", "/ /|2 x 2?", "4", "Why?"]),
-    "before_question": ("Go.|Q: 2 x 2?\nA: 4|/ /|Q: Why?\nA:", ["Go.|", "2 x 2?", "4", "/ /|Why?"]),
-    "each": ("Go.|/ /|Q: 2 x 2?\nA: 4|/ /|Q: Why?\nA:", ["Go.|", "/ /|2 x 2?", "4", "/ /|Why?"]),
-    "end": ("Go.|Q: 2 x 2?\nA: 4|Q: Why?|/ /|\nA:", ["Go.|", "2 x 2?", "4", "Why?|/ /"]),
-}
-"""Prompts with one example and a filler of two slashes, by placement: raw, and as turns of a chat.
-
-`|` is the separator.
-"""
 
 
 def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
@@ -82,8 +69,9 @@ def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
     assert all(len(set(chosen)) == len(chosen) for chosen in selected)
 
 
-@pytest.mark.parametrize("placement", PLACED)
-def test_the_position_of_a_filler_among_examples(placement):
+@with_cases
+def test_the_position_of_a_filler_among_examples(placement, text, turns):
+    """Of one example and a filler of two slashes. `|` is the separator."""
     condition = Condition(name="x", unit="/", count=2, placement=placement)
     draw = Draw(number=0, examples=(PRODUCTS[0],), frame=("Q: ", "\nA: ", ""))
     raw, chat = (
@@ -95,8 +83,8 @@ def test_the_position_of_a_filler_among_examples(placement):
         )
         for layout in (Layout.RAW, Layout.CHAT)
     )
-    turns = [turn["content"].replace(" \n\n", "|") for turn in chat.messages]
-    assert (raw.text.replace(" \n\n", "|"), turns) == PLACED[placement]
+    assert raw.text.replace(" \n\n", "|") == text
+    assert [turn["content"].replace(" \n\n", "|") for turn in chat.messages] == turns
     assert [turn["role"] for turn in chat.messages] == ["system", "user", "assistant", "user"]
     stored = document_prompt(make_document(PRODUCTS[1], chat, condition, Layout.CHAT))
     assert (stored.messages, stored.text) == (chat.messages, chat.text)
@@ -163,11 +151,6 @@ def run(tmp_path_factory):
     )
 
 
-@pytest.fixture
-def call(capsys, monkeypatch):
-    return lambda *words: here(capsys, monkeypatch, *map(str, words))
-
-
 def test_the_draws_of_a_problem_are_its_samples(run):
     frame = load_run(run)
     draws = frame.groupby("draw")
@@ -185,7 +168,7 @@ def test_the_draws_of_a_problem_are_its_samples(run):
     assert set(plan.lines.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
 
 
-def test_tables_show_the_draws(run, call):
+def test_tables_show_the_draws(run, command):
     page = " ".join(table_page(run).split())
     for text in (
         "5 problems, 4 samples each",
@@ -194,11 +177,13 @@ def test_tables_show_the_draws(run, call):
         "p are for these examples",
     ):
         assert text in page
-    assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
-    changed = call("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
+    assert table_data(run)["draws"][0]["differences"] == [-100, 0]
+    changed = command("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
     assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
     problem = load_run(run)["problem_id"][0]
-    all_draws, second_draw = (call("show", run, name).stdout for name in (problem, f"{problem}#2"))
+    all_draws, second_draw = (
+        command("show", run, name).stdout for name in (problem, f"{problem}#2")
+    )
     assert (all_draws.count("w/o, "), second_draw.count("w/o, ")) == (4, 2)
     assert f"w/o, raw, {problem}#1" in all_draws
 
@@ -209,7 +194,7 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     frame = load_run(run)
     assert frame.groupby(["condition", "problem_id"], observed=True)["draw"].nunique().eq(2).all()
     assert frame.groupby(["condition", "draw"], observed=True)["problem_id"].nunique().eq(16).all()
-    table = json.loads(table_page(run, form="json"))
+    table = table_data(run)
     row = table["rows"][1]
     assert (row["repeats"], row["draws"], row["difference"]) == (2, 5, -40)
     assert row["low"] < -99

@@ -48,12 +48,6 @@ def test_the_raw_layout_has_instruction_filler_and_problem():
     assert [segment.role for segment in prompt.segments] == roles.split()
 
 
-def test_in_a_chat_the_user_turn_begins_with_the_filler():
-    system, user = build("What?", layout=Layout.CHAT).messages
-    assert system["content"].strip() == INSTRUCTION
-    assert user["content"] == f"{FILLER}{SEPARATOR}What?"
-
-
 @pytest.mark.parametrize(("name", "filler"), [("mless", " ".join(["/"] * 55)), ("wo", "")])
 def test_as_published_is_the_string_of_the_authors(name, filler):
     settings = PromptSettings(layout=Layout.AS_PUBLISHED)

@@ -7,7 +7,7 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.problems import DatasetConfig, load_jsonl, open_dataset
 from harness.experiment.run_config import load_config
 from tests.experiment.test_problems import GOOD, write_lines
-from tests.make import TOY_MODEL, read_data, with_cases
+from tests.make import TOY_MODEL, with_cases
 
 NAMED = {"label": "toy", "model_args": {"pretrained": TOY_MODEL}}
 MINIMAL = {"name": "x", "model": NAMED, "conditions": ["wo", "mless"]}
@@ -19,24 +19,20 @@ def write(tmp_path, values):
     return path
 
 
-REFUSED = read_data("refused_configs")
-
-
 def check_refusal(path, message, **changes):
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         load_config(write(path, MINIMAL | changes))
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("case", REFUSED["configs"], ids=str)
-def test_a_faulty_config_is_refused(tmp_path, case):
-    check_refusal(tmp_path, case["message"], **case["change"])
+@with_cases
+def test_a_faulty_config_is_refused(tmp_path, change, message):
+    check_refusal(tmp_path, message, **change)
 
 
-@pytest.mark.parametrize("case", REFUSED["conditions"], ids=str)
-def test_a_faulty_condition_is_refused(tmp_path, case):
-    conditions = ["wo", {"name": "x", **case["change"]}]
-    check_refusal(tmp_path, case["message"], conditions=conditions)
+@with_cases
+def test_a_faulty_condition_is_refused(tmp_path, change, message):
+    check_refusal(tmp_path, message, conditions=["wo", {"name": "x", **change}])
 
 
 @with_cases
@@ -66,25 +62,9 @@ def test_a_faulty_override_is_refused(tmp_path, override, message):
         load_config(write(tmp_path, MINIMAL), [override])
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([GOOD, {"problem": "2+2?", "unique_id": "b"}], "line 2 (problem, unique_id): answer: "),
-        ([{**GOOD, "problem": ["x"]}], "problem: Input should be a valid string, got ['x']"),
-        ([{**GOOD, "answer": " "}], "got ' '"),
-        ([{**GOOD, "answer": float("nan")}], "got nan"),
-        ([{**GOOD, "answer": True}], "got True"),
-        ([GOOD, GOOD], "line 2: the id 'a' occurs in an earlier line"),
-        ([GOOD, '{"problem": "x", "ans', "", " "], "line 2: expected a JSON object"),
-        (["[1, 2]"], "line 1: expected a JSON object on each line, got '[1, 2]'"),
-        ([""], "has no problems"),
-        *(
-            ([{**GOOD, field: "\ud800"}], r"got '\ud800'")
-            for field in ("unique_id", "problem", "answer", "solution")
-        ),
-    ],
-)
+@with_cases
 def test_a_faulty_data_file_is_refused_with_line_and_field(tmp_path, lines, message):
+    lines = [GOOD | line if isinstance(line, dict) else line for line in lines]
     path = write_lines(tmp_path, *lines)
     with pytest.raises(DataError, match=re.escape(message)) as error:
         load_jsonl(path)

@@ -129,18 +129,7 @@ def test_a_short_problem_is_not_mistaken_for_a_part_of_the_template(any_tokenize
             assert longer_text.endswith(longer + text[high:])
 
 
-@pytest.mark.parametrize(
-    "format",
-    [
-        "%d %b %Y",
-        "%A, %-d %B %y",
-        "%Y-%m-%d %H:%M:%S",
-        "%%d is %d, %%%m",
-        "no code",
-        "%_d %^a %j %p %Z|%q",
-        "%",
-    ],
-)
+@with_cases
 def test_every_format_of_the_date_gives_the_pinned_date(toy_tokenizer, format):
     template = f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}"
     text = apply_chat_template(with_template(toy_tokenizer, template), USER)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from harness.grading import Grade, grade
 from harness.grading.extract_answer import read_boxes
-from tests.make import read_data, with_cases
+from tests.make import with_cases
 
 
 def first_box(text):
@@ -21,15 +21,12 @@ def boxes_after_first(text):
     return len(read_boxes(text)[1:])
 
 
-CASES = read_data("completions")
-
-
-@pytest.mark.parametrize(("text", "box"), CASES["last_box"])
+@with_cases
 def test_the_last_closed_box(text, box):
     assert last_box(text) == box
 
 
-@pytest.mark.parametrize("empty", CASES["empty"])
+@with_cases
 def test_an_empty_box_is_no_box(empty):
     assert last_box(empty) is first_box(empty) is None
     repeated = f"Put it within {empty}. So \\boxed{{5}}, or \\boxed{{7}}. Put it within {empty}."
@@ -40,7 +37,7 @@ def test_an_empty_box_is_no_box(empty):
     assert grade(repeated, "7", finish_reason="length").verdict == "correct"
 
 
-@pytest.mark.parametrize("content", CASES["contents"])
+@with_cases
 def test_a_box_with_any_content_is_not_empty(content):
     assert last_box(rf"\boxed{{5}} \boxed{{{content}}}") == content
 
@@ -74,7 +71,7 @@ def test_extraction_takes_linear_time(piece, end):
     assert large < 40 * max(small, 1e-4)
 
 
-@pytest.mark.parametrize(("completion", "target", "verdict"), CASES["verdicts"])
+@with_cases
 def test_verdicts(completion, target, verdict):
     assert grade(completion, target).verdict == verdict
 

@@ -4,8 +4,9 @@ from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditColumns, AuditJob, Grade, GraderPool, as_record
 from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
 from harness.grading.other_graders import GRADERS, STEPS
-from tests.grading.test_labelled_answers import DATASET, run_python
-from tests.make import read_data
+from tests.conftest import run_python
+from tests.grading.test_labelled_answers import DATASET
+from tests.make import with_cases
 
 DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
 SINGLE = DOUBLED.replace("{{}}", "{}")
@@ -16,11 +17,10 @@ def test_the_published_instruction_is_the_one_with_doubled_braces():
     assert "\\boxed{}" in INSTRUCTION
 
 
-RULE = read_data("authors_rule")
 PROMPTS = {"doubled": DOUBLED, "single": SINGLE, "none": ""}
 
 
-@pytest.mark.parametrize(("prompt", "completion", "gold", "right", "strict"), RULE["judgements"])
+@with_cases
 def test_the_authors_rule(prompt, completion, gold, right, strict):
     text = PROMPTS[prompt] + completion
     if right is None:
@@ -30,12 +30,12 @@ def test_the_authors_rule(prompt, completion, gold, right, strict):
         assert authors_rule(text, gold) == (right, strict)
 
 
-@pytest.mark.parametrize(("text", "answer"), RULE["answers"])
+@with_cases
 def test_the_authors_answer_counts_all_braces(text, answer):
     assert authors_answer(text) == answer
 
 
-@pytest.mark.parametrize(("before", "after"), [*RULE["steps"], *RULE["order"]])
+@with_cases
 def test_the_steps_of_the_rewriting_and_their_order(before, after):
     assert rewrite(before) == after
 

@@ -5,13 +5,12 @@ import pytest
 from lm_eval import simple_evaluate
 from lm_eval.utils import make_table
 
-from harness import resources
+from harness import errors, resources
 from harness.constants import SEPARATOR
-from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, Grade, as_text
 from tests.lm_eval_plugin.wrapped_tasks import Silent, open_manager
-from tests.make import TOY_MODEL
+from tests.make import TOY_MODEL, with_cases
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
 
@@ -71,32 +70,15 @@ def test_with_a_chat_template_the_filler_begins_the_user_turn():
     assert text.startswith(f"<|im_start|>system\n{INSTRUCTION}")
 
 
-@pytest.mark.parametrize(
-    ("metadata", "ending"),
-    [
-        ({"unit": "he", "count": 9, "pretrained": TOY_MODEL}, [" ".join(["he"] * 9)]),
-        (
-            {"count_to": 4, "label": "Filler:", "cue": "Answer:"},
-            ["Filler:", "1 2 3 4", "Answer:"],
-        ),
-    ],
-)
+@with_cases
 def test_filler_takes_its_condition_from_metadata(metadata, ending):
     task = load("filler", placement="end", **metadata)
     assert first_prompt(task).endswith(SEPARATOR.join(["", *ending]))
 
 
-@pytest.mark.parametrize(
-    ("metadata", "error", "message"),
-    [
-        ({"count": 0}, ConfigError, "count: .* got 0"),
-        ({"unit": "qxzvkj"}, PromptMismatchError, "splits the unit 'qxzvkj'"),
-        ({"placement": "middle"}, ConfigError, "placement"),
-        ({"max_model_len": 1024}, PromptMismatchError, "exceed the context length of 1024"),
-    ],
-)
+@with_cases
 def test_bad_metadata_is_refused_in_one_clear_line(metadata, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(getattr(errors, error), match=message):
         load("filler", pretrained=TOY_MODEL, **metadata)
 
 

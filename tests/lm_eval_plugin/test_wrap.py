@@ -11,7 +11,7 @@ from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin.task_folders import write_wrapped
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.conftest import installed
 from tests.lm_eval_plugin.wrapped_tasks import (
     DOCUMENTS,
@@ -23,7 +23,7 @@ from tests.lm_eval_plugin.wrapped_tasks import (
     read_task,
     write_both,
 )
-from tests.make import ROOT, TOY_MODEL, read_data, table_page, with_cases
+from tests.make import ROOT, TOY_MODEL, table_page, with_cases
 
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
 """Their prompts come from a template with drawn examples, from a function that words examples in
@@ -120,26 +120,26 @@ def test_a_task_that_runs_code_is_written_and_not_tried(folder):
     assert read_task(folder / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
 
 
-@pytest.mark.parametrize("case", read_data("refused_configs")["wrapped tasks"], ids=str)
-def test_what_cannot_be_wrapped_is_refused_in_one_line(case, folder):
-    with pytest.raises(ConfigError, match=case["message"]) as caught:
-        write_wrapped(folder, case["task"], case["conditions"])
+@with_cases
+def test_what_cannot_be_wrapped_is_refused_in_one_line(task, conditions, message, folder):
+    with pytest.raises(ConfigError, match=message) as caught:
+        write_wrapped(folder, task, conditions)
     assert "\n" not in str(caught.value) and not folder.exists()
 
 
-def test_the_command_names_the_files_that_it_wrote(folder, capsys, monkeypatch):
-    result = here(capsys, monkeypatch, "tasks", "--wrap", "gsm8k", "-o", str(folder))
+def test_the_command_names_the_files_that_it_wrote(folder, command):
+    result = command("tasks", "--wrap", "gsm8k", "-o", folder)
     assert result.returncode == 0, result.stderr
     paths = sorted(map(str, folder.iterdir()))
     assert result.stdout.splitlines()[: len(paths)] == paths
 
 
 @with_cases
-def test_what_the_command_cannot_write_is_refused(options, message, tmp_path, capsys, monkeypatch):
+def test_what_the_command_cannot_write_is_refused(options, message, tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.yaml").write_text("task: mine\n")
-    refused(here(capsys, monkeypatch, "tasks", *options.split()), message)
+    refused(command("tasks", *options.split()), message)
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.yaml"]
 
 

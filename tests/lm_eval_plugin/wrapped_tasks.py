@@ -13,7 +13,6 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import lm_eval
 import yaml
@@ -23,36 +22,23 @@ from lm_eval.tasks import TaskManager
 from harness.constants import SEPARATOR
 from harness.experiment.tokenizer import encode, load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
-from tests.make import ROOT, TOY_MODEL
+from tests.make import ROOT, TOY_MODEL, read_data
 
-Samples = list[dict[str, Any]]
-
-QUESTIONS = [
-    ("What is 17 + 25", "42"),
-    ("A box holds 12 eggs. How many eggs do 5 boxes hold", "60"),
-    ("What is half of 96", "48"),
-    ("How many days have 3 weeks", "21"),
-    ("A train of 7 coaches has 30 seats in each. How many seats is that", "210"),
-]
-OTHER_QUESTIONS = {
-    "gsm8k": QUESTIONS + QUESTIONS[:2],
-    "bbh_cot_fewshot_boolean_expressions": [
-        (f"not {value} or {value} is", value) for value in ("True", "False")
-    ],
-}
+SETTINGS = read_data("lm_eval_layouts")
+QUESTIONS = SETTINGS["questions"]
 
 
 @cache
-def _read_schemas(question: str, answer: str) -> dict[str, dict[str, Any]]:
+def _read_schemas(question, answer):
     """The splits of each task, and its document for a question."""
     text = (ROOT / "tests/data/lm_eval_documents.yaml").read_text()
-    return dict(yaml.safe_load(text.replace("QUESTION", question).replace("ANSWER", answer)))
+    return yaml.safe_load(text.replace("QUESTION", question).replace("ANSWER", answer))
 
 
-def _make_documents() -> dict[str, dict[str, Samples]]:
+def _make_documents():
     documents = {}
     for name, schema in _read_schemas(*QUESTIONS[0]).items():
-        questions = OTHER_QUESTIONS.get(name, QUESTIONS)
+        questions = SETTINGS["of_tasks"].get(name, QUESTIONS)
         of_task = [_read_schemas(*question)[name]["document"] for question in questions]
         documents[name] = dict.fromkeys(schema["splits"], of_task)
     for document in documents["mgsm_direct_en"]["test"][::2]:
@@ -63,39 +49,25 @@ def _make_documents() -> dict[str, dict[str, Samples]]:
 DOCUMENTS = _make_documents()
 """The documents of each task, by split."""
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "plain, 2 examples": {"num_fewshot": 2},
-    "chat": {"apply_chat_template": True, "fewshot_as_multiturn": False},
-    "chat, examples as turns": {
-        "apply_chat_template": True,
-        "fewshot_as_multiturn": True,
-        "num_fewshot": 2,
-    },
-}
-"""Arguments of `lm_eval.simple_evaluate` that change how a prompt is laid out."""
-
 
 class Silent(LM):
     """A model with one answer to every prompt, and with the toy model's chat template."""
 
     tokenizer_name = TOY_MODEL
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.tokenizer = load_tokenizer(TOY_MODEL)
 
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests, disable_tqdm=False):
         return ["The final answer is 42." for _ in requests]
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+    def loglikelihood(self, requests, disable_tqdm=False):
         raise NotImplementedError
 
     loglikelihood_rolling = loglikelihood
 
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-    ) -> str:
+    def apply_chat_template(self, chat_history, add_generation_prompt=True):
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -106,12 +78,12 @@ class Silent(LM):
         )
 
 
-def open_manager(folder: Path, **metadata: Any) -> TaskManager:
+def open_manager(folder, **metadata):
     """lm-eval's manager of the tasks of one folder, without the tasks that lm-eval brings."""
     return TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
 
 
-def local_data(name: str, folder: Path) -> str:
+def local_data(name, folder):
     """Write a task's documents into a folder; return the YAML keys that make the task read them."""
     files = {}
     for split, documents in DOCUMENTS[name].items():
@@ -121,12 +93,12 @@ def local_data(name: str, folder: Path) -> str:
     return f"dataset_path: json\ndataset_name: null\ndataset_kwargs: {json.dumps(kwargs)}\n"
 
 
-def read_task(path: Path) -> dict[str, Any]:
+def read_task(path):
     """The keys of a task's file; a function is its name."""
-    return dict(yaml.safe_load(path.read_text().replace("!function ", "")))
+    return yaml.safe_load(path.read_text().replace("!function ", ""))
 
 
-def write_both(name: str, folder: Path) -> dict[str, Any]:
+def write_both(name, folder):
     """Write a task of lm-eval and its wrapped ones into a folder, all with local documents.
 
     Returns:
@@ -143,14 +115,12 @@ def write_both(name: str, folder: Path) -> dict[str, Any]:
     return keys
 
 
-def list_variants(name: str) -> tuple[str, str, str]:
+def list_variants(name):
     """The names of a task of lm-eval and of its wrapped ones."""
     return name, f"{name}_wo", f"{name}_mless"
 
 
-def evaluate(
-    names: list[str], manager: TaskManager, model: Silent, **options: Any
-) -> dict[str, Any]:
+def evaluate(names, manager, model, **options):
     """What lm-eval returns for these tasks, stock and wrapped."""
     results = lm_eval.simple_evaluate(
         model=model,
@@ -160,11 +130,10 @@ def evaluate(
         bootstrap_iters=0,
         **options,
     )
-    assert results is not None
-    return dict(results)
+    return results
 
 
-def compare(names: list[str]) -> list[dict[str, Any]]:
+def compare(names):
     """Count for each task the documents whose prompts under `wo` are lm-eval's own in all layouts.
 
     Raises:
@@ -179,11 +148,11 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
         tasks = manager.load(names)["tasks"]
         samples = {
             layout: evaluate(names, manager, model, **options)["samples"]
-            for layout, options in LAYOUTS.items()
+            for layout, options in SETTINGS["layouts"].items()
         }
     for name in names:
         filler = keys[name]["filler"]
-        unequal, token_counts = set[int](), set[int]()
+        unequal, token_counts = set(), set()
         for layout, samples_by_task in samples.items():
             by_variant = [by_document(samples_by_task[task]) for task in list_variants(name)]
             for variants in zip(*by_variant, strict=True):
@@ -205,7 +174,7 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def split_prompt(variants: tuple[dict[str, Any], ...], filler: str, name: str) -> list[str]:
+def split_prompt(variants, filler, name):
     """Compare the samples of a document; return the texts before and after the filler."""
     stock, wo, mless = variants
     (text, settings), *wrapped = (sample["arguments"][0] for sample in variants)
@@ -219,19 +188,19 @@ def split_prompt(variants: tuple[dict[str, Any], ...], filler: str, name: str) -
     return list(chunks)
 
 
-def count_tokens(before: str, filler: str, question: str, model: Silent) -> int:
+def count_tokens(before, filler, question, model):
     """The number of tokens of a prompt that lie within the filler."""
     _, spans = encode(before + filler + question, model.tokenizer)
     first, last = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
     return sum(first <= start < end <= last for start, end in spans)
 
 
-def by_document(samples: Samples) -> Samples:
+def by_document(samples):
     """One sample per document: a task with several filters logs each as often."""
     return list({sample["doc_id"]: sample for sample in samples}.values())
 
 
-def as_table(rows: list[dict[str, Any]]) -> str:
+def as_table(rows):
     lines = [f"| {' | '.join(rows[0])} |", f"|{' --- |' * len(rows[0])}"]
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row.values()))} |" for row in rows)])
 

@@ -34,7 +34,7 @@ from tests.make import (
     TOY_CONFIG,
     TOY_MODEL,
     TOY_PROBLEMS,
-    table_page,
+    table_data,
 )
 
 REFERENCE_CONDITIONS = ("no-examples",)
@@ -72,7 +72,7 @@ def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():
 
 
 def test_the_table_of_the_example_is_what_the_command_prints():
-    table = json.loads(table_page(EXAMPLE, form="json"))
+    table = table_data(EXAMPLE)
     stored = json.loads((EXAMPLE / "table.json").read_text())
     for expected, row in zip(stored["rows"], table["rows"], strict=True):
         numbers = {name: value for name, value in expected.items() if isinstance(value, float)}

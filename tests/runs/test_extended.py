@@ -12,7 +12,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.run_config import load_config
 from harness.runs.run_files import JOURNAL, PROMPTS, read_identity, read_receipt, read_samples
 from tests.conftest import needs_vllm
-from tests.make import CONFIG, right, table_page, with_cases, write_run
+from tests.make import CONFIG, right, table_data, table_page, with_cases, write_run
 
 pytestmark = needs_vllm  # whose version is part of each sample's key
 SAMPLED = {"gen_kwargs": {"temperature": 1}}
@@ -41,7 +41,7 @@ def journal_lines(run):
 
 def table_rows(run):
     """The rows of the run's table, by condition."""
-    rows = json.loads(table_page(run, form="json"))["rows"]
+    rows = table_data(run)["rows"]
     return {row["condition"]: row for row in rows}
 
 

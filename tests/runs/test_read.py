@@ -12,7 +12,7 @@ from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import group_by_table, join
 from harness.runs.read_runs import Run
 from harness.runs.run_files import JOURNAL, RECEIPT, read_prompts
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.make import (
     DATE,
     GREEDY_RUN,
@@ -20,8 +20,10 @@ from tests.make import (
     TOY_DATA,
     add_stop,
     evaluation,
+    find_log,
     log_line,
     right,
+    table_data,
     table_page,
     with_cases,
     write_log,
@@ -57,8 +59,7 @@ def test_logs_of_the_same_problems_are_one_run(tmp_path):
 
 def test_a_run_and_its_logs_have_the_same_problems():
     problems = Run.load(GREEDY_RUN).problems
-    (log,) = GREEDY_RUN.glob("samples_demo_random_*")
-    assert Run.load(log).problems == problems and len(problems) == 500
+    assert Run.load(find_log("random")).problems == problems and len(problems) == 500
     docs = [row.doc for row in read_prompts(GREEDY_RUN) if row.doc["id"].endswith("/7.json")]
     digest = problems[docs[0]["id"]]
     assert {hash_problem(doc, doc["answer"]) for doc in docs} == {digest}, "of four conditions"
@@ -79,38 +80,13 @@ def configure(**changes):
     return {"config": {**RESULTS["config"], **changes}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"lines": [log_line(n, f"Another, {n}?") for n in range(20)]},
-            "has different problems with the same ids: 0, 1, 2 and 17",
-        ),
-        (
-            {"lines": [log_line(n, target="0") for n in range(20)]},
-            "has different problems with the same ids: 1, 2, 3",
-        ),
-        (
-            {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
-            "generation_kwargs.do_sample: false -> true",
-        ),
-        ({"configs": {"task": {"num_fewshot": 8}}}, "num_fewshot: 0 -> 8"),
-        ({"system_instruction": "Be brief."}, 'system_instruction: "" -> "Be brief."'),
-        (configure(model="vllm"), 'backend: "hf" -> "vllm"'),
-        (
-            configure(model_args={"pretrained": "some/model", "dtype": "bfloat16"}),
-            'model_args.dtype: "float32" -> "bfloat16"',
-        ),
-        (
-            configure(model_args="pretrained=other/model,dtype=float32"),
-            'model: "some/model" -> "other/model"',
-        ),
-        ({"versions": {"task": 4}}, "task_version: 3.0 -> 4.0"),
-    ],
-)
-def test_logs_of_other_problems_settings_or_versions_are_refused(tmp_path, changes, message):
+@with_cases
+def test_logs_of_other_problems_settings_or_versions_are_refused(
+    tmp_path, line, config, changes, message
+):
+    lines = [log_line(number, **line) for number in range(20)]
     with pytest.raises(ComparisonError, match=f"2026-01-02.*{message}"):
-        Run.load(write_logs(tmp_path, **changes))
+        Run.load(write_logs(tmp_path, lines, **configure(**config), **changes))
 
 
 def test_settings_that_change_nothing_may_differ(tmp_path):
@@ -164,8 +140,7 @@ def test_a_damaged_results_file_is_named(tmp_path, text, message):
 
 @with_cases
 def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
-    (log,) = GREEDY_RUN.glob("samples_demo_wo_*")
-    first, second, *_ = log.read_text().splitlines()
+    first, second, *_ = find_log("wo").read_text().splitlines()
     line = json.loads(second)
     grade = json.loads(line["filtered_resps"][0][0])
     line["filtered_resps"] = [[json.dumps({**grade, **changes})]]
@@ -251,25 +226,25 @@ def test_runs_of_the_same_problems_are_of_one_dataset():
             join(runs)
 
 
-@pytest.mark.parametrize("command", ["table", "plot", "report", "show"])
-def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, command, capsys, monkeypatch):
+@pytest.mark.parametrize("name", ["table", "plot", "report", "show"])
+def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, name, command):
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)
-    output = ["-o", str(tmp_path / "out")] if command in ("plot", "report") else []
+    output = ["-o", tmp_path / "out"] if name in ("plot", "report") else []
 
     def refuse(message, *arguments):
-        refused(here(capsys, monkeypatch, command, *arguments), message)
+        refused(command(name, *arguments), message)
 
-    refuse("--metric acc", str(folder), "--metric", "acc")
+    refuse("--metric acc", folder, "--metric", "acc")
     (folder / RECEIPT).write_bytes(b'{"tasks":\xff}')
-    refuse("run.json is incomplete or damaged", str(folder), *output)
+    refuse("run.json is incomplete or damaged", folder, *output)
     shutil.copy(GREEDY_RUN / RECEIPT, folder)
     lines = (folder / JOURNAL).read_text().splitlines(keepends=True)
     (folder / JOURNAL).write_text("".join(line for line in lines if "/7.json" not in line))
-    refuse("expected 2000, got 1996", str(folder), *output)
-    if command != "show":  # which reads one log
+    refuse("expected 2000, got 1996", folder, *output)
+    if name != "show":  # which reads one log
         logs = write_logs(tmp_path, [log_line(number, f"Other {number}") for number in range(20)])
-        named_logs = [f"{name}={path}" for name, path in logs.items()]
+        named_logs = [f"{condition}={path}" for condition, path in logs.items()]
         refuse("with the same ids", *named_logs, *output)
 
 
@@ -339,11 +314,10 @@ def test_where_one_run_is_expected_several_are_refused(results):
 def test_a_folder_with_one_log_stands_for_the_log(results):
     folder = results / "logs"
     for condition in ("wo", "mless"):
-        (log,) = GREEDY_RUN.glob(f"samples_demo_{condition}_*")
         (folder / condition / "model").mkdir(parents=True)
-        shutil.copy(log, folder / condition / "model")
+        shutil.copy(find_log(condition), folder / condition / "model")
     wo, mless = f"wo={folder / 'wo'}", f"mless={folder / 'mless'}"
-    rows = json.loads(table_page(wo, mless, form="json"))["rows"]
+    rows = table_data(wo, mless)["rows"]
     accuracies = {row["condition"]: row["accuracy"] for row in rows}
     assert accuracies == pytest.approx({"wo": 86.8, "mless": 87.0}, abs=0.05)
     with pytest.raises(RunError, match=r"logs is a folder with 2 sample logs: expected one"):
@@ -370,11 +344,11 @@ def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
     for name, folder in (("demo", "first"), ("own", "second")):
         assert f"{name}, {two_datasets / folder}: made, raw, 4 problems, 1 sample each" in text
     assert page.count("receipt: ") == 2
-    boards = json.loads(table_page(two_datasets, models=True, form="json"))
+    boards = table_data(two_datasets, models=True)
     assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
     with pytest.raises(ConfigError, match=r"got tables of demo, .*first; own, .*second"):
         table_page(two_datasets, models=True, form="csv")
-    board = json.loads(table_page(two_datasets / "first", models=True, form="json"))
+    board = table_data(two_datasets / "first", models=True)
     assert board["schema"] == boards[0]["schema"]
     assert "demo, " not in table_page(two_datasets / "first", models=True)
 
