@@ -20,7 +20,7 @@ def refuse(command, monkeypatch, tmp_path):
         for name, text in files.items():
             (tmp_path / name.replace("_", ".")).write_text(text)
         before = sorted(tmp_path.iterdir())
-        process = here(capsys, monkeypatch, *shlex.split(arguments))
+        process = command(*shlex.split(arguments))
         for part in message:
             refused(process, part)
         assert sorted(tmp_path.iterdir()) == before

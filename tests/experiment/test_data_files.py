@@ -18,8 +18,8 @@ from harness.experiment.run_config import load_config
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.grading import GradeJob, GraderPool
-from tests.commands.test_cli import here, refused
-from tests.make import TOY_MODEL, read_data
+from tests.commands.test_cli import refused
+from tests.make import TOY_MODEL, with_cases
 
 ROWS = [
     {"Problem": "1+1?", "Answer": "007", "ID": "a"},
@@ -109,11 +109,11 @@ def test_a_list_has_the_accepted_answers(tmp_path):
     assert verdicts == {"4": "correct", "4.5": "correct", "5": "incorrect"}
 
 
-@pytest.mark.parametrize("fault", read_data("refused_data_files"))
-def test_a_fault_is_refused_with_its_line(fault, tmp_path):
-    path = tmp_path / fault["name"]
-    path.write_text(fault["text"])
-    with pytest.raises(DataError, match=re.escape(fault["message"])) as error:
+@with_cases
+def test_a_fault_is_refused_with_its_line(name, text, message, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DataError, match=re.escape(message)) as error:
         read(path)
     assert str(path) in str(error.value)
 
@@ -135,13 +135,12 @@ def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
     assert read(path).problems[0].problem == text
 
 
-def test_columns_are_mapped_on_the_command_line(tmp_path, capsys, monkeypatch):
+def test_columns_are_mapped_on_the_command_line(tmp_path, command):
     path = tmp_path / "data.csv"
     path.write_text("Frage,Loesung\n1+1?,2\n")
 
     def run(*options):
-        arguments = ("--model", str(TOY_MODEL), "--dataset", str(path), "--dry-run", *options)
-        return here(capsys, monkeypatch, "run", *arguments)
+        return command("run", "--model", TOY_MODEL, "--dataset", path, "--dry-run", *options)
 
     refused(run(), "line 2 (Frage, Loesung): problem: Field required")
     result = run("--columns", "problem=Frage, answer=loesung")
