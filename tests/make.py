@@ -160,38 +160,37 @@ CONFIG = {
 }
 
 
-def write_run(
-    folder,
-    answer,
-    *,
-    limit=6,
-    **changes,
-):
+def run_plan(plan, folder, make_sample):
+    """The finished run of a plan, with the samples that a function makes of requests and keys."""
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
+    identity = run_identity(plan, sampling)
+    setting = identity.hash_setting()
+    with RunFolder(folder, identity, stored_prompts(plan)) as run:
+        run.note(SESSION, session_facts(plan))
+        for request in make_requests(plan, sampling):
+            key = sample_key(request, setting)
+            if key not in run.journal.keys:
+                run.journal.append(make_sample(request, key))
+    execute(plan, output=folder, quiet=True)
+    expand(folder)  # for tests that read and change its lines
+    return folder
+
+
+def write_run(folder, answer, *, limit=6, **changes):
     """A finished run, or one that is extended if the folder holds a run.
 
     `answer` returns completion and finish reason of a request and its target.
     """
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**CONFIG, **changes}))
-    stored_ids = stored_example_ids(folder)
-    plan = make_plan(load_config(file), limit=limit, stored_ids=stored_ids)
-    sampling = plan.config.resolve_sampling(_generation_config(plan))
-    identity = run_identity(plan, sampling)
-    setting = identity.hash_setting()
-    prompts = stored_prompts(plan)
-    targets = {prompt.doc["id"]: prompt.doc["answer"] for prompt in prompts}
-    with RunFolder(folder, identity, prompts) as run:
-        run.note(SESSION, session_facts(plan))
-        for request in make_requests(plan, sampling):
-            key = sample_key(request, setting)
-            if key in run.journal.keys:
-                continue
-            text, reason = answer(request, targets[request.problem_id])
-            sample = Sample.of(request, key, text, tokens=len(text) // 4, reason=reason)
-            run.journal.append(sample)
-    execute(plan, output=folder, quiet=True)
-    expand(folder)  # for tests that read and change its lines
-    return folder
+    plan = make_plan(load_config(file), limit=limit, stored_ids=stored_example_ids(folder))
+    targets = {prompt.doc["id"]: prompt.doc["answer"] for prompt in stored_prompts(plan)}
+
+    def make_sample(request, key):
+        text, reason = answer(request, targets[request.problem_id])
+        return Sample.of(request, key, text, tokens=len(text) // 4, reason=reason)
+
+    return run_plan(plan, folder, make_sample)
 
 
 def add_stop(run):

@@ -76,7 +76,7 @@ def test_maj_at_4_takes_the_most_frequent_answer_and_of_equals_the_first(answers
     assert set(compare(shuffled, score="maj@4")["accuracy"]) == {accuracy}
 
 
-@pytest.mark.parametrize("score", ["pass@0", "pass", "best@2", "pass@-1", "@2", "pass@two"])
+@with_cases
 def test_what_is_no_score_is_refused(score):
     with pytest.raises(ConfigError, match=rf"expected avg@K, pass@K or maj@K .* got '{score}'"):
         compare(make_samples(wo=0.5, mless=0.5), score=score)

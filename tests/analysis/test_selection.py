@@ -271,7 +271,7 @@ def test_a_flip_is_a_change_in_the_number_of_correct_samples():
     assert [classify(verdicts, verdicts) for verdicts in samples] == unchanged
 
 
-@pytest.mark.parametrize("verdict", ["timeout", "crashed", "refused", "truncated", "no_box"])
+@with_cases
 def test_a_sample_without_a_grade_is_not_right_as_in_the_tables(verdict):
     assert classify((verdict,), RIGHT) == "wrong_to_right"
     assert classify(RIGHT, (verdict,)) == "right_to_wrong"

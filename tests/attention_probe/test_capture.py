@@ -65,7 +65,7 @@ def test_other_architectures_give_the_means_of_the_full_model(tmp_path, model_ty
     assert largest_difference(column_means(loaded, ids[0]), eager_means(loaded, ids[0])) < 1e-5
 
 
-@pytest.mark.parametrize("layers", [[0], [0, 3], [3, 4]])
+@with_cases
 def test_layers_without_softmax_attention_are_refused_and_another_is_named(layers):
     loaded = build("qwen3_next", num_hidden_layers=5)
     loaded.model = build_whole("qwen3_next", num_hidden_layers=5)

@@ -101,6 +101,14 @@ def positions_of(trace, role):
     return np.flatnonzero(trace.roles == ROLES.index(role))
 
 
+def positions_under(traces, trace):
+    """The positions of a prompt with a gap, else None: those of the same tokens with the filler."""
+    if trace.condition != "mless+gap":
+        return None
+    filled = traces.get(trace.problem_id, "mless")
+    return np.flatnonzero((filled.original_pos >= 0) | (filled.roles == ROLES.index("completion")))
+
+
 def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
@@ -109,11 +117,9 @@ def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
     assert traces.receipt["self_check"]["eager_error"] < 1e-5
     assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
     for trace in traces:
-        positions = None
         if trace.condition == "mless+gap":
-            filled = traces.get(trace.problem_id, "mless")
-            positions = np.flatnonzero(filled.original_pos >= 0)
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
+        positions = positions_under(traces, trace)
         weights = eager(full_model, trace.token_ids, positions)[list(LAYERS)]
         assert_close(trace.mean_all, column_means(weights, np.arange(len(trace.tokens))))
         is_original = trace.original_pos >= 0
@@ -188,13 +194,7 @@ def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys)
     with AttentionTraces.open(path) as traces:
         assert traces.header.options["rows"] == receipt["settings"]["record"]["rows"] == rows
         for trace in traces:
-            positions = None
-            if trace.condition == "mless+gap":
-                filled = traces.get(trace.problem_id, "mless")
-                positions = np.flatnonzero(
-                    (filled.original_pos >= 0) | (filled.roles == ROLES.index("completion"))
-                )
-            weights = eager(model, trace.token_ids, positions)[list(LAYERS)]
+            weights = eager(model, trace.token_ids, positions_under(traces, trace))[list(LAYERS)]
             count = {
                 "last:5": 5,
                 "answer": len(positions_of(trace, "completion")) + 1,

@@ -461,10 +461,7 @@ def test_a_page_opens_with_the_first_flip(demo_page):
 
 
 @in_a_browser
-@pytest.mark.parametrize(
-    ("fragment", "problems"),
-    [("#?condition=random&outcome=down", 2), ("#?outcome=all&level=5", 113)],
-)
+@with_cases
 def test_the_list_is_filtered(demo_page, fragment, problems):
     assert len(read_list(render(demo_page[0], fragment))[0]) == problems
 

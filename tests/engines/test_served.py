@@ -103,6 +103,12 @@ def stream(model, *requests):
         yield completed
 
 
+def ask(server, *requests, backend="local-completions", **arguments):
+    """All completions of some requests."""
+    with opened(server, backend, **arguments) as model:
+        return list(stream(model, *requests))
+
+
 def number_requests(count):
     return [request(str(number)) for number in range(count)]
 
@@ -152,8 +158,7 @@ def test_the_server_gets_the_checked_tokens_the_seed_and_the_sampling(server):
 
 def test_a_vllm_server_gets_values_that_replace_the_models_sampling_defaults(server):
     server.models[0]["owned_by"] = "vllm"
-    with opened(server) as model:
-        list(stream(model, request("p")))
+    ask(server, request("p"))
     ((_, body, _),) = server.posts
     assert (body["prompt"], body["top_k"], body["repetition_penalty"]) == ("p", 0, 1.0)
     assert body["skip_special_tokens"] is False and "seed" not in body
@@ -168,8 +173,8 @@ def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, 
         "base_url": f"{server.url}/chat/completions/",
         "chat_template_args": {"enable_thinking": False},
     }
-    with opened(server, "local-chat-completions", **arguments) as model:
-        (completed,) = stream(model, request("p", turns=turns))
+    chat_request = request("p", turns=turns)
+    (completed,) = ask(server, chat_request, backend="local-chat-completions", **arguments)
     ((path, body, headers),) = server.posts
     assert path == "/v1/chat/completions" and body["messages"] == list(turns)
     assert body["chat_template_kwargs"] == {"enable_thinking": False} and "prompt" not in body
@@ -225,8 +230,8 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, com
 def test_reasoning_that_a_server_returns_apart_is_kept(server, name):
     choice = {"message": {"content": None, name: "2 + 2"}, "finish_reason": "length"}
     server.answer = lambda _: (200, {"choices": [choice]})
-    with opened(server, "local-chat-completions") as model:
-        (completed,) = stream(model, request("p", turns=({"role": "user", "content": "a"},)))
+    chat_request = request("p", turns=({"role": "user", "content": "a"},))
+    (completed,) = ask(server, chat_request, backend="local-chat-completions")
     assert completed == Completion(text="", reasoning="2 + 2", finish_reason="length")
 
 
@@ -264,8 +269,8 @@ def test_completions_before_a_refusal_are_stored_and_the_refusal_has_the_servers
             completions.append(completed)
     assert len(completions) == 20
     server.answer = lambda _: (200, {"object": "error"})
-    with opened(server) as model, pytest.raises(EngineError, match="of problem p of t: HTTP 200: "):
-        list(stream(model, request("p")))
+    with pytest.raises(EngineError, match="of problem p of t: HTTP 200: "):
+        ask(server, request("p"))
 
 
 @with_cases
@@ -316,8 +321,7 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
 @with_cases
 def test_a_fault_under_status_200_is_asked_again_and_costs_only_its_sample(server, pauses, fault):
     server.answer = lambda _: (200, fault if len(server.posts) == 1 else completion("x"))
-    with opened(server) as model:
-        (completed,) = stream(model, request("p"))
+    (completed,) = ask(server, request("p"))
     assert completed.text == "x" and pauses == [1]
 
     def answer(body):
@@ -338,8 +342,8 @@ def test_each_message_is_reported_once_and_a_broken_server_is_not_asked_for_ever
         400,
         {"message": f"too {'long' if int(body['prompt']) > 2 else 'hot'}"},
     )
-    with opened(server, num_concurrent=1) as model, pytest.raises(EngineError) as error:
-        list(stream(model, *number_requests(300)))
+    with pytest.raises(EngineError) as error:
+        ask(server, *number_requests(300), num_concurrent=1)
     assert len(server.posts) == 20 and not pauses
     text = str(error.value)
     assert "of problem 0 of t and 2 more: HTTP 400: too hot, problem 3 of t and 16 more: " in text
@@ -357,8 +361,7 @@ def test_each_message_is_reported_once_and_a_broken_server_is_not_asked_for_ever
 def test_a_completion_that_ends_at_once_may_be_empty(server, answer, stop):
     server.answer = lambda _: (200, answer)
     sampling = Sampling(stop=stop)
-    with opened(server) as model:
-        (completed,) = stream(model, request("p", sampling=sampling))
+    (completed,) = ask(server, request("p", sampling=sampling))
     assert completed.text == "" and len(server.posts) == 1
 
 
@@ -366,8 +369,7 @@ def test_newer_apis_get_their_name_of_the_limit_and_no_refused_parameters(server
     arguments = {"max_tokens_name": "max_completion_tokens", "omit": ["stop", "temperature"]}
     sampling = Sampling(max_tokens=33, stop=("END", "."))
     server.answer = lambda _: (200, completion("so. END and", "length"))
-    with opened(server, **arguments) as model:
-        (completed,) = stream(model, request("p", seed=3, sampling=sampling))
+    (completed,) = ask(server, request("p", seed=3, sampling=sampling), **arguments)
     ((_, body, _),) = server.posts
     assert body["max_completion_tokens"] == 33
     assert not body.keys() & {"max_tokens", "stop", "temperature"} and body["seed"] == 3

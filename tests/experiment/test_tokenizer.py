@@ -117,7 +117,7 @@ def test_every_template_gives_one_bos_and_one_instruction(any_tokenizer):
         assert segments == [pair for pair in expected if pair[0] != "separator"]
 
 
-@pytest.mark.parametrize("problem", ["a", "2", "r", "?", "26", "he"])
+@with_cases
 def test_a_short_problem_is_not_mistaken_for_a_part_of_the_template(any_tokenizer, problem):
     longer = "Find the value of $x$ now."
     for layout in layouts(any_tokenizer):

@@ -2,8 +2,6 @@
 
 import time
 
-import pytest
-
 from harness.grading import grade
 from harness.grading.answer_forms import find_answer, has_other_form
 from tests.make import with_cases
@@ -17,22 +15,12 @@ def test_the_last_answer_of_the_first_form_is_read(completion, form, gold):
     assert has_other_form(completion) == (form not in ("box", "bare"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "I do not know.",
-        "#### Step 3",
-        "#### 2. Solve",
-        "<think>The answer is 4.",
-        "x\nso",
-    ],
-)
+@with_cases
 def test_a_text_without_a_form_has_no_answer(text):
     assert find_answer(text) == ("none", "") and not has_other_form(text)
 
 
-@pytest.mark.parametrize("text", ["answer is ", "final answer:  ", "\n", "####\t", "** answer:"])
+@with_cases
 def test_hostile_text_takes_linear_time(text):
     started = time.monotonic()
     find_answer(text * 100_000)

@@ -260,7 +260,7 @@ def test_long_sums_are_compared_unless_their_factorials_take_too_much_work():
     assert compare(factorials, "3").reason == "too much work"
 
 
-@pytest.mark.parametrize("digit", ["²", "٤", "①", "𐩀", "五", "🄂", "௧"])
+@with_cases
 def test_digits_of_all_scripts_are_read_or_not_but_never_crash(digit):
     for form in ("D", "x^D", "\\frac D2", "1D", "\\sqrt D", "D!"):
         answer = form.replace(" ", "").replace("D", digit)

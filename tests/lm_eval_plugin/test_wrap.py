@@ -87,9 +87,7 @@ def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(folder,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "before", ["", "#### 42\n\n", "So it is.\n\n", 'the "answer is (X)".\n', "So it is. "]
-)
+@with_cases
 def test_the_count_holds_at_the_start_and_after_a_line_break(before, any_tokenizer):
     """And after a blank it does not: the first token covers both, as docs/lm_eval_tasks.md says."""
     filler = named_conditions()["mless"].filler_text()

@@ -48,7 +48,16 @@ from harness.runs.run_files import (
 from harness.runs.run_folder import RunFolder, compress_finished, continue_identity
 from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, small_run, table_page, with_cases
+from tests.make import (
+    GREEDY_RUN,
+    ROOT,
+    TOY_CONFIG,
+    TOY_MODEL,
+    run_plan,
+    small_run,
+    table_page,
+    with_cases,
+)
 
 
 @pytest.fixture(scope="module")
@@ -109,20 +118,14 @@ def finish_run(plan, folder):
     """The run of a plan, with samples of the committed run: keys do not depend on the limit."""
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed, and its version is part of each sample's key")
-    sampling = plan.config.resolve_sampling(_generation_config(plan))
-    identity = run_identity(plan, sampling)
-    setting = identity.hash_setting()
-    recorded = {(s.task, s.problem_id): s for s in read_samples(GREEDY_RUN)}
-    with RunFolder(folder, identity, stored_prompts(plan)) as opened:
-        opened.note(SESSION, session_facts(plan))
-        for request in make_requests(plan, sampling):
-            sample = recorded[request.task, request.problem_id]
-            assert sample.key == sample_key(request, setting), "of the committed run's settings"
-            if sample.key not in opened.sample_keys:
-                opened.journal.append(sample)
-    execute(plan, output=folder, quiet=True)
-    expand(folder)  # for tests that read and change its lines
-    return folder
+    recorded = {(sample.task, sample.problem_id): sample for sample in read_samples(GREEDY_RUN)}
+
+    def find_sample(request, key):
+        sample = recorded[request.task, request.problem_id]
+        assert sample.key == key, "of the committed run's settings"
+        return sample
+
+    return run_plan(plan, folder, find_sample)
 
 
 def hash_files(run):
