@@ -7,6 +7,7 @@ from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 import harness
 from tests.make import ROOT, with_cases
@@ -153,3 +154,10 @@ def test_quoted_names_are_words_of_the_code(code):
 @with_cases
 def test_a_stale_name_is_found(code, reference, stale):
     assert is_stale(code, reference) == stale
+
+
+def test_every_table_of_cases_belongs_to_a_test():
+    for path in (ROOT / "tests").rglob("test_*.yaml"):
+        source = path.with_suffix(".py").read_text()
+        names = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert not [name for name in names if f"\ndef {name}(" not in source], path
