@@ -54,11 +54,13 @@ def test_a_table_by_hand():
 def test_intervals_are_of_accuracies_and_differences_by_problem(run):
     row = compare_rows(run).loc["mless"]
     correct = run.groupby(["condition", "problem_id"])["correct"].sum()
+    estimate = estimate_difference(correct["mless"] - correct["wo"], 4)
     intervals = [
+        *estimate.interval(),
+        *estimate.interval(0.9),
         *score_interval(correct["mless"] / 4),
-        *estimate_difference(correct["mless"] - correct["wo"], 4).interval(0.9),
     ]
-    columns = ["accuracy_low", "accuracy_high", "equivalence_low", "equivalence_high"]
+    columns = [*POINTS[1:], "accuracy_low", "accuracy_high"]
     assert row[columns].tolist() == pytest.approx([100 * end for end in intervals])
 
 

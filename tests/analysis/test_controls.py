@@ -8,28 +8,16 @@ from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_tabl
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import _make_further_tables, make_card
-from harness.runs.read_runs import Run
 from tests.make import (
     CONTROL,
     by_condition,
     compare_rows,
     drawn,
     evaluation,
-    find_log,
     make_board,
-    small_run,
     verdicts_by_count,
     with_cases,
 )
-
-
-def test_a_condition_that_a_user_calls_control_is_no_reference_condition(tmp_path):
-    logs = {"wo": find_log("wo"), "control": find_log("mless")}
-    board = make_leaderboard([Run.load(logs)])
-    assert board.reference_conditions == {}
-    assert board.comparison["condition"].tolist() == ["wo", "control"]
-    assert Run.load(small_run(tmp_path / "run")).reference_conditions == {}
-
 
 VERDICTS = {
     "wo": [["correct"], ["incorrect"], ["no_box"], ["truncated"], ["correct"]],

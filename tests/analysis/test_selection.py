@@ -53,7 +53,7 @@ def repeated(tmp_path_factory):
         conditions=[*CONDITIONS],
         repeats=3,
         gen_kwargs={"temperature": 0.5},
-        layouts=["raw", "chat"],
+        layouts=["raw", "chat", "as_published"],
     )
 
 
@@ -113,11 +113,12 @@ def test_the_logs_of_lm_eval_have_the_same_prompts_and_verdicts(demo, tmp_path):
     assert source.conditions == tuple(source.problems[3].prompts) == ("mless",)
 
 
-@pytest.mark.parametrize("layout", ["raw", "chat"])
+@pytest.mark.parametrize("layout", ["raw", "chat", "as_published"])
 def test_repeats_and_layouts_of_a_run_and_of_its_logs(repeated, layout):
     source = read_source(repeated, layout=layout)
-    task = {"raw": "samples_demo_{}_2*.jsonl", "chat": "samples_demo_{}_chat_2*.jsonl"}[layout]
-    log_source = read_source({name: next(repeated.glob(task.format(name))) for name in CONDITIONS})
+    suffix = "" if layout == "raw" else f"_{layout}"
+    logs = {name: next(repeated.glob(f"samples_demo_{name}{suffix}_2*")) for name in CONDITIONS}
+    log_source = read_source(logs)
     assert log_source.layout == layout and [*describe(log_source)] == [*describe(source)]
     for problem in source.problems:
         for prompt in problem.prompts.values():
@@ -126,7 +127,7 @@ def test_repeats_and_layouts_of_a_run_and_of_its_logs(repeated, layout):
 
 
 def test_one_of_several_layouts_has_to_be_named(repeated):
-    with pytest.raises(ConfigError, match=r"run: expected one of the layouts raw, chat, got None"):
+    with pytest.raises(ConfigError, match="of the layouts raw, chat, as_published, got None"):
         read_source(repeated)
     with pytest.raises(ConfigError, match=r"expected one of the layouts raw, got chat"):
         read_source(GREEDY_RUN, layout="chat")

@@ -109,15 +109,6 @@ def test_the_block_size_changes_no_number(model_type, chunk):
             assert error < 1e-5
 
 
-def test_a_gap_in_positions_does_not_separate_documents(qwen2):
-    ids, _ = prompts("none")
-    positions = torch.arange(LENGTH).expand(2, -1) + 20 * (torch.arange(LENGTH) >= 10)
-    regions = (torch.arange(LENGTH) < 10).expand(2, 1, -1)
-    request = CaptureRequest(key_regions=regions)
-    mass = capture(qwen2, ids, position_ids=positions, request=request)[0].region_mass
-    assert (mass[:, :, 10:] > 0).all()
-
-
 def test_the_pass_stops_after_the_last_requested_layer():
     loaded = build("qwen2")
     modules = []

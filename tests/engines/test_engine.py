@@ -198,17 +198,6 @@ def test_every_backend_ends_a_completion_after_its_first_line(mless, tmp_path):
     assert not ours["completion"].str.contains("\n").any()
 
 
-@pytest.mark.slow
-def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
-    options = "--model hf --device cpu --batch_size 12".split()
-    model = ("--model_args", f"pretrained={TOY_MODEL},dtype=float32")
-    theirs = run_stock(lm_eval, tmp_path, *options, *model)
-    ours = read_compared(our_run[0], "raw")
-    assert_equal(theirs, ours, "prompt_sha256")
-    is_equal = theirs["completion"].to_numpy() == ours["completion"].to_numpy()
-    assert is_equal.mean() > 0.9  # other kernels, the same arithmetic
-
-
 def find_port():
     """A free port of this machine."""
     with socket.socket() as free:
@@ -250,24 +239,6 @@ def serve(model, log):
 def served(tmp_path_factory):
     with serve(TOY_MODEL, tmp_path_factory.mktemp("serve") / "log") as address:
         yield address
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_server_asked_by_lm_eval_gives_the_same_samples(
-    our_run, served, lm_eval, tmp_path, layout
-):
-    model = f"model=demo,tokenizer={TOY_MODEL},num_concurrent=8,base_url={served}"
-    columns = ["completion"]
-    if layout == "raw":
-        options = ["--model", "local-completions"]
-        model += "/completions,tokenizer_backend=huggingface,max_length=4096"
-        columns.append("prompt_sha256")  # of a chat lm-eval hashes the turns
-    else:
-        options = ["--model", "local-chat-completions", "--apply_chat_template"]
-        model += "/chat/completions"
-    theirs = run_stock(lm_eval, tmp_path, *options, "--model_args", model)
-    assert_equal(theirs, read_compared(our_run[0], layout), *columns)
 
 
 @pytest.mark.slow

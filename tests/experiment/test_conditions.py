@@ -10,15 +10,15 @@ from harness.display.dry_run import describe_plan
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.execute_plan import execute
 from harness.experiment.conditions import SENTENCES, Condition, as_condition, named_conditions
-from harness.experiment.expand_conditions import ANSWER_AT_ONCE, CELLS, read_conditions
+from harness.experiment.expand_conditions import CELLS, read_conditions
 from harness.experiment.plan import make_plan
-from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings
+from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.experiment.test_token_checks import MLESS, PROBLEMS, WO, build, layouts, make_problems
+from tests.experiment.test_token_checks import MLESS, PROBLEMS, WO, build, make_problems
 from tests.make import ROOT, TOY_DATA, TOY_MODEL, with_cases
 
 PAGE = (ROOT / "docs" / "conditions.md").read_text()
@@ -208,14 +208,6 @@ def test_conditions_that_differ_only_in_length_are_one_line(sweep, lines):
     assert {*grouped} | {"wo"} == {*names_of(conditions)}
 
 
-def test_the_positive_control_keeps_every_guarantee_in_every_tokenizer(any_tokenizer):
-    for layout in layouts(any_tokenizer):
-        plain, control = build(any_tokenizer, WO, ANSWER_AT_ONCE, layout=layout)
-        for prompt, baseline in zip(control.prompts, plain.prompts, strict=True):
-            assert prompt.text == baseline.text + prompt.answer_prefix
-            assert prompt.answer_prefix.endswith(ANSWER_AT_ONCE.answer_prefix)
-
-
 def test_random_tokens_are_drawn_to_their_count():
     random = make_condition({"random_ids": 7, "seed": 2})
     text = random.filler_text(lambda text: len(text.split()) + 1, ["a", "b"])
@@ -274,18 +266,6 @@ def test_the_kind_of_a_condition_does_not_depend_on_its_name():
         for name in (*names, control.name)
     ]
     assert read_conditions(config.as_written()) == by_name
-    prompts = {prompt.condition: prompt for prompt in stored_prompts(make_plan(config, limit=1))}
-    for name in NAMES:
-        assert prompts[name].prompt.startswith(INSTRUCTION)
-        assert ". . . ." in prompts[name].prompt
-        assert "kind" not in prompts[name].doc
-    for variant in variants:
-        prompt, original = prompts[variant.name], prompts[variant.of]
-        assert prompt.prompt == original.prompt.replace(INSTRUCTION, variant.instruction)
-        facts = {"kind": "other instruction", "of": variant.of, "number": variant.number}
-        assert prompt.doc | facts == prompt.doc
-    at_once = prompts[control.name]
-    assert at_once.prompt == prompts["wo"].prompt + at_once.answer_prefix
 
 
 def test_causes_do_not_replace_conditions_with_the_same_names():

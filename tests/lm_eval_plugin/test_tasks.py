@@ -25,10 +25,10 @@ def load(name, **metadata):
     return manager.load([f"math500_{name}"])["tasks"][f"math500_{name}"]
 
 
-def first_prompt(task, chat_template=None, limit=1):
-    """The prompt of a task's first document; as many documents as the limit says have requests."""
+def first_prompt(task, chat_template=None):
+    """The prompt of a task's first document."""
     task.build_all_requests(
-        limit=limit, apply_chat_template=chat_template is not None, chat_template=chat_template
+        limit=1, apply_chat_template=chat_template is not None, chat_template=chat_template
     )
     return task.instances[0].args[0]
 
@@ -82,27 +82,6 @@ def test_bad_metadata_is_refused_in_one_clear_line(metadata, error, message):
         load("filler", pretrained=TOY_MODEL, **metadata)
 
 
-def test_grading_through_the_filter_and_process_results():
-    task = load("wo")
-    first_prompt(task, limit=2)
-    right, wrong = task.instances
-    right.resps = [f"\\boxed{{{task.eval_docs[0]['answer']}}}"]
-    wrong.resps = ["no box"]
-    task.apply_filters()
-    graded = [instance.filtered_resps["graded"] for instance in task.instances]
-    assert json.loads(graded[0][0])["verdict"] == "correct"
-    metrics = [
-        task.process_results(document, [texts])
-        for document, texts in zip(task.eval_docs, graded, strict=False)
-    ]
-    assert metrics[0] == {"accuracy": 1.0, "graded": 1.0, "truncated": 0.0}
-    assert metrics[1] == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
-    assert set(metrics[0]) == {metric["metric"] for metric in task.config.metric_list}
-    # the authors' rule takes the empty box of the prompt for a correct answer
-    grade = json.loads(graded[1][0])
-    assert grade["authors_rule"] and not grade["authors_rule_strict"]
-
-
 class Replayed(str):
     """A completion that was read from a journal, with its grade."""
 
@@ -154,6 +133,7 @@ def test_only_completions_without_a_grade_are_graded():
     from harness.lm_eval_plugin.hooks import grade_responses
 
     document = {"system": "", "user": "", "answer": "3", "solution": ""}
-    ((first, second),) = grade_responses([[Replayed("a"), "thinking"]], [document])
+    responses = [Replayed("a"), "thinking", r"\boxed{3}"]
+    ((first, *graded),) = grade_responses([responses], [document])
     assert first == Replayed.graded
-    assert json.loads(second)["verdict"] == "no_box"
+    assert [json.loads(grade)["verdict"] for grade in graded] == ["no_box", "correct"]

@@ -229,13 +229,13 @@ def test_a_continued_run_has_the_config_of_its_last_session(finished_run):
 
 
 def test_a_run_without_a_sample_is_replaced_by_another(plan, identity, open_run):
-    mistaken = replace(identity, config={**identity.config, "max_gen_toks": 9})
+    mistaken = replace(identity, engine=replace(identity.engine, device="cuda"))
     with open_run(mistaken) as folder:
         folder.note(SESSION, session_facts(plan))
     with open_run() as folder:
         assert not folder.journal.keys
         folder.journal.append({"key": "k", "task": "t"})
-    with pytest.raises(JournalError, match=r"other settings. Changed: config.max_gen_toks"):
+    with pytest.raises(JournalError, match=r'Changed: engine.device: .* -> "cuda"'):
         open_run(mistaken)
 
 
@@ -268,13 +268,6 @@ def test_a_folder_has_one_writer(open_run):
     with open_run(), pytest.raises(JournalError, match=message):
         open_run()
     open_run().__exit__()
-
-
-def test_a_folder_with_other_files_is_refused_and_left_alone(open_run, tmp_path):
-    (tmp_path / "precious").write_text("x")
-    with pytest.raises(JournalError, match=r"already holds files, and none is journal.jsonl"):
-        open_run(path=tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
 def test_a_finished_run_can_be_read_and_graded_in_compressed_form(demo_run):
@@ -324,24 +317,6 @@ def test_a_damaged_compressed_file_is_named(demo_run):
     (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         load_run(demo_run)
-
-
-def test_changed_settings_are_named(plan, identity, open_run, started_run):
-    for change, message in (
-        (
-            {"contrasts": [("mless", "wo")]},
-            r'contrasts: \[\["mless", "wo"\], .* -> \[\["mless", "wo"',
-        ),
-        ({"engine": replace(identity.engine, device="cuda")}, 'engine.device: .* -> "cuda"'),
-        (
-            {"config": {**identity.config, "max_gen_toks": 7}},
-            "config.max_gen_toks: 2048 -> 7. Undo",
-        ),
-    ):
-        changed = replace(identity, **change)
-        with pytest.raises(JournalError, match=f"begun with other settings. Changed: {message}"):
-            open_run(changed)
-        assert continue_identity(started_run, identity, stored_prompts(plan)) == identity
 
 
 @pytest.mark.parametrize("killed", [JOURNAL, PROMPTS])

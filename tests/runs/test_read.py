@@ -7,7 +7,6 @@ import pytest
 
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
-from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import group_by_table, join
 from harness.runs.read_runs import Run
@@ -67,13 +66,6 @@ def test_a_run_and_its_logs_have_the_same_problems():
     assert hash_problem(changed, changed["answer"]) != digest != hash_problem(docs[0], "0")
     # a field of another task
     assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0")
-
-
-def test_our_log_has_the_layout_of_its_task(tmp_path):
-    layouts = ["as_published", "chat", "raw"]
-    run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=layouts, limit=2)
-    logged = [{prompt.layout for prompt in Run.load(log).prompts} for log in find_logs(run)]
-    assert sorted(logged, key=str) == [{layout} for layout in layouts]
 
 
 def configure(**changes):
