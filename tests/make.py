@@ -160,6 +160,13 @@ CONFIG = {
 }
 
 
+MINIMAL = {
+    "name": "x",
+    "model": {"label": "toy", "model_args": {"pretrained": TOY_MODEL}},
+    "conditions": ["wo", "mless"],
+}
+
+
 def run_plan(plan, folder, make_sample):
     """The finished run of a plan, with the samples that a function makes of requests and keys."""
     sampling = plan.config.resolve_sampling(_generation_config(plan))

@@ -18,9 +18,9 @@ from harness.display.comparison_tables import show_comparison
 from harness.display.figures.interval_rows import draw_instructions
 from harness.display.show_problems import describe_run
 from harness.display.side_tables import show_side_tables
-from harness.errors import ComparisonError, ConfigError
+from harness.errors import ComparisonError
 from harness.experiment.expand_conditions import read_conditions
-from harness.experiment.run_config import RunConfig, load_config
+from harness.experiment.run_config import RunConfig
 from harness.runs.read_runs import Run
 from tests.make import (
     CONTROL,
@@ -29,7 +29,6 @@ from tests.make import (
     make_board,
     right,
     verdicts_by_count,
-    with_cases,
     write_run,
 )
 
@@ -237,11 +236,3 @@ def test_a_name_that_is_a_control_in_only_one_of_two_runs_is_refused():
     message = "results/n: the condition 'control' is another one than in results/m"
     with pytest.raises(ComparisonError, match=message):
         make_leaderboard(runs)
-
-
-@with_cases
-def test_what_is_no_list_of_instructions_is_refused(overrides, message, tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("name: x\nmodel: {model_args: {pretrained: x}}\nconditions: [wo, mless]\n")
-    with pytest.raises(ConfigError, match=message):
-        load_config(path, overrides)

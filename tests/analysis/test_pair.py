@@ -108,16 +108,10 @@ def test_the_number_of_problems_for_a_power_of_80_percent_is_suggested():
     assert passed >= 11, "20 runs with a power of 80 percent pass less often in 1 of 1000 cases"
 
 
-def test_what_cannot_be_paired_is_refused(tmp_path):
+def test_sides_with_other_problems_are_refused(tmp_path):
     run = write_run(tmp_path / "run", right, limit=2)
-    for old, new, error, message in (
-        (WO, WO, ComparisonError, "is given twice"),
-        (WO, f"{GREEDY_RUN}:x", RunError, "has no condition 'x': expected one of wo, mless"),
-        (str(GREEDY_RUN), str(tmp_path / "none"), RunError, "none"),
-        (WO, f"{run}:wo", ComparisonError, "its problems are not those of the baseline"),
-    ):
-        with pytest.raises(error, match=message):
-            compare_pair(Side.read(old), Side.read(new))
+    with pytest.raises(ComparisonError, match="its problems are not those of the baseline"):
+        compare_pair(Side.read(WO), Side.read(f"{run}:wo"))
 
 
 CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}

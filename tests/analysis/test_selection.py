@@ -327,12 +327,6 @@ def test_too_few_controls_are_refused():
         select(source, Criterion(**CONTROLLED))
 
 
-@with_cases
-def test_criteria_that_cannot_be_met_name_the_choices_or_the_counts(demo, values, message):
-    with pytest.raises(ValueError, match=message):
-        select(demo, Criterion(**values))
-
-
 def test_without_verdicts_a_flip_is_unknown(toy_tokenizer):
     source = build_toy_source(2, toy_tokenizer)
     message = r"demo \(here\) holds no verdicts, so both_right is unknown"

@@ -178,8 +178,3 @@ def test_a_folder_that_cannot_be_loaded_is_refused_with_the_reason(qwen2, file, 
 def test_a_model_that_does_not_exist_is_refused(name, message):
     with pytest.raises(ModelError, match=message):
         load_model(name, layers=[0])
-
-
-def test_layers_out_of_range_are_refused_with_the_range(checkpoint):
-    with pytest.raises(ModelError, match=r"has Layers 1 to 4, counted from 1; got 1, 5"):
-        load_model(str(checkpoint("qwen2")), layers=[0, 4])

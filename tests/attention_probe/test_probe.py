@@ -334,10 +334,3 @@ def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
     with pytest.raises(HarnessError, match=message):
         run_command(*PROBE_DATASET, "--model", model, "--n", 1, *options, "-o", path)
     assert not path.exists()
-
-
-@with_cases
-def test_a_probe_needs_exactly_one_source_of_prompts(arguments, message):
-    arguments = arguments.format(run=GREEDY_RUN, dataset=TOY / "demo.jsonl")
-    with pytest.raises(HarnessError, match=message):
-        run_command("probe", *arguments.split())

@@ -13,8 +13,15 @@ import yaml
 
 from harness import resources
 from harness.runs.read_runs import Run
-from tests.experiment.test_refusals import MINIMAL
-from tests.make import GREEDY_RUN, TOY_DATA, TOY_MODEL, make_trace, with_cases, write_traces
+from tests.make import (
+    GREEDY_RUN,
+    MINIMAL,
+    TOY_DATA,
+    TOY_MODEL,
+    make_trace,
+    with_cases,
+    write_traces,
+)
 
 
 def refused(process, message):

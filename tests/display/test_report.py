@@ -383,14 +383,6 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     assert "There is only one condition, so nothing is compared." in page
 
 
-@with_cases
-def test_runs_and_pages_that_cannot_be_used_are_refused(tmp_path, count, page, error, message):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(getattr(errors, error), match=message):
-        write_report([GREEDY_RUN] * count, tmp_path / page)
-    assert not list(tmp_path.rglob("*.part"))
-
-
 def test_a_page_has_the_curves_of_all_heads(tmp_path):
     path = write_prompt_traces(tmp_path / "some.traces")
     file = read_attention(path)

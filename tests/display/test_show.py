@@ -10,7 +10,6 @@ from harness.display.format_values import MINUS, define_flips, signed
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
 from harness.runs.run_files import read_identity
-from tests.commands.test_cli import refused
 from tests.make import (
     EXAMPLE,
     answered_prompt,
@@ -19,7 +18,6 @@ from tests.make import (
     small_run,
     source_of,
     table_page,
-    with_cases,
 )
 
 RUN = small_run(passing_folder() / "run", 125)
@@ -197,11 +195,6 @@ def test_the_printed_sample_has_the_outcome_of_the_problem():
     worsened = print_source(make_source(samples))
     assert "w/o\n-> completion 2 of 2: correct, answer 1" in worsened
     assert "w/ Mless\n-> completion 1 of 2: incorrect, answer 0" in worsened
-
-
-@with_cases
-def test_a_selection_without_problems_is_refused(show, option, value, is_example):
-    refused(show(option, value, path=EXAMPLE if is_example else RUN), value)
 
 
 def test_the_repeat_run_of_the_baseline_is_not_read():

@@ -305,12 +305,6 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
     assert carrier.exchanges == []
 
 
-@with_cases
-def test_an_invalid_number_is_refused(option, arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        check_engines(option, arguments)
-
-
 def test_a_long_number_is_refused_in_a_short_line():
     with pytest.raises(ConfigError, match=r"--engines is .{0,42}\. Expected auto, or a number"):
         check_engines("9" * 5000, {})

@@ -1,6 +1,7 @@
 import warnings
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,7 @@ from harness.experiment.generation_settings import ExplicitSampling, resolve_sam
 from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
-from tests.experiment.test_refusals import MINIMAL, write
-from tests.make import TOY_MODEL, with_cases
+from tests.make import MINIMAL, TOY_MODEL, with_cases
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def load(tmp_path):
     """A function that writes the minimal config with changes and loads it with overrides."""
 
     def write_and_load(*overrides, **changes):
-        return load_config(write(tmp_path, MINIMAL | changes), overrides)
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(MINIMAL | changes))
+        return load_config(path, overrides)
 
     return write_and_load
 

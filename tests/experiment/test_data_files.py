@@ -19,7 +19,7 @@ from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.grading import GradeJob, GraderPool
 from tests.commands.test_cli import refused
-from tests.make import TOY_MODEL, with_cases
+from tests.make import TOY_MODEL
 
 ROWS = [
     {"Problem": "1+1?", "Answer": "007", "ID": "a"},
@@ -109,15 +109,6 @@ def test_a_list_has_the_accepted_answers(tmp_path):
     assert verdicts == {"4": "correct", "4.5": "correct", "5": "incorrect"}
 
 
-@with_cases
-def test_a_fault_is_refused_with_its_line(name, text, message, tmp_path):
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(DataError, match=re.escape(message)) as error:
-        read(path)
-    assert str(path) in str(error.value)
-
-
 def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has(tmp_path):
     path = tmp_path / "data.parquet"
     pandas.DataFrame({"q": ["1+1?"], "answer": [2.5]}).to_parquet(path)
@@ -182,3 +173,13 @@ def test_a_long_csv_file_takes_little_time_and_memory(tmp_path):
     assert len(problems) == 200_000 and problems[-1].answer == "399998"
     assert time.process_time() - started < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
+
+
+def test_unreadable_data_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
+    for name, message in (("", "Is a directory"), ("x.jsonl", "codec can't decode")):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path / name)
+    monkeypatch.delenv("MATH500_PATH")
+    with pytest.raises(DataError, match=r"Or set MATH500_PATH=FILE\.jsonl, with the keys problem"):
+        open_dataset("math500")

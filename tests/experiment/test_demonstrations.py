@@ -1,6 +1,5 @@
 """Examples before the question: how they are drawn, placed and used by runs and the probe."""
 
-import re
 from collections import Counter
 
 import pytest
@@ -10,7 +9,6 @@ from attention_probe.prompts.token_roles import tokenize
 from harness import load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
-from harness.errors import HarnessError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
@@ -28,9 +26,8 @@ from harness.runs.records import stored_prompts
 from harness.runs.run_files import read_identity
 from harness.runs.run_folder import continue_identity
 from tests.attention_probe.test_token_roles import assert_aligned
-from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
-from tests.make import TOY_DATA, read_source, right, table_data, table_page, with_cases, write_run
+from tests.make import read_source, right, table_data, table_page, with_cases, write_run
 
 PRODUCTS = [
     Problem(
@@ -111,18 +108,6 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
         _, *filled = build(any_tokenizer, WO, *conditions, layout=layout, draw=draw)
         for arm in filled:
             assert filler_sizes(arm) == {28 if arm.condition.placement == "each" else 7}
-
-
-@with_cases
-def test_impossible_examples_are_refused_before_the_model_is_loaded(
-    fewshot, message, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "few.jsonl").write_text('{"problem": "1+1", "answer": 2}\n{"problem": "1+2"}\n')
-    conditions = ["wo", {"name": "x", "unit": "qx", "placement": "each"}]
-    config = {**MINIMAL, "dataset": TOY_DATA, "conditions": conditions, "fewshot": fewshot}
-    with pytest.raises(HarnessError, match=re.escape(message)):
-        make_plan(load_config(write(tmp_path, config)))
 
 
 def write_run_of_draws(folder, wrong_draws, draws, **settings):

@@ -7,11 +7,10 @@ import pytest
 from lm_eval.loggers import EvaluationTracker
 
 from harness.constants import SEPARATOR
-from harness.errors import ConfigError, PromptMismatchError, RunError
+from harness.errors import PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin.task_folders import write_wrapped
-from tests.commands.test_cli import refused
 from tests.conftest import installed
 from tests.lm_eval_plugin.wrapped_tasks import (
     DOCUMENTS,
@@ -118,27 +117,11 @@ def test_a_task_that_runs_code_is_written_and_not_tried(folder):
     assert read_task(folder / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
 
 
-@with_cases
-def test_what_cannot_be_wrapped_is_refused_in_one_line(task, conditions, message, folder):
-    with pytest.raises(ConfigError, match=message) as caught:
-        write_wrapped(folder, task, conditions)
-    assert "\n" not in str(caught.value) and not folder.exists()
-
-
 def test_the_command_names_the_files_that_it_wrote(folder, command):
     result = command("tasks", "--wrap", "gsm8k", "-o", folder)
     assert result.returncode == 0, result.stderr
     paths = sorted(map(str, folder.iterdir()))
     assert result.stdout.splitlines()[: len(paths)] == paths
-
-
-@with_cases
-def test_what_the_command_cannot_write_is_refused(options, message, tmp_path, command, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.yaml").write_text("task: mine\n")
-    refused(command("tasks", *options.split()), message)
-    assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.yaml"]
 
 
 def test_a_version_of_lm_eval_without_the_task_is_named(folder):
