@@ -230,20 +230,6 @@ def test_reference_conditions_are_not_judged(run):
     assert table.loc["mful", "tests"] == 2
 
 
-def test_a_repeat_run_counts_the_completions_that_differ(run):
-    run = run.assign(completion="")
-    again = run[run["condition"] != "mful"].assign(replicate=1)
-    is_changed = again["problem_id"].isin(["p1", "p2"]) & (again["condition"] == "wo")
-    lost = again["correct"][is_changed].sum()
-    again.loc[is_changed, ["completion", "correct"]] = "else", False
-    both = pandas.concat([run, again])
-    table = compare_rows(both)[["aa_samples", "aa_changed", "aa_difference"]]
-    assert table.loc["mless"].tolist() == [480, 8, pytest.approx(100 * lost / 240)]
-    assert lost > 0 and table.loc["mful"].isna().all(), "run once"
-    without_texts = compare_rows(both.drop(columns="completion")).loc["mless"]
-    assert without_texts["aa_difference"] > 0 and pandas.isna(without_texts["aa_samples"])
-
-
 @with_cases
 def test_arguments_that_do_not_fit_the_samples_are_refused(run, arguments, message):
     with pytest.raises(ComparisonError, match=message):

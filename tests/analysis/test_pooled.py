@@ -14,7 +14,7 @@ from harness.analysis.pool_models import (
     pool_changes,
 )
 from harness.analysis.result_tables import as_json, make_leaderboard
-from harness.analysis.sweeps import SWEEP_COLUMNS, estimate_trend, group_lengths, sweep_table
+from harness.analysis.sweeps import SWEEP_COLUMNS, estimate_trend, sweep_table
 from harness.display.side_tables import show_side_tables
 from harness.experiment.expand_conditions import read_conditions
 from tests.make import drawn, evaluation
@@ -178,13 +178,6 @@ def lengths():
     """Conditions of several lengths."""
     single = {"name": "own", "text": "a b"}
     return read_conditions({"conditions": ["wo", single, *SLASHES, *WORDS, *TEXTS]})
-
-
-def test_lengths_are_grouped_by_filler_and_placement(lengths):
-    groups = group_lengths(lengths)
-    (slashes,) = [group for filler, group in groups.items() if filler.filler == "/"]
-    assert list(slashes.items()) == [(0, "wo"), (10, "s10"), (25, "s25"), (40, "s40")]
-    assert len(groups) == 5, "three texts are no lengths of one filler"
 
 
 def test_the_table_has_a_row_for_each_filler_and_placement(lengths):

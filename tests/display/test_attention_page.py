@@ -12,7 +12,7 @@ from attention_probe.figures.trace_views import NO_ROWS, read_attention, read_vi
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import LEVELS, MISSING, describe_prompt, make_page
 from harness.errors import ConfigError
-from harness.execution.attend_prompts import PromptAttention, _separate_rows, _tokenize
+from harness.execution.attend_prompts import PromptAttention, _tokenize
 from harness.experiment.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
@@ -241,16 +241,6 @@ def test_attention_is_a_list_with_tokens_rows_and_a_page():
     assert problems[1]["tiny"]["text"] == ["<s>", *"abcdefg"] and problems[1]["tiny"]["rows"] == 3
     frame = page._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;') and frame.count("<") == 2
-
-
-def test_rows_are_separated_from_the_sums_of_the_engine():
-    weights = make_rows(np.random.default_rng(0), 2, 3, 4, 7)
-    sums = np.zeros((2, 6, 3, 7), np.float32)
-    sums[:, 1:5] = weights.swapaxes(1, 2)
-    for query in range(4):  # the engine leaves out a query's own token
-        sums[:, 1 + query, :, 3 + query] = 0
-    np.testing.assert_allclose(_separate_rows(sums, 4), weights, atol=1e-6)
-    assert _separate_rows(sums[:, [0, -1]], 0).shape == (2, 3, 0, 7)
 
 
 def test_prompts_of_ids_have_the_texts_of_their_tokens():

@@ -182,14 +182,27 @@ def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, 
     assert headers["Authorization"] == "Bearer sesame"
 
 
-def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, command, monkeypatch):
+@pytest.fixture
+def run_served(command, tmp_path, monkeypatch):
+    """Runs the shipped config with four problems and these settings, into the folder `run`."""
+    # a look-up of the served name would fail
+    monkeypatch.setattr("harness.runs.versions_and_hashes._hub_commit", None)
+    constants = (f"dataset={TOY_DATA}", "repeats=1", "gen_kwargs=greedy", "audit=false")
+
+    def run(*overrides):
+        options = [f"--set={override}" for override in (*constants, *overrides)]
+        return command("run", SERVED, *options, "--limit=4", f"--output={tmp_path}/run", "--quiet")
+
+    return run
+
+
+def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, command, run_served):
     messages = [
         {"content": "", "reasoning_content": r"\boxed{1}, or"},
-        {"content": r"\boxed{1}", "reasoning_content": r"\boxed{2}"},
+        {"content": r"\boxed{1}", "reasoning": r"\boxed{2}"},
         {"content": r"[THINK]\boxed{1}, or"},
         {"content": r"[THINK]\boxed{2}[/THINK]\boxed{1}"},
     ]
-    monkeypatch.setattr("harness.runs.versions_and_hashes._hub_commit", None)
 
     def answer(_):
         choice = {"message": messages[len(server.posts) - 1], "finish_reason": "stop"}
@@ -198,22 +211,11 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, com
     server.answer = answer
     arguments = {"base_url": server.url, "model": "tiny", "num_concurrent": 1}
     model = {"backend": "local-chat-completions", "model_args": arguments}
-    overrides = (
-        f"dataset={TOY_DATA}",
-        f"model={json.dumps(model)}",
-        "conditions=[wo]",
-        "primary=null",
-        "replicates=1",
-        "repeats=1",
-        "gen_kwargs=greedy",
-        "audit=false",
-    )
-    options = [f"--set={override}" for override in overrides]
-    output = tmp_path / "run"
-    result = command("run", SERVED, *options, "--limit=4", f"--output={output}", "--quiet")
+    overrides = (f"model={json.dumps(model)}", "conditions=[wo]", "primary=null", "replicates=1")
+    result = run_served(*overrides)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("No chat template states the markers") == 1
-    frame = load_run(output).sort_values("completion")
+    frame = load_run(tmp_path / "run").sort_values("completion")
     assert frame["completion"].tolist() == [
         r"<think>\boxed{1}, or",
         r"<think>\boxed{2}</think>\boxed{1}",
@@ -222,17 +224,8 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, com
     ]
     assert (frame["verdict"] == "unfinished").tolist() == [True, False] * 2
     assert frame["answer"].dropna().tolist() == ["1", "1"]
-    table = command("table", output).stdout
+    table = command("table", tmp_path / "run").stdout
     assert "unfinished 50.0 %. Reasoning without an end is no answer." in " ".join(table.split())
-
-
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_reasoning_that_a_server_returns_apart_is_kept(server, name):
-    choice = {"message": {"content": None, name: "2 + 2"}, "finish_reason": "length"}
-    server.answer = lambda _: (200, {"choices": [choice]})
-    chat_request = request("p", turns=({"role": "user", "content": "a"},))
-    (completed,) = ask(server, chat_request, backend="local-chat-completions")
-    assert completed == Completion(text="", reasoning="2 + 2", finish_reason="length")
 
 
 def test_a_busy_server_is_asked_again_and_an_absent_one_ends_in_one_error(server, pauses, caplog):
@@ -280,7 +273,7 @@ def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server, name
 
 
 def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
-    server, tmp_path, command, monkeypatch
+    server, tmp_path, run_served
 ):
     def answer(body):
         assert body["prompt"][:3] and all(isinstance(token, int) for token in body["prompt"])
@@ -289,29 +282,18 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
         return 200, completion(r"\boxed{1}")
 
     server.answer = answer
-    # a look-up of the served name would fail
-    monkeypatch.setattr("harness.runs.versions_and_hashes._hub_commit", None)
     overrides = [
-        f"dataset={TOY_DATA}",
-        "repeats=1",
-        "gen_kwargs=greedy",
         f"model.model_args.tokenizer={TOY_MODEL}",
         "model.model_args.model=tiny",
         f"model.model_args.base_url={server.url}",
         "layouts=[raw]",
     ]
-
-    def run(*more_overrides):
-        options = [f"--set={override}" for override in (*overrides, *more_overrides)]
-        options += ["--limit=4", f"--output={tmp_path / 'run'}", "--quiet"]
-        return command("run", SERVED, *options)
-
-    stopped = run("model.model_args.num_concurrent=2")
+    stopped = run_served(*overrides, "model.model_args.num_concurrent=2")
     assert stopped.returncode == 2
     message = stopped.stderr.splitlines()[-1]
     assert "no completion of problem demo/" in message and " and 11 more: HTTP 400: " in message
     server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))
-    continued = run()
+    continued = run_served(*overrides)
     assert continued.returncode == 0, continued.stderr
     frame = load_run(tmp_path / "run", replicates=True)
     assert len(frame) == 24 and (frame["finish_reason"] == "stop").sum() == 12

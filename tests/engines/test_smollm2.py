@@ -84,8 +84,7 @@ def test_a_short_run_has_the_answers_of_the_committed_example(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counted", ["run", "the committed example"])
-def test_correct_answers_are_those_of_plain_hugging_face(counted, request, smollm2, whole_model):
+def test_correct_answers_of_the_committed_example_are_those_of_hugging_face(smollm2, whole_model):
     """Greedy decoding of one prompt at a time, on the token ids of the run.
 
     Of 100 samples at most 2 may differ.
@@ -93,8 +92,7 @@ def test_correct_answers_are_those_of_plain_hugging_face(counted, request, smoll
     import torch
     from transformers import AutoTokenizer
 
-    folder = request.getfixturevalue("run") if counted == "run" else EXAMPLE
-    tokenizer, frame = AutoTokenizer.from_pretrained(smollm2), harness.load_run(folder)
+    tokenizer, frame = AutoTokenizer.from_pretrained(smollm2), harness.load_run(EXAMPLE)
     greedy = {
         "max_new_tokens": 8,
         "do_sample": False,
@@ -105,7 +103,7 @@ def test_correct_answers_are_those_of_plain_hugging_face(counted, request, smoll
     for name, rows in samples_of_conditions.groupby("condition", observed=True):
         ours = rows.set_index("prompt_token_sha256")["correct"][:100]
         theirs = {}
-        for row in read_prompts(folder):
+        for row in read_prompts(EXAMPLE):
             if row.condition == name and row.prompt_token_sha256 in ours.index.difference(theirs):
                 ids = tokenizer(row.prompt)["input_ids"]
                 assert hash_token_ids(ids) == row.prompt_token_sha256

@@ -1,8 +1,6 @@
 import json
 import re
 from fractions import Fraction
-from itertools import combinations
-from math import prod
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from harness.experiment.problems import open_dataset
 from harness.grading.grade_answer import compare, describe_gold, grade
-from harness.grading.values import LETTER_PRIME, POINTS, letter_value
 from tests.conftest import run_python
 from tests.make import read_data, with_cases
 
@@ -63,25 +60,12 @@ REWRITES = read_data("rewrites")
 
 def rewrites(gold):
     """The gold answer as other authors might write it."""
-    yield from (f" {gold} ", f"${gold}$", f"{gold}.", f"\\displaystyle {gold}")
     for pattern, replacement in REWRITES:
         yield re.sub(pattern, replacement, gold)
-    if re.search(r"[+=(]", gold):
-        yield re.sub(r"(?<=[,+=]) ?", " ", gold)
-    if "(" not in gold:
-        yield re.sub(r"(?<=\d),(?:\\!)? ?(?=\d{3})", "{,}", gold)
-    if "=" not in gold and "\\in" not in re.sub(r"\\infty", "", gold) and "\\text" not in gold:
-        yield f"x = {gold}"
     if match := re.fullmatch(r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}", gold):
-        value = Fraction(int(match[2]), int(match[3]))
-        yield f"{match[1]}\\frac{{{3 * value.numerator}}}{{{3 * value.denominator}}}"
+        yield f"{match[1]}\\frac{{{3 * int(match[2])}}}{{{3 * int(match[3])}}}"
     if re.fullmatch(r"-?\d*\.\d+", gold):
         yield f"\\frac{{{Fraction(gold).numerator}}}{{{Fraction(gold).denominator}}}"
-    if re.fullmatch(r"-?\d+", gold):
-        yield f"{gold}.0"
-        yield f"\\frac{{{2 * int(gold)}}}{{2}}"
-    if ", " in gold and not re.search(r"[(\[{\\]", gold):
-        yield ", ".join(reversed(gold.split(", ")))
 
 
 def near_misses(gold):
@@ -282,17 +266,6 @@ def test_a_gold_answer_that_the_grader_cannot_compare_is_described():
         assert compare(gold, gold).correct
         refused = compare("3", gold)
         assert refused.verdict == "refused" and refused.reason.startswith("gold answer: ")
-
-
-def test_letters_have_all_signs_and_many_sizes():
-    """For a few letters some point shows that |abc| is not abc, and |x-100| is not 100-x."""
-    values = [[letter_value(letter, point) for point in range(POINTS)] for letter in range(8)]
-    for count in range(1, 6):
-        for letters in combinations(values, count):
-            assert {prod(point) > 0 for point in zip(*letters, strict=True)} == {True, False}
-    for letter in values:
-        assert min(map(abs, letter)) < 0.5 and max(letter) > 10 and min(letter) < -10
-        assert {value.denominator for value in letter} == {LETTER_PRIME}
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -7,7 +6,6 @@ from hypothesis import strategies as st
 
 from harness.errors import JournalError
 from harness.runs.journal import Journal, differences
-from harness.runs.stored_files import clear_messages
 from tests.conftest import run_python
 
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
@@ -126,12 +124,6 @@ def test_a_full_disk_stops_cleanly_and_the_journal_can_be_continued_later(tmp_pa
         assert journal.repair is None, "the incomplete line was removed when it did not fit"
         assert len(journal.keys) == reply["written"]
         journal.append(make_record(9999))
-
-
-def test_a_full_file_system_is_reported_in_the_same_way(tmp_path):
-    message = "x cannot grow: No space left on device. Everything before is stored"
-    with pytest.raises(JournalError, match=message), clear_messages(tmp_path / "x"):
-        Path("/dev/full").write_bytes(b"x")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
