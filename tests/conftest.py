@@ -274,16 +274,15 @@ def toy_tokenizer():
     return load_tokenizer(TOY_MODEL)
 
 
+def run_program(*command, **options):
+    """Run a program to its end; return its exit code and what it printed."""
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
+
+
 def installed(name, *arguments, **environment):
     """Run an installed command as a user does."""
-    return subprocess.run(
-        [str(Path(sys.executable).with_name(name)), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=PATIENCE,
-        check=False,
-    )
+    program = Path(sys.executable).with_name(name)
+    return run_program(program, *arguments, env={**os.environ, **environment}, timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -301,6 +300,18 @@ def command(capsys, monkeypatch):
     return run
 
 
+@pytest.fixture
+def succeed(command):
+    """What a command that must succeed prints to standard output."""
+
+    def run(*arguments):
+        process = command(*arguments)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def mless():
     return partial(installed, "mless")
@@ -313,10 +324,18 @@ def lm_eval():
 
 def run_python(code, *arguments, **options):
     """Run Python code in a process of its own, which must end well; return what it printed."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    process = subprocess.run(command, capture_output=True, text=True, **options)
+    process = run_program(sys.executable, "-c", code, *arguments, **options)
     assert process.returncode == 0, process.stderr[-3000:]
     return process.stdout
+
+
+def load_eager(name):
+    """A model as Hugging Face computes it in float32, which also returns its attention."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(name, **options).eval()
 
 
 @pytest.fixture(scope="session")

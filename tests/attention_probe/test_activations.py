@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from attention_probe.measure.measure_activations import (
     ACTIVATION_BINS,
@@ -18,6 +18,7 @@ from attention_probe.measure.measure_activations import (
     measure_activations,
 )
 from harness.errors import ModelError
+from tests.conftest import load_eager
 from tests.make import TOY_MODEL, TOY_PROBLEMS, with_cases
 
 
@@ -35,7 +36,7 @@ def activations():
     """First-MLP activations of a problem, alone and behind 20 slashes, and the problem's tokens."""
     text = next(toy.problem for toy in TOY_PROBLEMS if "\\frac" in toy.problem)
     tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
-    model = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32).eval()
+    model = load_eager(TOY_MODEL)
     outputs = []
     activation = model.model.layers[0].mlp.act_fn
     activation.register_forward_hook(lambda *call: outputs.append(call[-1][0]))

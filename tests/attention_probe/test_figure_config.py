@@ -1,5 +1,4 @@
 import re
-import subprocess
 
 import pandas
 import pytest
@@ -8,6 +7,7 @@ from attention_probe.analysis.average_curves import CurveSettings
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from harness.errors import ConfigError
+from tests.conftest import run_program
 from tests.make import ROOT, make_header, with_cases
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
@@ -138,9 +138,7 @@ def test_the_heads_of_the_appendix_exist():
     text = (ROOT / "docs/reproduce.md").read_text()
     (block,) = re.findall(r"```bash\n(qwen=.*?)```", text, re.DOTALL)
     script = "mless() { printf '%s\\0' \"$@\"; printf '\\n'; }\n" + block
-    command = ["bash", "-euc", script]
-    stdout = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = stdout.splitlines()
+    lines = run_program("bash", "-euc", script, check=True).stdout.splitlines()
     assert len(lines) == 9
     for line in lines:
         _, path, *options, _ = line.split("\0")

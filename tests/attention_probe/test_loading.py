@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from attention_probe.model.load_first_layers import load_model
 from harness.errors import ModelError
 from tests.capture_errors import ARCHITECTURES, MODELS, SHAPE, VOCABULARY, largest_error
-from tests.conftest import run_python
+from tests.conftest import load_eager, run_python
 from tests.make import with_cases
 
 TOKENS = 7 * torch.arange(45)[None] % VOCABULARY
@@ -64,9 +64,7 @@ def layer_outputs(model, layers):
 
 def full_outputs(folder):
     """The outputs of all layers of the model as transformers loads it, with eager attention."""
-    model = hf.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = load_eager(folder)
     count = model.config.get_text_config().num_hidden_layers
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return layer_outputs(model, next(layers for layers in lists if len(layers) == count))

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from transformers import AutoModelForCausalLM
 
 from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
 from attention_probe.measure.measure_prompts import Record
@@ -19,6 +18,7 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
+from tests.conftest import load_eager
 from tests.make import (
     GREEDY_RUN,
     TOY,
@@ -52,10 +52,7 @@ def traces(source, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def full_model():
-    model = AutoModelForCausalLM.from_pretrained(
-        TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.eval()
+    return load_eager(TOY_MODEL)
 
 
 @pytest.fixture
@@ -181,7 +178,7 @@ def test_completion_queries_are_those_of_the_recorded_completion(source, full_mo
 @pytest.mark.parametrize("rows", ["last:5", "answer", "all"])
 def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys):
     random_model = str(save_model(tmp_path / "random", "qwen2"))
-    model = AutoModelForCausalLM.from_pretrained(random_model, attn_implementation="eager")
+    model = load_eager(random_model)
     settings = ProbeSettings(
         model=random_model,
         layers=LAYERS,

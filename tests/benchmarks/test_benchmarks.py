@@ -4,14 +4,13 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 from benchmarks import engine
 from benchmarks.__main__ import MINUTES
-from tests.conftest import PATIENCE, needs_vllm
+from tests.conftest import PATIENCE, needs_vllm, run_program
 from tests.make import EXAMPLE, ROOT
 
 FOLDER = ROOT / "benchmarks"
@@ -33,11 +32,8 @@ def mark_benchmark(name):
 
 def run_module(module, *arguments):
     """What `python -m MODULE` prints; the test fails with its messages if the module does."""
-    command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    options = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "timeout": PATIENCE}
+    process = run_program(sys.executable, "-m", module, *arguments, **options)
     assert process.returncode == 0, process.stderr[-3000:]
     return process.stdout
 

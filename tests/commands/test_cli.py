@@ -13,6 +13,7 @@ import yaml
 
 from harness import resources
 from harness.runs.read_runs import Run
+from tests.conftest import run_program
 from tests.make import (
     GREEDY_RUN,
     MINIMAL,
@@ -33,13 +34,11 @@ def refused(process, message):
 
 
 @pytest.fixture
-def dry_run(command):
+def dry_run(succeed):
     """The words that a dry run prints, separated by single blanks."""
 
     def run(*arguments):
-        process = command("run", *arguments, "--dry-run")
-        assert process.returncode == 0, process.stderr
-        return " ".join(process.stdout.split())
+        return " ".join(succeed("run", *arguments, "--dry-run").split())
 
     return run
 
@@ -114,13 +113,11 @@ def test_the_layout_follows_from_the_chat_template_or_from_an_option(command, dr
     refused(process, "and the layout `chat` needs one")
 
 
-def test_a_run_is_shown(command):
-    process = command("show", GREEDY_RUN)
-    assert (
-        process.returncode == 0 and "500 problems, raw: wo, mless, mful, random" in process.stdout
-    )
-    assert max(map(len, process.stdout.partition("\n\n")[0].splitlines())) <= 80
-    words = " ".join(process.stdout.split())
+def test_a_run_is_shown(succeed):
+    page = succeed("show", GREEDY_RUN)
+    assert "500 problems, raw: wo, mless, mful, random" in page
+    assert max(map(len, page.partition("\n\n")[0].splitlines())) <= 80
+    words = " ".join(page.split())
     correct = int(Run.load(GREEDY_RUN).samples["correct"].sum())
     assert f"correct {correct:,} {correct / 2000:.1%}" in words
     assert f"mless show {GREEDY_RUN} --changed" in words
@@ -158,8 +155,7 @@ def test_within_two_seconds_a_terminal_shows_that_the_command_works():
     os.close(stderr)
     with open(terminal, encoding="utf-8") as lines:
         assert lines.readline() == "mless: working\n"
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert process.stderr == "", "a log needs no sign of life"
+    assert run_program(*command).stderr == "", "a log needs no sign of life"
 
 
 NOISY = """
@@ -176,8 +172,7 @@ print("afterwards", file=sys.stderr)
 
 
 def test_the_output_of_libraries_goes_to_a_separate_file(tmp_path):
-    command = [sys.executable, "-c", NOISY, str(tmp_path / "log")]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    process = run_program(sys.executable, "-c", NOISY, tmp_path / "log")
     assert process.stderr == "from us\nafterwards\n"
     log = (tmp_path / "log").read_text()
     assert all(f"from {name}" in log for name in ("a library", "a process", "Python"))
@@ -214,14 +209,13 @@ def test_tasks_prints_the_include_path(command):
     assert command("tasks").stdout.strip() == str(resources.folder("tasks"))
 
 
-def test_a_dry_run_prints_the_plan(command, config):
-    process = command("run", config(), "--dry-run", "--limit", "10")
-    assert process.returncode == 0
-    assert "requests  20" in process.stdout and "tokens    " in process.stdout
-    assert "mless raw 55 + 3 23-78" in " ".join(process.stdout.split())
-    assert process.stdout.count("«/ / ... /»") == 1
+def test_a_dry_run_prints_the_plan(succeed, config):
+    page = succeed("run", config(), "--dry-run", "--limit", "10")
+    assert "requests  20" in page and "tokens    " in page
+    assert "mless raw 55 + 3 23-78" in " ".join(page.split())
+    assert page.count("«/ / ... /»") == 1
     # a path cannot be broken, and that of the problems' file may be long
-    lines = [line for line in process.stdout.splitlines() if TOY_DATA["path"] not in line]
+    lines = [line for line in page.splitlines() if TOY_DATA["path"] not in line]
     assert max(map(len, lines)) <= 80
 
 
@@ -255,10 +249,9 @@ def test_every_shipped_config_is_accepted_by_dry_run(name, dry_run, tmp_path):
     assert "requests" in dry_run(name, "--limit", "3", "--set", tokenizer, "-o", tmp_path / "new")
 
 
-def test_fetch_names_what_cannot_be_reached(command, config):
-    process = command("fetch", config())
-    assert process.returncode == 0
-    assert "is a folder: nothing to fetch" in process.stdout and "500 problems" in process.stdout
+def test_fetch_names_what_cannot_be_reached(command, succeed, config):
+    page = succeed("fetch", config())
+    assert "is a folder: nothing to fetch" in page and "500 problems" in page
     process = command("fetch", config(), "--set", "model.model_args.pretrained=some/model")
     assert process.returncode == 2
     assert "The hub could not be reached for some/model" in process.stderr

@@ -296,17 +296,13 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
 
 
 def test_the_command_prints_the_names_of_its_files_and_refuses_a_file_as_its_folder(
-    command, tmp_path
+    command, succeed, tmp_path
 ):
-    def run_plot(output):
-        return command("plot", GREEDY_RUN, "--kind", "forest", "-o", output)
-
-    result = run_plot(tmp_path)
-    assert result.returncode == 0
-    lines = [line.split() for line in result.stdout.splitlines()]
+    arguments = ("plot", GREEDY_RUN, "--kind", "forest", "-o")
+    lines = [line.split() for line in succeed(*arguments, tmp_path).splitlines()]
     assert lines == [[suffix, str(tmp_path / f"forest.{suffix}")] for suffix in SUFFIXES]
     (tmp_path / "file").write_text("")
-    refused(run_plot(tmp_path / "file"), "cannot be written: File exists. ")
+    refused(command(*arguments, tmp_path / "file"), "cannot be written: File exists. ")
 
 
 def lab(colour, matrix):

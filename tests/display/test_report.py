@@ -3,7 +3,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import unicodedata
 import zlib
 from html import unescape
@@ -21,6 +20,7 @@ from harness.display.format_values import count, signed
 from harness.display.report.report_page import write_report
 from harness.runs.read_runs import Run
 from tests.browser import CHROMIUM, in_a_browser
+from tests.conftest import run_program
 from tests.make import (
     CONFIG,
     EXAMPLE,
@@ -394,13 +394,11 @@ def test_a_page_has_the_curves_of_all_heads(tmp_path):
     assert 'alt="Mean attention weight by token position' in page
 
 
-def test_the_command_shows_the_requested_layer_and_heads(tmp_path, command):
+def test_the_command_shows_the_requested_layer_and_heads(tmp_path, succeed):
     path, page = write_prompt_traces(tmp_path / "some.traces"), tmp_path / "page.html"
     with AttentionTraces.open(path) as traces:
         layer = traces.header.layers[-1] + 1
-    options = ("--traces", path, "--layer", layer, "--head", 3, "-o", page)
-    result = command("report", GREEDY_RUN, *options)
-    assert result.returncode == 0, result.stderr
+    succeed("report", GREEDY_RUN, "--traces", path, "--layer", layer, "--head", 3, "-o", page)
     image = read_images(page.read_text())[-1]
     assert f"Layer {layer} Head 3" in image and "Head 1<" not in image
 
@@ -419,8 +417,7 @@ def render(page, fragment=""):
     """The page's elements after its script ran in a real browser without a window."""
     options = "--headless --no-sandbox --disable-gpu --virtual-time-budget=10000 --dump-dom".split()
     options += [f"--user-data-dir={page.parent / 'profile'}", f"file://{page}{fragment}"]
-    command = [CHROMIUM, *options]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return run_program(CHROMIUM, *options, check=True, timeout=120).stdout
 
 
 def read_list(dom):

@@ -23,7 +23,7 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
 from harness.runs.run_files import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
-from tests.conftest import gpu_share, report
+from tests.conftest import gpu_share, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, config, plan_requests, slow_engine
 from tests.make import EXAMPLE, ROOT, TOY_MODEL, with_cases
 
@@ -49,9 +49,7 @@ def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
     if budget is not None:
         arguments |= {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
     recorded = record_in_script(tmp_path, "smollm2", prompts, **arguments)
-    model = AutoModelForCausalLM.from_pretrained(
-        smollm2, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = load_eager(smollm2)
     # kernels of a GPU round differently; with tf32 the difference would be above 1e-3
     device, bound = ("cuda", 1e-4) if torch.cuda.is_available() else ("cpu", 1e-5)
     model.to(device)
@@ -123,9 +121,7 @@ def record_in_script(folder, model, prompts, **changes):
 @slow_engine
 def test_single_rows_are_those_of_eager_attention(tmp_path):
     """Prompts in several chunks, one shorter than the number of rows."""
-    model = AutoModelForCausalLM.from_pretrained(
-        TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
-    )
+    model = load_eager(TOY_MODEL)
     generator = np.random.default_rng(0)
     prompts = [generator.integers(3, 500, size) for size in (200, 90, 4)]
     token_ids = [prompt.tolist() for prompt in prompts]

@@ -27,7 +27,7 @@ from harness.engines.start_errors import load_step
 from harness.engines.vllm_engine import READY_SECONDS
 from harness.runs.run_files import read_receipt
 from harness.runs.stored_files import is_stored, open_stored
-from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
+from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options, run_program
 from tests.engines.test_engine import find_port
 from tests.engines.test_lifetime import alive
 from tests.make import TOY_CONFIG
@@ -129,9 +129,9 @@ def read_verdicts(folder):
 
     frame = load_run(folder).sort_values(["layout", "condition", "problem_id"])
     columns = "layout condition problem_id verdict answer completion completion_tokens".split()
-    command = [MLESS, "table", str(folder), "--format", "csv"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    table = [line for line in lines if not line.startswith("#")]  # the receipt names the folder
+    page = run_program(MLESS, "table", folder, "--format", "csv", check=True).stdout
+    # the receipt names the folder
+    table = [line for line in page.splitlines() if not line.startswith("#")]
     return table, frame[columns].to_csv(index=False)
 
 
@@ -428,7 +428,7 @@ cp -r "{folder}/run" "{copy}"
 
 
 def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tmp_path):
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+    if run_program("unshare", "--mount", "true").returncode != 0:
         pytest.skip("a small file system cannot be mounted here")
     mounted, copy = tmp_path / "disk", tmp_path / "copy"
     mounted.mkdir()
@@ -439,9 +439,7 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
     command = f"{MLESS} run {TOY_CONFIG} --output {mounted}/run --quiet {flags}"
     size = (prompts + journal // 2) // 1024
     script = FULL_DISK.format(size=size, folder=mounted, copy=copy, command=command)
-    process = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE
-    )
+    process = run_program("unshare", "--mount", "sh", "-c", script, timeout=PATIENCE)
     lines = process.stderr.splitlines()
     assert "first 2" in lines, process.stderr
     message = lines[lines.index("first 2") - 1]

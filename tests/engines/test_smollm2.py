@@ -16,7 +16,7 @@ from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.tokenizer import hash_token_ids
 from harness.runs.run_files import RECORDED, read_prompts, read_receipt
 from tests.commands.test_cli import refused
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, load_eager
 from tests.engines.test_attention import eager_means
 from tests.engines.test_faults import MLESS, count_samples, wait_for
 from tests.engines.test_interventions import ARM
@@ -57,13 +57,10 @@ def run(mless, smollm2, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole_model(smollm2):
     import torch
-    from transformers import AutoModelForCausalLM
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # while other tests run, two threads mostly wait for each other
-    yield AutoModelForCausalLM.from_pretrained(
-        smollm2, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    yield load_eager(smollm2)
     torch.set_num_threads(threads)
 
 

@@ -126,17 +126,14 @@ def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
     assert read(path).problems[0].problem == text
 
 
-def test_columns_are_mapped_on_the_command_line(tmp_path, command):
+def test_columns_are_mapped_on_the_command_line(tmp_path, command, succeed):
     path = tmp_path / "data.csv"
     path.write_text("Frage,Loesung\n1+1?,2\n")
-
-    def run(*options):
-        return command("run", "--model", TOY_MODEL, "--dataset", path, "--dry-run", *options)
-
-    refused(run(), "line 2 (Frage, Loesung): problem: Field required")
-    result = run("--columns", "problem=Frage, answer=loesung")
-    assert result.returncode == 0 and "1 problems" in result.stdout, result.stderr
-    refused(run("--columns", "gold=Loesung"), "unknown key 'dataset.gold': expected one of path")
+    arguments = ("run", "--model", TOY_MODEL, "--dataset", path, "--dry-run")
+    refused(command(*arguments), "line 2 (Frage, Loesung): problem: Field required")
+    assert "1 problems" in succeed(*arguments, "--columns", "problem=Frage, answer=loesung")
+    message = "unknown key 'dataset.gold': expected one of path"
+    refused(command(*arguments, "--columns", "gold=Loesung"), message)
 
 
 def test_a_lost_backslash_in_a_config_is_refused_with_its_line(tmp_path):

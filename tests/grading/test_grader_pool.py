@@ -1,7 +1,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from harness.errors import GraderError
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool
+from tests.conftest import run_program
 
 STARTED_BEFORE = set()
 """Processes that other tests started, such as the resource tracker of multiprocessing."""
@@ -215,7 +215,7 @@ def test_workers_die_with_a_killed_parent_even_when_hung():
         print(worker.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """)
-    parent = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    parent = run_program(sys.executable, "-c", code)
     assert parent.returncode == -signal.SIGKILL
     worker = int(parent.stdout)
 
@@ -303,6 +303,5 @@ def test_any_program_can_use_a_pool_in_any_folder(tmp_path):
             pool.submit(1, GradeJob(completion=r"\boxed{x+1}", target="1+x"))
             print([grade.verdict for _, grade in pool.drain()])
     """)
-    command = [sys.executable, "-P", "-c", code]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    process = run_program(sys.executable, "-P", "-c", code, cwd=tmp_path)
     assert (process.stdout, process.stderr) == ("['correct']\n", "")

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from harness.experiment.run_config import load_config
 from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool, grade
 from harness.grading.grade_answer import compare
 from harness.runs.records import SAMPLE_COLUMNS
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, run_program
 from tests.make import ROOT
 from tools import reference_pages
 
@@ -178,14 +177,8 @@ def test_the_commands_of_a_recipe_run(name, folder):
             first, config = text.split("\n", 1)
             (folder / first.removeprefix("# ")).write_text(config)
         elif language in interpreters:
-            process = subprocess.run(
-                [*interpreters[language], text],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-            )
+            options = {"cwd": folder, "env": environment, "timeout": PATIENCE}
+            process = run_program(*interpreters[language], text, **options)
             assert process.returncode == 0, process.stdout + process.stderr
 
 

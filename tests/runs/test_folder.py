@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +46,7 @@ from harness.runs.run_files import (
 )
 from harness.runs.run_folder import RunFolder, compress_finished, continue_identity
 from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
-from tests.conftest import needs_vllm
+from tests.conftest import needs_vllm, run_program
 from tests.make import (
     GREEDY_RUN,
     ROOT,
@@ -431,8 +430,7 @@ def test_a_full_disk_while_finishing_is_reported_and_the_run_can_be_finished_lat
     """lm-eval itself would only warn, and leave a log that is cut in the middle of a line."""
     (finished_run / RECEIPT).unlink()
     largest = max(path.stat().st_size for path in finished_run.glob("samples_*.jsonl"))
-    command = [sys.executable, "-c", LIMITED, str(finished_run), str(largest - 1000)]
-    process = subprocess.run(command, capture_output=True, text=True)
+    process = run_program(sys.executable, "-c", LIMITED, finished_run, largest - 1000)
     assert "JournalError" in process.stderr and "could not be written whole" in process.stderr
     assert not (finished_run / RECEIPT).exists(), "it does not count as finished"
     execute(plan, output=finished_run, quiet=True)
@@ -517,7 +515,6 @@ def test_a_run_is_finished_outside_git_without_output(demo_run, tmp_path):
     code = "import sys; from pathlib import Path; from harness.execution import execute_plan"
     code += "; execute_plan.finish(Path(sys.argv[1]))"
     variables = {"PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
-    command = [sys.executable, "-c", code, str(demo_run)]
-    environment = {**os.environ, **variables}
-    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    options = {"cwd": tmp_path, "env": {**os.environ, **variables}}
+    process = run_program(sys.executable, "-c", code, demo_run, **options)
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
