@@ -1,7 +1,5 @@
 """The errors of the capture relative to eager attention, by architecture and padding.
 
-    python -m tests.capture_errors
-
 The models are tiny, with random weights, four layers, grouped KV heads, and windows shorter than
 the prompt. The reference is `output_attentions=True` of all layers, averaged in float64.
 """
@@ -125,17 +123,3 @@ def errors(model_type, padding):
             error = largest_error(getattr(captured[layer], name), expected)
             largest[name] = max(error, largest.get(name, 0.0))
     return largest
-
-
-def table():
-    """The largest error of any measure, by architecture and padding, in Markdown."""
-    headers = [f"{padding} padding" for padding in PADDINGS]
-    lines = [["architecture", *headers], ["---"] * (1 + len(PADDINGS))]
-    for model_type in ARCHITECTURES:
-        cells = [f"{max(errors(model_type, padding).values()):.1e}" for padding in PADDINGS]
-        lines.append([model_type, *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-if __name__ == "__main__":
-    print(table())

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from benchmarks import engine
 from benchmarks.__main__ import MINUTES
 from tests.conftest import PATIENCE, needs_vllm, run_program
 from tests.make import EXAMPLE, ROOT
@@ -78,15 +77,3 @@ def test_a_small_benchmark_runs_to_its_end(name):
     numbers = read_numbers(text)
     assert numbers and all(math.isfinite(number) for number in numbers)
     assert read_committed_files() == before
-
-
-@pytest.mark.engine
-@needs_vllm
-def test_raw_vllm_and_mless_run_generate_the_same_number_of_tokens_in_one_engine(tmp_path):
-    figures = engine.measure(tmp_path, small=True, engines=["plain"])
-    (session,) = figures["sessions"]
-    sides = [side["name"] for side in session["sides"]]
-    assert sides == ["warm-up", "raw vLLM", "mless run", "mless run", "raw vLLM"]
-    tokens = engine.SMALL_REQUESTS * engine.SMALL_TOKENS
-    assert [side["tokens"] for side in session["sides"]] == [tokens] * len(sides)
-    assert all(side["client_us"] > 0 and side["seconds"] > 0 for side in session["sides"])

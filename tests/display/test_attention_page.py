@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,17 +48,13 @@ def make_traced(problem_id="p0", condition="wo", rows=5, **changes):
     generator = np.random.default_rng(sum(map(ord, problem_id + condition)))
     trace = make_trace(problem_id, condition, **changes)
     masses = generator.dirichlet(np.ones(len(MASSES)), shape).astype(np.float32)
-    curves = trace.mean_common / trace.mean_common.size
-    measures = dict(zip(MASSES, np.moveaxis(masses, -1, 0), strict=True))
     weights = make_rows(generator, *shape, rows, len(words))
-    return make_trace(
-        problem_id,
-        condition,
-        **changes,
+    return replace(
+        trace,
         tokens=tuple(words),
         roles=roles,
-        mean_common=curves,
-        measures={name: np.ascontiguousarray(mass) for name, mass in measures.items()},
+        mean_common=trace.mean_common / trace.mean_common.size,
+        measures={name: masses[..., index].copy() for index, name in enumerate(MASSES)},
         rows=weights if rows else np.zeros((0, 0, 0, 0), np.float32),
     )
 

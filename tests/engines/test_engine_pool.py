@@ -276,16 +276,12 @@ def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
     assert len(carrier.engines) <= 2 * (1 + FRUITLESS_STARTS)
 
 
-def test_one_request_needs_one_engine():
-    carrier = FakeCarrier(load={1: None})
-    generate(carrier, 1)
-    assert len(carrier.engines) == 1
-
-
-def test_the_run_does_not_wait_for_an_engine_that_is_no_longer_needed():
-    carrier = FakeCarrier(sequences=100, at_once=10, load={1: None})
-    generate(carrier, 20)
-    assert len(carrier.engines) == 2
+@with_cases
+def test_no_more_engines_start_than_are_needed(sequences, at_once, count, engines):
+    """The second engine loads for ever."""
+    carrier = FakeCarrier(sequences=sequences, at_once=at_once, load={1: None})
+    generate(carrier, count)
+    assert len(carrier.engines) == engines
 
 
 def test_facts_are_those_of_the_first_engine_that_has_loaded():

@@ -149,31 +149,17 @@ def resolve(choice, generation_config=None):
     return resolve_sampling(choice, 9, ("x",), generation_config)
 
 
-def test_greedy_ignores_and_records_the_values_of_the_model():
-    sampling = resolve("greedy", GENERATION_CONFIG)
-    assert sampling.greedy
-    assert sampling.vllm() == {
-        **{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
-        **{"max_tokens": 9, "stop": ["x"]},
-    }
-    assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
-    assert sampling.from_model == {}
-    assert resolve("greedy").switched_off is None, "nothing was read"
+@with_cases
+def test_sampling_follows_from_the_choice_and_the_values_of_the_model(
+    choice, changes, facts, values
+):
+    sampling = resolve(choice, GENERATION_CONFIG | changes)
+    assert {name: getattr(sampling, name) for name in facts} == facts
+    assert sampling.vllm() | values == sampling.vllm()
 
 
-def test_model_default_takes_the_models_values_and_the_defaults_of_generate():
-    sampling = resolve("model_default", GENERATION_CONFIG)
-    from_model = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
-    assert sampling.from_model == from_model
-    expected = from_model | {"top_k": 50}
-    assert sampling.vllm() | expected == sampling.vllm()
-
-
-def test_model_default_of_a_greedy_model_is_greedy_with_its_penalty():
-    sampling = resolve("model_default", GENERATION_CONFIG | {"do_sample": False})
-    assert sampling.greedy
-    assert sampling.repetition_penalty == 1.05
-    assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9}
+def test_without_values_of_the_model_nothing_is_switched_off():
+    assert resolve("greedy").switched_off is None
 
 
 def test_model_default_refuses_settings_that_vllm_does_not_have():

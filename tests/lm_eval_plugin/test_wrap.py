@@ -9,13 +9,14 @@ from lm_eval.loggers import EvaluationTracker
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
-from harness.experiment.tokenizer import encode, fit_filler
+from harness.experiment.tokenizer import encode, fit_filler, load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.conftest import installed
 from tests.lm_eval_plugin.wrapped_tasks import (
     DOCUMENTS,
+    SETTINGS,
     Silent,
-    compare,
+    by_document,
     evaluate,
     list_variants,
     open_manager,
@@ -32,17 +33,39 @@ another way, and from the name of a field."""
 @pytest.mark.parametrize(
     "names", [QUICK, pytest.param(list(DOCUMENTS), marks=pytest.mark.slow, id="all")]
 )
-def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
-    rows = compare(names)
-    assert [row["task"] for row in rows] == names
-    assert len({row["folder"] for row in rows}) == len(names)
-    for row in rows:
-        assert row["documents"] >= 2 and row["equal"] == row["documents"], row
-        assert row["filler tokens"] == "55"
+def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names, tmp_path):
+    """In all layouts. Under `mless` the filler stands before the question, and nothing else."""
+    keys = {name: write_both(name, tmp_path) for name in names}
+    assert len({task["stock_file"].partition("/")[0] for task in keys.values()}) == len(names)
+    model, manager = Silent(), open_manager(tmp_path)
+    tasks = manager.load(names)["tasks"]
+    for options in SETTINGS["layouts"].values():
+        samples = evaluate(names, manager, model, **options)["samples"]
+        document_count = 0
+        for name in names:
+            by_variant = [by_document(samples[variant]) for variant in list_variants(name)]
+            assert len(by_variant[0]) >= 2
+            document_count += len(by_variant[0])
+            for stock, wo, mless in zip(*by_variant, strict=True):
+                question = tasks[name].doc_to_text(stock["doc"])
+                check_prompts(stock, wo, mless, question, keys[name]["filler"])
     page = (ROOT / "docs/lm_eval_tasks.md").read_text()
     assert set(names) <= set(re.findall(r"\w+", page))
     if names == list(DOCUMENTS):
-        assert f"all {sum(row['documents'] for row in rows)} documents" in page
+        assert f"all {document_count} documents" in page
+
+
+def check_prompts(stock, wo, mless, question, filler):
+    """Compare the samples of a document."""
+    keys = stock.keys() - {"arguments"}  # the prompt has a hash among the other keys
+    assert {key: wo[key] for key in keys} == {key: stock[key] for key in keys}
+    prompts, settings = zip(*(sample["arguments"][0] for sample in (stock, wo, mless)), strict=True)
+    assert settings[0] == settings[1] == settings[2]
+    before, after = prompts[2].split(filler)
+    assert before + after == prompts[0] and after.startswith(question)
+    _, spans = encode(prompts[2], load_tokenizer(TOY_MODEL))
+    first, last = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
+    assert sum(first <= start < end <= last for start, end in spans) == 55
 
 
 @pytest.fixture

@@ -1,26 +1,19 @@
-"""Twelve tasks of lm-eval from twelve of its folders, compared with those of `mless tasks --wrap`.
+"""Twelve tasks of lm-eval from twelve of its folders, stock and wrapped by `mless tasks --wrap`.
 
-Their documents are made here, in the schemas of the real ones, so no hub is needed. Prompts of the
-condition `wo` must be lm-eval's own, by its own prompt hash. Those of `mless` have the filler
-before the question, and nothing else. `python -m tests.lm_eval_plugin.wrapped_tasks` prints a
-row for each task, from which docs/lm_eval_tasks.md has its numbers.
+Their documents are made here, in the schemas of the real ones, so no hub is needed.
 """
 
 import json
-import logging
-import sys
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import lm_eval
 import yaml
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from harness.constants import SEPARATOR
-from harness.experiment.tokenizer import encode, load_tokenizer
+from harness.experiment.tokenizer import load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.make import ROOT, TOY_MODEL, read_data
 
@@ -133,78 +126,6 @@ def evaluate(names, manager, model, **options):
     return results
 
 
-def compare(names):
-    """Count for each task the documents whose prompts under `wo` are lm-eval's own in all layouts.
-
-    Raises:
-        AssertionError: a score or a stop string differs, or under `mless` anything but the filler
-            before the question.
-    """
-    rows, model = [], Silent()
-    with TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        keys = {name: write_both(name, folder) for name in names}
-        manager = open_manager(folder)
-        tasks = manager.load(names)["tasks"]
-        samples = {
-            layout: evaluate(names, manager, model, **options)["samples"]
-            for layout, options in SETTINGS["layouts"].items()
-        }
-    for name in names:
-        filler = keys[name]["filler"]
-        unequal, token_counts = set(), set()
-        for layout, samples_by_task in samples.items():
-            by_variant = [by_document(samples_by_task[task]) for task in list_variants(name)]
-            for variants in zip(*by_variant, strict=True):
-                stock, wo, _ = variants
-                if stock["prompt_hash"] != wo["prompt_hash"]:
-                    unequal.add(stock["doc_id"])
-                before, question = split_prompt(variants, filler, f"{name}, {layout}")
-                assert question.startswith(tasks[name].doc_to_text(stock["doc"])), (name, layout)
-                token_counts.add(count_tokens(before, filler, question, model))
-        rows.append(
-            {
-                "folder": keys[name]["stock_file"].partition("/")[0],
-                "task": name,
-                "documents": len(by_variant[0]),
-                "equal": len(by_variant[0]) - len(unequal),
-                "filler tokens": ", ".join(map(str, sorted(token_counts))),
-            }
-        )
-    return rows
-
-
-def split_prompt(variants, filler, name):
-    """Compare the samples of a document; return the texts before and after the filler."""
-    stock, wo, mless = variants
-    (text, settings), *wrapped = (sample["arguments"][0] for sample in variants)
-    assert [settings, settings] == [arguments[1] for arguments in wrapped], f"{name}: stop strings"
-    keys = stock.keys() - {"arguments", "prompt_hash"}
-    unequal_keys = [key for key in keys if stock[key] != wo[key]]
-    assert not unequal_keys, f"{name}: other {unequal_keys}"
-    chunks = mless["arguments"][0][0].split(filler)
-    assert len(chunks) == 2, f"{name}: the prompt has the filler {len(chunks) - 1} times"
-    assert "".join(chunks) == text, f"{name}: more than the filler differs"
-    return list(chunks)
-
-
-def count_tokens(before, filler, question, model):
-    """The number of tokens of a prompt that lie within the filler."""
-    _, spans = encode(before + filler + question, model.tokenizer)
-    first, last = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
-    return sum(first <= start < end <= last for start, end in spans)
-
-
 def by_document(samples):
     """One sample per document: a task with several filters logs each as often."""
     return list({sample["doc_id"]: sample for sample in samples}.values())
-
-
-def as_table(rows):
-    lines = [f"| {' | '.join(rows[0])} |", f"|{' --- |' * len(rows[0])}"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row.values()))} |" for row in rows)])
-
-
-if __name__ == "__main__":
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    print(as_table(compare(sys.argv[1:] or list(DOCUMENTS))))
