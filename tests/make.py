@@ -114,7 +114,7 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _write_lines(path, records):
+def write_records(path, records):
     """Write records as the harness does: one a line, without blanks."""
     lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in records]
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
@@ -137,9 +137,9 @@ def small_run(folder, problems=25):
     ]
     keys = {record["key"] for record in records}
     version, *scores = read_lines(folder / SCORES)
-    _write_lines(folder / PROMPTS, map(as_json, prompts))
-    _write_lines(folder / JOURNAL, [header | hashes, *records])
-    _write_lines(folder / SCORES, [version, *(score for score in scores if score["key"] in keys)])
+    write_records(folder / PROMPTS, map(as_json, prompts))
+    write_records(folder / JOURNAL, [header | hashes, *records])
+    write_records(folder / SCORES, [version, *(score for score in scores if score["key"] in keys)])
     receipt = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
     files = {name: hash_stored(folder / name) for name in receipt["files"]}
     receipt |= {**hashes, "problems": problems, "files": files}
@@ -205,7 +205,7 @@ def add_stop(run):
     header, *records = read_lines(run / JOURNAL)
     for arm in header["arms"].values():
         arm["sampling"]["stop"] = ["x"]
-    _write_lines(run / JOURNAL, [header, *records])
+    write_records(run / JOURNAL, [header, *records])
 
 
 def right(request, target):
@@ -374,7 +374,7 @@ def write_log(folder, lines, *, number=1, **results):
     folder.mkdir(exist_ok=True)
     (folder / f"results_{DATE.format(number)}.json").write_text(json.dumps({**RESULTS, **results}))
     path = folder / f"samples_task_{DATE.format(number)}.jsonl"
-    _write_lines(path, lines)
+    write_records(path, lines)
     return path
 
 

@@ -12,7 +12,6 @@ import pytest
 from attention_probe.figures.trace_views import NO_ROWS, read_attention, read_view
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import LEVELS, MISSING, describe_prompt, make_page
-from harness.errors import ConfigError
 from harness.execution.attend_prompts import PromptAttention, _tokenize
 from harness.experiment.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.tokenizer import load_tokenizer
@@ -191,12 +190,6 @@ def test_a_view_in_a_report_has_the_problems_that_fit(tmp_path):
     note = "The first 1 of 3 problems: `mless attention` shows all."
     assert len(view.prompts) == 1 and note in view.facts["notes"]
     assert len(read_attention(path).view.prompts) == 3
-
-
-def test_traces_without_a_shared_problem_are_refused(tmp_path):
-    path = write_traces(tmp_path / "x.traces", [make_traced(), make_traced("p1", "mless")])
-    with pytest.raises(ConfigError, match="has no problem under all of wo, mless"):
-        read_view(path)
 
 
 def test_an_empty_completion_has_no_numbers(tmp_path):

@@ -28,6 +28,7 @@ from tests.make import (
     REGISTERED,
     TOY,
     make_trace,
+    read_data,
     with_cases,
     write_run,
     write_traces,
@@ -36,25 +37,7 @@ from tests.make import (
 SVG = "data:image/svg+xml;base64,"
 CONDITIONS = ("wo", "mless", "mful", "random")
 
-HOSTILE = (
-    "<script>window.pwned=1</script>",
-    "</script><script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    '" onmouseover="alert(1)" x="',
-    "' autofocus onfocus=alert(1) '",
-    "<svg/onload=alert(1)>",
-    "<!--<script>",
-    "-->",
-    "]]>",
-    "{{ 7*7 }}{% raw %}",
-    "javascript:alert(1)",
-    "&lt;b&gt;&#60;b&#62;",
-    "\u202egnp.exe\u202c",
-    "\x00\x1b[31m",
-    "<style>*{display:none}</style>",
-    "<base href=https://example.org/><meta http-equiv=refresh content=0>",
-    "$" * 40 + "\\(" * 40 + "\\boxed{" * 40,
-)
+HOSTILE = read_data("hostile_texts")
 
 
 class Reader(HTMLParser):

@@ -19,7 +19,7 @@ from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.grading import GradeJob, GraderPool
 from tests.commands.test_cli import refused
-from tests.make import TOY_MODEL
+from tests.make import TOY_MODEL, write_records
 
 ROWS = [
     {"Problem": "1+1?", "Answer": "007", "ID": "a"},
@@ -94,7 +94,7 @@ def test_a_list_has_the_accepted_answers(tmp_path):
     path = tmp_path / "data.jsonl"
     lists = [["70"], ["4", r"\frac{9}{2}"], 3]
     lines = [{"problem": str(answer), "final_answer": answer} for answer in lists]
-    path.write_text("\n".join(map(json.dumps, lines)))
+    write_records(path, lines)
     problems = read(path, answer="final_answer").problems
     assert [problem.answer for problem in problems] == ["70", "4", "3"]
     assert [problem.alternatives for problem in problems] == [(), (r"\frac{9}{2}",), ()]
@@ -150,7 +150,7 @@ def test_a_control_token_in_a_problem_is_reported_once(tmp_path, toy_tokenizer):
     token = toy_tokenizer.eos_token
     path = tmp_path / "data.jsonl"
     lines = [{"problem": text, "answer": 1} for text in ("1?", f"What is {token} for?", "2?")]
-    path.write_text("\n".join(map(json.dumps, lines)))
+    write_records(path, lines)
     conditions = [*named_conditions().values()][:2]
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
     first, second = build_checked_prompts(read(path).problems, conditions, PromptSettings(), model)

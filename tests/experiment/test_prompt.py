@@ -164,7 +164,10 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
     tokenizer = save_tokenizer(toy_tokenizer, toy_tokenizer.chat_template + thinking, tmp_path)
     switch = "model.model_args.chat_template_args={enable_thinking: false}"
     plan, requests = plan_of("layouts=[chat]", tokenizer, switch, limit=2)
-    assert all(request.prompt.endswith("<think></think>") for request in requests)
+    _, plain = plan_of("layouts=[chat]", tokenizer, limit=2)
+    assert [request.prompt for request in requests] == [
+        request.prompt + "<think></think>" for request in plain
+    ]
     arguments = plan.config.identity()["model"]["model_args"]
     assert arguments["chat_template_args"] == {"enable_thinking": False}
     assert "template  enable_thinking: false" in describe_plan(plan).splitlines()

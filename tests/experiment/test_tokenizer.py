@@ -3,14 +3,13 @@ import json
 
 import pytest
 
-from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
+from harness.errors import ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.built_prompts import measure_prompt
 from harness.experiment.chat_template import (
     PINNED_DATE,
     apply_chat_template,
     find_segments,
     has_system_turn,
-    template_switches,
 )
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.prompt import Layout, PromptSettings, build_prompt
@@ -69,38 +68,6 @@ def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
     for name in named_conditions():
         _, text = build(tokenizer, name=name, layout=Layout.RAW)
         assert list(encode(text, tokenizer)[0]) == original.encode(text, bos=True, eos=False)
-
-
-THINKING_BLOCK = "<think>\n\n</think>\n\n"
-OFF = "{% if enable_thinking is defined and not enable_thinking %}"
-THINKING = CHATML + OFF + THINKING_BLOCK + "{% endif %}"
-
-
-def test_a_switch_of_the_template_changes_the_prompt(toy_tokenizer, tmp_path):
-    tokenizer = with_template(toy_tokenizer, THINKING)
-    prompt, text = build(tokenizer, name="mless")
-    off = template_switches({"chat_template_args": {"enable_thinking": False}})
-    assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
-    plain, switched_off, switched_on = (
-        measure_prompt(
-            prompt,
-            PromptSettings(layout=Layout.CHAT),
-            ModelTokenizer(name="toy", tokenizer=tokenizer, switches=switches),
-        )
-        for switches in ({}, off, {"enable_thinking": True})
-    )
-    assert plain.text == switched_on.text == text
-    assert switched_off.text == text + THINKING_BLOCK
-    assert switched_off.filler_span == plain.filler_span
-    assert switched_off.prompt_token_sha256 != plain.prompt_token_sha256
-    tokenizer.save_pretrained(tmp_path)
-    for switches, message in (
-        ({"enable_thinkng": False}, "reads no switch 'enable_thinkng'"),
-        ("no", "got 'no'"),
-    ):
-        arguments = {"tokenizer": str(tmp_path), "chat_template_args": switches}
-        with pytest.raises(ConfigError, match=message):
-            ModelTokenizer.from_arguments(arguments)
 
 
 def test_every_template_gives_one_bos_and_one_instruction(any_tokenizer):

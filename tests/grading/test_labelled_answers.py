@@ -60,7 +60,7 @@ REWRITES = read_data("rewrites")
 
 def rewrites(gold):
     """The gold answer as other authors might write it."""
-    for pattern, replacement in REWRITES:
+    for pattern, replacement in REWRITES["same"]:
         yield re.sub(pattern, replacement, gold)
     if match := re.fullmatch(r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}", gold):
         yield f"{match[1]}\\frac{{{3 * int(match[2])}}}{{{3 * int(match[3])}}}"
@@ -76,19 +76,8 @@ def near_misses(gold):
         for wrong in (*neighbours, number[:-1], number + number[-1]):
             if wrong and wrong != "-1":
                 yield gold[: match.start()] + wrong + gold[match.end() :]
-    if not gold.startswith(("-", "\\text", "x", "y", "[", "(", "\\left", "\\beg", "\\{")):
-        yield "-" + gold
-    for match in re.finditer(r"(?<=[\w} ])[-+](?=[ \w\\])", gold):
-        sign = {"+": "-", "-": "+"}[match.group()]
-        yield gold[: match.start()] + sign + gold[match.end() :]
-    if match := re.fullmatch(r"(\\left)?([(\[]) ?(.*?), ?([^,]*?) ?(\\right)?([)\]])", gold):
-        yield f"{match[2]}{match[4]}, {match[3]}{match[6]}"
-        yield f"{match[2]}{match[3]}{match[6]}"
-        yield {"(": "[", "[": "("}[match[2]] + f"{match[3]}, {match[4]}{match[6]}"
-    yield f"{gold}, 1"
-    yield f"{gold}x"
-    yield f"\\sqrt{{{gold}}}"
-    yield f"\\text{{not }} {gold}"
+    for pattern, replacement in REWRITES["wrong"]:
+        yield re.sub(pattern, replacement, gold)
 
 
 def _value(gold):

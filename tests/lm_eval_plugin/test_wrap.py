@@ -1,4 +1,3 @@
-import json
 import re
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.lm_eval_plugin.wrapped_tasks import (
     read_task,
     write_both,
 )
-from tests.make import ROOT, TOY_MODEL, table_page, with_cases
+from tests.make import ROOT, TOY_MODEL, read_lines, table_page, with_cases
 
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
 """Their prompts come from a template with drawn examples, from a function that words examples in
@@ -205,8 +204,7 @@ def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_log
     prompts = {}
     for name in ("wo", "mless"):
         (log,) = (tmp_path / "results").rglob(f"samples_gsm8k_{name}_*.jsonl")
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        prompts[name] = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
+        prompts[name] = [line["arguments"]["gen_args_0"]["arg_0"] for line in read_lines(log)]
         assert re.search(rf"gsm8k_{name} *\|", process.stdout), process.stdout
     assert [text.replace(filler, "", 1) for text in prompts["mless"]] == prompts["wo"]
     page = table_page(tmp_path / "results")

@@ -15,7 +15,7 @@ from lm_eval.tasks import TaskManager
 
 from harness.experiment.tokenizer import load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
-from tests.make import ROOT, TOY_MODEL, read_data
+from tests.make import ROOT, TOY_MODEL, read_data, write_records
 
 SETTINGS = read_data("lm_eval_layouts")
 QUESTIONS = SETTINGS["questions"]
@@ -81,7 +81,7 @@ def local_data(name, folder):
     files = {}
     for split, documents in DOCUMENTS[name].items():
         files[split] = str(folder / f"{name}-{split}.json")
-        Path(files[split]).write_text("".join(f"{json.dumps(doc)}\n" for doc in documents))
+        write_records(Path(files[split]), documents)
     kwargs = {"data_files": files, "cache_dir": str(folder / "cache")}
     return f"dataset_path: json\ndataset_name: null\ndataset_kwargs: {json.dumps(kwargs)}\n"
 

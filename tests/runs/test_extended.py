@@ -1,6 +1,5 @@
 """A finished run that gets more problems, samples or conditions."""
 
-import json
 import re
 
 import pytest
@@ -12,7 +11,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.run_config import load_config
 from harness.runs.run_files import JOURNAL, PROMPTS, read_identity, read_receipt, read_samples
 from tests.conftest import needs_vllm
-from tests.make import CONFIG, right, table_data, table_page, with_cases, write_run
+from tests.make import CONFIG, right, table_data, table_page, with_cases, write_records, write_run
 
 pytestmark = needs_vllm  # whose version is part of each sample's key
 SAMPLED = {"gen_kwargs": {"temperature": 1}}
@@ -30,7 +29,7 @@ def write_problems(path, count, **changes):
         name = f"sum-{number}"
         answer = changes.get(f"sum_{number}", str(number + 2))
         lines.append({"id": name, "problem": f"What is {number} + 2?", "answer": answer})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_records(path, lines)
     return {"path": str(path)}
 
 

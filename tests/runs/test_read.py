@@ -26,6 +26,7 @@ from tests.make import (
     table_page,
     with_cases,
     write_log,
+    write_records,
     write_run,
 )
 
@@ -322,8 +323,7 @@ def test_a_folder_with_one_log_stands_for_the_log(results):
 def two_datasets(tmp_path):
     """Runs on two datasets."""
     data = tmp_path / "own.jsonl"
-    lines = [json.dumps({"question": f"{n}?", "answer": str(n)}) + "\n" for n in range(4)]
-    data.write_text("".join(lines))
+    write_records(data, [{"question": f"{n}?", "answer": str(n)} for n in range(4)])
     (tmp_path / "runs").mkdir()
     for name, path in (("first", TOY_DATA["path"]), ("second", str(data))):
         write_run(tmp_path / "runs" / name, right, dataset={"path": path}, limit=4)
