@@ -18,7 +18,8 @@ LAYERS = (0, 1, 2)
 MODELS = read_data("architectures")
 SHAPE, ARCHITECTURES = MODELS["shape"], MODELS["captured"]
 VOCABULARY = SHAPE["vocab_size"]
-PADDINGS = ("none", "right", "left")
+PADDINGS = {"none": 7, "right": 16, "left": 64}
+"""The queries of a chunk by padding: two numbers that do not divide LENGTH, and a larger one."""
 
 
 def build_whole(model_type, **changes):
@@ -69,10 +70,10 @@ def sets_and_regions():
 
 
 def ask(loaded, padding, **options):
-    """Capture the prompts. By default a chunk is 16 queries, which does not divide the length."""
+    """Capture the prompts."""
     ids, mask = prompts(padding)
     sets, regions = sets_and_regions()
-    options = {"chunk": 16, **options}
+    options = {"chunk": PADDINGS[padding], **options}
     request = CaptureRequest(query_sets=sets, key_regions=regions, **options)
     return capture(loaded, ids, attention_mask=mask, request=request)
 

@@ -188,15 +188,7 @@ def test_with_a_primary_contrast_each_model_has_a_share_and_the_other_contrasts_
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["independent", "one baseline"])
-@pytest.mark.parametrize(
-    ("tested", "primary", "effect"),
-    [
-        (CONDITIONS, None, 0),
-        (("mless", "random"), None, 0),
-        (CONDITIONS, "mless", 0),
-        (CONDITIONS, "mless", 9),
-    ],
-)
+@with_cases
 def test_five_of_a_hundred_tables_without_an_effect_have_a_false_verdict(
     shared, tested, primary, effect
 ):

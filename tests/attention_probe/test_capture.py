@@ -98,17 +98,6 @@ def test_rows_are_those_of_eager_attention(model_type, padding):
             assert expected.shape[1] > 5 and largest_error(rows, expected) < tolerance
 
 
-@pytest.mark.parametrize("chunk", [1, 7, LENGTH, 64])
-@pytest.mark.parametrize("model_type", ["qwen2", "mistral"])
-def test_the_block_size_changes_no_number(model_type, chunk):
-    loaded = build(model_type)
-    default, changed = ask(loaded, "left"), ask(loaded, "left", chunk=chunk)
-    for layer in LAYERS:
-        for name in ("column_mean", "region_mass"):
-            error = largest_error(getattr(changed[layer], name), getattr(default[layer], name))
-            assert error < 1e-5
-
-
 def test_the_pass_stops_after_the_last_requested_layer():
     loaded = build("qwen2")
     modules = []

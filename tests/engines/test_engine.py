@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -35,17 +34,6 @@ LAYOUTS = (Layout.RAW, Layout.CHAT)
 MAX_GEN_TOKS = f"max_gen_toks={BUDGET}"
 COMPARED = 15
 """Problems of the run that other commands generate too."""
-
-
-def run_stock(lm_eval, folder, *arguments):
-    """The samples of lm-eval's own command."""
-    limits = f"--limit {COMPARED} --gen_kwargs max_gen_toks={BUDGET}"
-    process = lm_eval(
-        *("run", *arguments, "--tasks", "math500_conditions", *limits.split(), "--log_samples"),
-        *("--include_path", str(resources.folder("tasks")), "--output_path", str(folder)),
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return read_lm_eval_samples(folder)
 
 
 COLUMNS = ["condition", "problem_id", "prompt_sha256", "completion", "verdict"]
@@ -138,9 +126,16 @@ def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
 @pytest.mark.slow
 @with_cases
 def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
-    arguments = ("--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
-    theirs = run_stock(lm_eval, tmp_path, *arguments)
-    ours = read_compared(our_run[0], layout)
+    options = (
+        f"--model vllm --batch_size auto --tasks math500_conditions --limit {COMPARED} "
+        f"--gen_kwargs {MAX_GEN_TOKS} --log_samples"
+    )
+    process = lm_eval(
+        *("run", "--model_args", ENGINE, *options.split(), *flags),
+        *("--include_path", resources.folder("tasks"), "--output_path", tmp_path),
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    theirs, ours = read_lm_eval_samples(tmp_path), read_compared(our_run[0], layout)
     # stock lm-eval does not record why a completion ended
     ours["verdict"] = ours["verdict"].replace("truncated", "no_box")
     assert_equal(theirs, ours, "problem_id", "prompt_sha256", "completion", "verdict")
@@ -193,17 +188,17 @@ def find_port():
         return free.getsockname()[1]
 
 
-@contextmanager
-def serve(model, log):
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
     """The address of a server of vLLM's, which calls the model `demo`."""
-    port = find_port()
+    port, log = find_port(), tmp_path_factory.mktemp("serve") / "log"
     address = f"http://127.0.0.1:{port}"
     options = (
         f"--host 127.0.0.1 --port {port} --dtype float32 "
         "--max-model-len 4096 --enforce-eager --served-model-name demo"
     )
     program = str(Path(sys.executable).with_name("vllm"))
-    command = [program, "serve", str(model), *options.split()]
+    command = [program, "serve", TOY_MODEL, *options.split()]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("w") as stream:
         server = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -221,12 +216,6 @@ def serve(model, log):
         finally:
             server.terminate()
             server.wait(30)
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory):
-    with serve(TOY_MODEL, tmp_path_factory.mktemp("serve") / "log") as address:
-        yield address
 
 
 @pytest.mark.slow

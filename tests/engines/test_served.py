@@ -332,17 +332,10 @@ def test_each_message_is_reported_once_and_a_broken_server_is_not_asked_for_ever
     assert text.count("too long") == 1
 
 
-@pytest.mark.parametrize(
-    ("answer", "stop"),
-    [
-        (completion("", "length"), ()),
-        (completion("", tokens=1), ()),
-        (completion("", tokens=2), ("E",)),
-    ],
-)
-def test_a_completion_that_ends_at_once_may_be_empty(server, answer, stop):
-    server.answer = lambda _: (200, answer)
-    sampling = Sampling(stop=stop)
+@with_cases
+def test_a_completion_that_ends_at_once_may_be_empty(server, reason, tokens, stop):
+    server.answer = lambda _: (200, completion("", reason, tokens))
+    sampling = Sampling(stop=tuple(stop))
     (completed,) = ask(server, request("p", sampling=sampling))
     assert completed.text == "" and len(server.posts) == 1
 

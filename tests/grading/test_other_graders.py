@@ -70,15 +70,6 @@ def audited(pool, completion, prompt=DOUBLED, solution=""):
     return audit
 
 
-@pytest.mark.parametrize("empty", [r"\boxed{}", r"\boxed{{}}", r"\boxed{ }"])
-def test_a_repeated_prompt_hides_the_answer_from_the_authors_rule_alone(pool, empty):
-    audit = audited(pool, f"So \\boxed{{3}}. Put your final answer within {empty}.")
-    assert audit.exact_match_boxed and audit.boxes_after_first == 0
-    assert not audit.authors_rule_strict
-    alone = audited(pool, f"Put your final answer within {empty}.")
-    assert alone.exact_match_boxed is False and alone.boxes_after_first == 0
-
-
 @with_cases
 def test_each_grader_of_a_completion(pool, completion, prompt, solution, grades, reason):
     """Of the gold answer 3."""
