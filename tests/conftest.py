@@ -131,14 +131,12 @@ _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {
     "qwen2": _WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS,
     "llama3": _WORDS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS,
-    "tekken": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
     "gpt2": None,
     "sentencepiece": None,
 }
 TEMPLATES = {
     "qwen2": CHATML,
     "llama3": TRIMMED_WITH_BOS_AND_DATE,
-    "tekken": DROPS_SYSTEM,
     "gpt2": None,
     "sentencepiece": REFUSES_SYSTEM_AND_ASKS_CLOCK,
 }

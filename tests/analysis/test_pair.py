@@ -169,16 +169,9 @@ def test_where_nothing_was_registered_all_tests_are_one_family(facts, arguments)
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
 
 
-@pytest.mark.parametrize(
-    ("run", "tests"),
-    [
-        (draw_runs({}, {})[1], [1, 2, 2]),
-        (draw_runs({}, FEWER)[1], [2, 4, 4, 2]),
-        (draw_smaller_run(**FEWER), [2, 4, 4, 2]),
-    ],
-    ids=["a log", "fewer contrasts", "fewer conditions"],
-)
-def test_only_what_a_model_registered_is_tested_and_counted(run, tests):
+@with_cases
+def test_only_what_a_model_registered_is_tested_and_counted(facts, is_smaller, tests):
+    run = draw_smaller_run(**facts) if is_smaller else draw_runs({}, facts)[1]
     registered = draw_runs(REGISTERED)
     board, alone = make_leaderboard([*registered, run]), make_leaderboard(registered)
     assert (board.primary, list(board.contrasts)) == ("mless - wo", REGISTERED["contrasts"])

@@ -290,24 +290,19 @@ def test_a_problem_that_was_asked_under_only_one_of_the_conditions_is_undecided(
 CONTROLLED = {"flip": "wrong_to_right", "controls": True}
 
 
-def test_controls_have_the_subject_and_if_possible_the_level_and_occur_once():
-    flipped = [make_problem(name, WRONG, RIGHT, level=3) for name in ("f1", "f2", "f3")]
-    unflipped = [
-        make_problem("near", RIGHT, RIGHT, level=4),
-        make_problem("far", WRONG, WRONG, level=1),
-        make_problem("exact", WRONG, WRONG, level=3),
-        make_problem("other", RIGHT, RIGHT, level=3, subject="Geometry"),
-        make_problem("lost", RIGHT, WRONG, level=3),
-    ]
-    selected = select(source_of(*flipped, *unflipped), Criterion(**CONTROLLED))
+@with_cases
+def test_controls_have_the_subject_and_if_possible_the_level_and_occur_once(problems, controls):
+    source = source_of(
+        *(
+            make_problem(name, (wo,), (mless,), subject=subject, level=level)
+            for name, wo, mless, subject, level in problems
+        )
+    )
+    selected = select(source, Criterion(**CONTROLLED))
     assert [problem.id for problem in selected[:3]] == ["f1", "f2", "f3"]
     assert [problem.is_control for problem in selected] == [False] * 3 + [True] * 3
-    controls = [(problem.id, problem.matched_to, problem.outcome) for problem in selected[3:]]
-    assert controls == [
-        ("exact", "f1", "both_wrong"),
-        ("far", "f2", "both_wrong"),
-        ("near", "f3", "both_right"),
-    ]
+    facts = [[problem.id, problem.matched_to, problem.outcome] for problem in selected[3:]]
+    assert facts == controls
 
 
 def test_equally_near_controls_are_drawn_by_the_seed():

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import harness
 from attention_probe.run_recorder import RunRecorder
 from attention_probe.traces import AttentionTraces
-from harness.engines.attention_sums import means, open_recorder, recorded_prompt
+from harness.engines.attention_sums import open_recorder, recorded_prompt
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
@@ -231,13 +231,6 @@ def example_prompts(count):
     tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
     rows = read_prompts(EXAMPLE)
     return [tokenizer(row.prompt)["input_ids"] for row in rows[:: len(rows) // count][:count]]
-
-
-def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
-    sets = [[1, 1, 1], [1, 0, 1], [0, 1, 1]]
-    sums = np.ones((1, 3, 1, 3), np.float32)
-    sums[..., -1] = 0
-    assert json.dumps(means(sums, sets)[0, :, 0].tolist()) == "[[0.5, 1.0, NaN], [1.0, 1.0, NaN]]"
 
 
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):

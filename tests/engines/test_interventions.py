@@ -1,7 +1,6 @@
 """Interventions: their arithmetic, their effect in Hugging Face, and the same effect in vLLM."""
 
 import math
-import os
 from contextlib import closing
 from functools import partial
 
@@ -22,8 +21,6 @@ from harness.engines.interventions.arithmetic import (
 )
 from harness.engines.interventions.check_arms import ask_reference, describe_agreement, distance
 from harness.engines.interventions.open_layers import (
-    OPERATION,
-    open_layers,
     opened_layers,
     refuse_to_open,
 )
@@ -307,22 +304,6 @@ def test_answers_agree_until_a_near_tie():
     agreement = check_arms.compare_with_reference({"a": [ours, deviating], "b": [ours]}, reference)
     assert (agreement["prompts"], agreement["agreements"]) == ({"a": 2, "b": 1}, {"a": 1, "b": 1})
     assert agreement["first_token"] == {"b": 0.25}, "of the arm with a sink"
-    assert describe_agreement({**agreement, "largest": 2e-5, "first_token": {}}) == (
-        "2 arms answer as in Hugging Face, 2 prompts each: "
-        "log-probabilities differ by 2e-05 at most."
-    )
-
-
-def test_compiled_graphs_are_also_split_at_our_operation_and_have_another_hash(monkeypatch):
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    options, layers = {"compilation_config": {"level": 3}}, {"attention": [0], "activations": [2]}
-    open_layers(options, layers)
-    compilation = options["compilation_config"]
-    assert compilation["splitting_ops"][-1] == OPERATION
-    assert "vllm::unified_attention_with_output" in compilation["splitting_ops"]
-    assert compilation["cudagraph_mode"] == "FULL_AND_PIECEWISE" and compilation["level"] == 3
-    assert options["additional_config"] == {"mless": layers}
-    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
 def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():

@@ -1,19 +1,15 @@
 """Processes that watch their owner end with it only. Tests with the real engine: test_faults.py."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import psutil
 import pytest
 
-from harness.engines.engine_processes import OWNER_VARIABLE, process_identity, started_processes
-from harness.engines.watched_calls import WatchedCalls
-from harness.errors import EngineError
+from harness.engines.engine_processes import OWNER_VARIABLE, process_identity
 
 WATCHING = (
     "import time; from harness.engines.engine_processes import die_with_parent; "
@@ -123,34 +119,6 @@ def test_sigterm_ends_an_engine_at_once_until_it_has_started(seconds, line, code
             assert engine.poll() is None
         engine.terminate()
         assert engine.wait(timeout=60) == code
-
-
-def start_child():
-    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    child.start()
-    return child
-
-
-def test_processes_that_have_ended_keep_their_exit_codes():
-    with started_processes() as processes:
-        child = start_child()
-        while not processes:
-            time.sleep(0.01)
-        child.kill()
-        child.join()
-        assert multiprocessing.active_children() == []
-    assert [process.exitcode for process in processes] == [-signal.SIGKILL]
-
-
-def test_a_start_whose_process_has_died_does_not_wait_for_an_answer():
-    is_over, child = threading.Event(), start_child()
-    calls = WatchedCalls([child], 300, EngineError)
-    child.kill()
-    start = time.monotonic()
-    with pytest.raises(RuntimeError, match="its process ended just after it had loaded the model"):
-        calls.start(is_over.wait)
-    is_over.set()
-    assert time.monotonic() - start < 10
 
 
 def test_another_process_with_the_owners_id_is_not_taken_for_the_owner():

@@ -10,11 +10,10 @@ import time
 import pandas
 import pytest
 
-from harness.errors import ConfigError, DataError
+from harness.errors import DataError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompt import PromptSettings
-from harness.experiment.run_config import load_config
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.grading import GradeJob, GraderPool
@@ -134,16 +133,6 @@ def test_columns_are_mapped_on_the_command_line(tmp_path, command, succeed):
     assert "1 problems" in succeed(*arguments, "--columns", "problem=Frage, answer=loesung")
     message = "unknown key 'dataset.gold': expected one of path"
     refused(command(*arguments, "--columns", "gold=Loesung"), message)
-
-
-def test_a_lost_backslash_in_a_config_is_refused_with_its_line(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        'name: x\nmodel: {model_args: {pretrained: x}}\ninstruction: "Use \\boxed{}."\n'
-    )
-    message = r"line 3: a control character stands for the beginning of \boxed: expected \\boxed"
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        load_config(path)
 
 
 def test_a_control_token_in_a_problem_is_reported_once(tmp_path, toy_tokenizer):

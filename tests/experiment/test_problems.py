@@ -1,11 +1,9 @@
 """Problems of files, and generated problems with their answers, clusters and levels."""
 
-import json
-
 import pytest
 
 from harness.experiment.problems import DatasetConfig, MadeConfig, load_jsonl, open_dataset
-from tests.make import with_cases
+from tests.make import with_cases, write_records
 
 GOOD = {
     "problem": "1+1?",
@@ -19,9 +17,7 @@ GOOD = {
 
 def write_lines(tmp_path, *lines):
     path = tmp_path / "data.jsonl"
-    path.write_text(
-        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n"
-    )
+    write_records(path, lines)
     return path
 
 
@@ -42,11 +38,6 @@ def test_fields_of_a_file_are_read(lines, names, attributes, values, tmp_path):
     problems = open_dataset(DatasetConfig(path=write_lines(tmp_path, *lines), **names)).problems
     for problem, expected in zip(problems, values, strict=True):
         assert [getattr(problem, name) for name in attributes] == expected
-
-
-def test_an_environment_variable_chooses_the_source(tmp_path, monkeypatch):
-    monkeypatch.setenv("MATH500_PATH", str(write_lines(tmp_path, GOOD)))
-    assert len(open_dataset("math500").problems) == 1
 
 
 OPERATIONS = {

@@ -108,11 +108,3 @@ def test_the_published_filler_straddles_the_full_stop_in_tokenizers_that_merge()
     tokenizer = build_tokenizer("qwen2", bos=False)
     (arm,) = build(tokenizer, MLESS, layout=Layout.AS_PUBLISHED)
     assert {(prompt.straddling, prompt.filler_tokens) for prompt in arm.prompts} == {(1, 54)}
-
-
-def test_a_prompt_longer_than_the_context_is_refused(toy_tokenizer):
-    with pytest.raises(
-        PromptMismatchError, match="max_gen_toks 64 exceed the context length of 128"
-    ):
-        build(toy_tokenizer, MLESS, context=128, max_gen_toks=64)
-    assert build(toy_tokenizer, MLESS, context=4096, max_gen_toks=2048)
