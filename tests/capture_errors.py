@@ -6,7 +6,7 @@ the prompt. The reference is `output_attentions=True` of all layers, averaged in
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
@@ -29,6 +29,13 @@ def build_whole(model_type, **changes):
     config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(5)
     return AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+
+
+def build_language_model(model_type, seed=0, **changes):
+    """A small random model that vLLM runs, with the toy model's vocabulary."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **MODELS["language models"], **changes)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
 
 
 def build(model_type, **changes):

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import harness
 from attention_probe.run_recorder import RunRecorder
@@ -23,6 +23,7 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
 from harness.runs.run_files import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
+from tests.capture_errors import build_language_model
 from tests.conftest import gpu_share, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, config, plan_requests, slow_engine
 from tests.make import EXAMPLE, ROOT, TOY_MODEL, with_cases
@@ -66,23 +67,8 @@ def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
 @slow_engine
 @with_cases
 def test_attention_recorded_in_other_architectures_is_eager_attention(kind, window, tmp_path):
-    config = AutoConfig.for_model(
-        kind,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        vocab_size=512,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_local_experts=4,
-        sliding_window=window,
-        sliding_window_pattern=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    windows = {"sliding_window": window, "sliding_window_pattern": 2}
+    model = build_language_model(kind, num_local_experts=4, **windows)
     # else all weights of attention are about the same
     for name, weights in model.named_parameters():
         if weights.ndim == 2:

@@ -14,7 +14,7 @@ import harness
 from attention_probe.traces import AttentionTraces
 from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.tokenizer import hash_token_ids
-from harness.runs.run_files import RECORDED, read_prompts, read_receipt
+from harness.runs.run_files import RECORDED, read_prompts
 from tests.commands.test_cli import refused
 from tests.conftest import PATIENCE, load_eager
 from tests.engines.test_attention import eager_means
@@ -141,9 +141,7 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     assert "SmolLM2-135M-Instruct" in page.read_text()
 
 
-def test_its_arms_answer_as_hugging_face_does_and_the_probe_refuses_them(run, command, tmp_path):
-    facts = read_receipt(run)["sessions"][0]["engine"]["interventions"]
-    assert set(facts["agreements"].values()) == {2} and facts["largest"] < 1e-3
+def test_the_probe_refuses_its_arms(run, command, tmp_path):
     arguments = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
     refused(
         command(*arguments.split()),

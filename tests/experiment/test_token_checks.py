@@ -36,11 +36,11 @@ def layouts(tokenizer):
     return [Layout.RAW, Layout.CHAT] if tokenizer.chat_template else [Layout.RAW]
 
 
-def build(tokenizer, *conditions, problems=PROBLEMS, context=None, max_gen_toks=0, **settings):
+def build(tokenizer, *conditions, problems=PROBLEMS, **settings):
     """The prompts of each condition; prompts that break a guarantee are refused."""
-    model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=context)
+    model = ModelTokenizer(name="model", tokenizer=tokenizer)
     settings = PromptSettings(**{"layout": Layout.RAW, **settings})
-    return build_checked_prompts(problems, conditions, settings, model, max_gen_toks=max_gen_toks)
+    return build_checked_prompts(problems, conditions, settings, model)
 
 
 def filler_sizes(arm):

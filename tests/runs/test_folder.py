@@ -15,7 +15,6 @@ import numpy
 import pandas
 import pytest
 import torch
-from lm_eval.utils import hash_string
 from msgspec.structs import replace
 
 from harness import load_run, resources
@@ -393,11 +392,6 @@ def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan):
     assert Sample.of(request, "k", "a\ud800").completion == "a\\ud800", (
         "a server may send one, and no file can hold it"
     )
-
-
-def test_the_hash_of_a_prompt_is_the_hash_that_lm_eval_computes(demo_run):
-    for row in read_prompts(demo_run):
-        assert row.prompt_sha256 == hash_string(row.prompt)
 
 
 def test_a_sample_of_another_run_in_the_journal_is_refused(plan, finished_run):
