@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.constants import JsonObject
-from harness.errors import DataError, explain_hub_error
+from harness.errors import DataError, explain_hub_error, name_similar_files
 
 LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
@@ -87,7 +87,8 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
                 records = _read_json(path, stream.read())
             yield from records
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise DataError(f"Data file {path}: {getattr(error, 'strerror', None) or error}.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"Data file {path}: {reason}.{name_similar_files(path)}") from None
 
 
 def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[LocatedRecord]:

@@ -8,6 +8,7 @@ always means a bug in mless itself.
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 QUOTED_CHARACTERS = 500
 """Maximum length of another program's text in a message."""
@@ -74,6 +75,13 @@ def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
     similar = difflib.get_close_matches(got, valid, n=len(valid))
     others = [name for name in valid if name not in similar]
     return list_first([*similar, *others], most)
+
+
+def name_similar_files(path: Path) -> str:
+    """A sentence about names like that of a missing file; empty if its folder has none."""
+    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    similar = difflib.get_close_matches(path.name, names)
+    return f" Near it: {', '.join(similar)}." if similar else ""
 
 
 def list_first(names: Sequence[str], most: int = 3) -> str:

@@ -63,9 +63,9 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
         import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
         from lm_eval.api.registry import model_registry
 
-        names = {"vllm", *served_model.PATHS, *model_registry.keys()}
+        names = sorted({"vllm", *served_model.PATHS, *model_registry.keys()})
         if backend not in names:
-            near = list_near(backend, sorted(names))
+            near = list_near(backend, names)
             raise ConfigError(f"There is no model.backend {backend!r}: expected one of {near}.")
     return 1
 

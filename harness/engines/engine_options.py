@@ -5,12 +5,15 @@ import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, PositiveInt
 
 from harness.engines.devices import use_all_cores
 from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.errors import ConfigError, list_near
 from harness.experiment.tokenizer import fetch_repository
+from harness.yaml_settings import validate
 
 CPU_KV_CACHE_BYTES = 2**30
 """Size of the KV cache on a CPU. vLLM would reserve nearly all memory; 1 GiB is ample for a small
@@ -42,11 +45,21 @@ ENGINE_DEFAULTS = {
 }
 
 
+class EngineValues(BaseModel):
+    """The engine arguments whose values vLLM would refuse only after it has started."""
+
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "auto"
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    max_num_seqs: PositiveInt = 1
+    tensor_parallel_size: PositiveInt = 1
+
+
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's model arguments as vLLM's engine arguments.
 
     Raises:
-        ConfigError: no model is named, or an argument is unknown or changes prompts.
+        ConfigError: no model is named, an argument is unknown or changes prompts, or its value is
+            wrong.
     """
     if not arguments.get("pretrained"):
         raise ConfigError(
@@ -63,6 +76,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and name not in NON_ENGINE_ARGUMENTS
     }
     _refuse_unknown_arguments(options)
+    validate(EngineValues, options, "model.model_args")
     return options
 
 
@@ -74,7 +88,7 @@ def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     package = find_spec("vllm")
     if package is None:
         return
-    source = Path(str(package.origin)).with_name("engine").joinpath("arg_utils").with_suffix(".py")
+    source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
     # the fields of its classes, of which EngineArgs has nearly all
     names = re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.M)
     # arguments of VLLMEngine itself, and those that `engine_arguments` renames or drops

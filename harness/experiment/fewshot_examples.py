@@ -33,12 +33,14 @@ class Draw:
         frame: The text before an example's problem, between problem and answer, and after the
             answer.
         clusters: The clusters whose problems have this draw. None: all problems have it.
+        instruction: The instruction of this draw. None: that of the run.
     """
 
     number: int
     examples: tuple[Problem, ...]
     frame: tuple[str, str, str]
     clusters: frozenset[str] | None = None
+    instruction: str | None = None
 
     @property
     def example_ids(self) -> tuple[str, ...]:
@@ -81,6 +83,9 @@ class FewshotConfig(Strict):
     """The number of examples in a prompt. A file's are all used."""
     draws: int = Field(default=1, ge=1)
     """The number of draws. Each problem has all, or `repeats`."""
+    instructions: tuple[str, ...] = ()
+    """The instruction of each draw, instead of the run's: effects then hold for new instructions
+    and examples."""
     pool: int | None = Field(default=None, ge=1)
     """The number of problems from which draws are taken. By default 5 times `num_fewshot`; for one
     draw, `num_fewshot`."""
@@ -150,6 +155,7 @@ class FewshotConfig(Strict):
                 examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
                 frame=self.frame,
                 clusters=self._assign_clusters(index, names, draws_per_problem),
+                instruction=self.instructions[index] if self.instructions else None,
             )
             for index, example_ids in enumerate(stored_ids.draws)
         ]

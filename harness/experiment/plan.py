@@ -215,11 +215,13 @@ def _build_arms(
         if not conditions:
             continue
         problems: Sequence[Problem] = dataset.problems
+        instruction = config.instruction
         if draw is not None:
             problems = draw.select(problems)
             draw = draw if has_examples else replace(draw, examples=())
+            instruction = draw.instruction or instruction
         settings = PromptSettings(
-            layout=layout, instruction=config.instruction, draw=draw, thinking=thinking
+            layout=layout, instruction=instruction, draw=draw, thinking=thinking
         )
         for arm in build_checked_prompts(
             problems, conditions, settings, model, max_gen_toks=config.max_gen_toks

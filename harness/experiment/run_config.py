@@ -205,6 +205,14 @@ class RunConfig(Strict):
             )
         if fewshot and fewshot.path and fewshot.draws > 1:
             yield "fewshot.draws: the examples of a file are one draw"
+        if fewshot and fewshot.instructions:
+            if len(fewshot.instructions) != fewshot.draws:
+                yield (
+                    f"fewshot.instructions: expected one for each of {fewshot.draws} draws, got "
+                    f"{len(fewshot.instructions)}"
+                )
+            if self.across:
+                yield "fewshot.instructions, across: expected only one of them"
 
     def _find_contrast_faults(self) -> Iterator[str]:
         names = self.condition_names
@@ -348,6 +356,8 @@ class RunConfig(Strict):
             del values["answer"]
         if self.fewshot is not None:
             del values["fewshot"]["path"]
+            if not self.fewshot.instructions:
+                del values["fewshot"]["instructions"]
         arguments = fixed_arguments(self.model.model_args)
         values["model"] = {"backend": self.model.backend, "model_args": arguments}
         return values

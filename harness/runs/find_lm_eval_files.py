@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from harness.constants import JsonObject
-from harness.errors import RunError
+from harness.errors import RunError, name_similar_files
 from harness.runs.records import fit
 from harness.runs.stored_files import PACKED, find_stored, is_stored, open_stored
 from harness.smollm2_model import label_model
@@ -132,7 +132,7 @@ def find_log(path: Path) -> Path:
     if not is_stored(log):
         raise RunError(
             f"{path} does not exist. Expected a run folder, or a sample log of "
-            "lm_eval --log_samples."
+            f"lm_eval --log_samples.{name_similar_files(path)}"
         )
     return log
 

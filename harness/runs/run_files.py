@@ -7,7 +7,7 @@ import msgspec
 
 from harness import resources
 from harness.constants import JsonObject
-from harness.errors import JournalError, RunError, list_first
+from harness.errors import JournalError, RunError, list_first, name_similar_files
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import read_header, read_notes, read_records
 from harness.runs.records import (
@@ -43,7 +43,7 @@ def read_receipt(folder: Path) -> JsonObject:
     """
     path = folder / RECEIPT
     if not folder.exists():
-        raise RunError(f"{folder} does not exist.")
+        raise RunError(f"{folder} does not exist.{name_similar_files(folder)}")
     if not path.is_file():
         if is_stored(folder / JOURNAL):
             remedy = "repeat the command that began it"

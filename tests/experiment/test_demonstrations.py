@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from attention_probe.prompts.token_roles import tokenize
@@ -12,7 +13,7 @@ from harness.display.report.report_samples import read_samples
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
-from harness.experiment.problems import Problem
+from harness.experiment.problems import Problem, load_jsonl
 from harness.experiment.prompt import (
     Layout,
     PromptSettings,
@@ -27,7 +28,16 @@ from harness.runs.run_files import read_identity
 from harness.runs.run_folder import continue_identity
 from tests.attention_probe.test_token_roles import assert_aligned
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
-from tests.make import read_source, right, table_data, table_page, with_cases, write_run
+from tests.make import (
+    MINIMAL,
+    ROOT,
+    read_source,
+    right,
+    table_data,
+    table_page,
+    with_cases,
+    write_run,
+)
 
 PRODUCTS = [
     Problem(
@@ -53,6 +63,40 @@ def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     assert (problems, draws) == fewshot.split(PRODUCTS, draws_per_problem=6)
     other_seed = fewshot.model_copy(update={"seed": 2})
     assert problems != other_seed.split(PRODUCTS, draws_per_problem=6)[0]
+
+
+def test_each_draw_has_its_own_instruction(tmp_path):
+    texts = ["Go", "Solve", "Answer"]
+    fewshot = {"num_fewshot": 2, "draws": 3, "instructions": texts}
+    changes = {"fewshot": fewshot, "dataset": {"make": "products"}, "answer": "line"}
+    changes |= {"layouts": ["raw"], "conditions": ["wo"]}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**MINIMAL, **changes}))
+    arms = make_plan(load_config(file)).arms.values()
+    assert {(arm.draw, arm.prompts[0].text.split()[0]) for arm in arms} == {
+        *enumerate(texts, start=1)
+    }
+
+
+def test_the_configs_of_the_registered_experiment_differ_in_their_data_only():
+    configs = [
+        yaml.safe_load(path.read_text()) for path in (ROOT / "configs/runs").glob("sink-*.yaml")
+    ]
+    differing = [(config.pop("name"), config.pop("dataset")) for config in configs]
+    assert len(differing) == 3
+    assert configs[0] == configs[1] == configs[2]
+
+
+@pytest.mark.parametrize("name", ["capitals", "opposites"])
+def test_no_question_of_a_shipped_task_gives_away_the_answer_of_another(name):
+    problems = load_jsonl(ROOT / f"configs/problems/{name}.jsonl").problems
+    words = Counter(
+        word.lower()
+        for problem in problems
+        for word in (problem.id, problem.answer, *problem.alternatives)
+    )
+    assert len(problems) >= 160
+    assert set(words.values()) == {1}
 
 
 def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():

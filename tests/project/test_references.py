@@ -27,6 +27,7 @@ QUOTED = re.compile(r"`([a-z]+\d*_[a-z\d_]*[a-z\d]|[A-Z]+_[A-Z\d_]+|[A-Z][a-z]\w
 FOREIGN = {
     "halve.py",  # written by a recipe
     "utils.py",  # of lm-eval
+    "arg_utils.py",  # of vLLM
     "no_cot_math_public",  # a folder of the study's authors
     "process_docs",  # of lm-eval
     "up_proj",  # of models
