@@ -157,15 +157,9 @@ def test_a_sweep_is_tested_by_its_mean_and_by_its_longest_minus_its_shortest_len
     assert [estimate.p for estimate in unchanged] == [1, 1]
 
 
-def test_in_simulations_a_sweep_errs_rarely_and_finds_more_than_single_lengths():
+def test_in_simulations_a_sweep_errs_rarely():
+    """benchmarks/sweep_calibration.py compares its power with that of single lengths."""
     assert measure(NONE, "coins", 150)[0] < 0.1 and measure(NONE, "skewed", 40, 100, 20)[0] < 0.15
-    for name in (
-        "2 points at all lengths",
-        "monotone, 0 to 4 points",
-        "harm of the longest, to -6 points",
-    ):
-        power_of_sweep, power_of_lengths = measure(EFFECTS[name], "coins", 100)
-        assert power_of_sweep > power_of_lengths, name
 
 
 SLASHES = [{"name": f"s{n}", "unit": "/", "count": n, "placement": "end"} for n in (40, 10, 25)]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from harness.errors import ConfigError
-from harness.execution.run_study import FIGURES, run_study
+from harness.execution.run_study import FIGURES
 from tests.capture_errors import build_language_model
 from tests.conftest import gpu_share_options
 from tests.make import TOY_MODEL
@@ -79,11 +78,6 @@ def test_the_study_continues_after_a_kill_in_each_stage_and_without_a_model_that
         assert (folder / name / "report.html").exists()
     assert f"of {PROBLEMS} problems, changed" in (folder / "trained/flipped.txt").read_text()
     assert [*(folder / "trained/flipped.traces").glob("*.safetensors")]
-
-
-def test_two_models_with_one_folder_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"b/same: two models have the folder .*same"):
-        run_study(["a/same", "b/same"], tmp_path)
 
 
 def test_a_study_in_which_no_model_loads_names_every_reason(mless, tmp_path):
