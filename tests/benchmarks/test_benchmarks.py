@@ -42,23 +42,6 @@ def read_committed_files():
     return {path.name: path.read_bytes() for path in paths}
 
 
-def read_numbers(text):
-    """All numbers of a text, with those that are not finite, but no digits of hashes."""
-    words = re.findall(r"(?i)\bnan\b|\binf(?:inity)?\b|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b", text)
-    return [float(word) for word in words]
-
-
-def count_table_rows(text):
-    """Rows of the Markdown tables, without their headers; each has as many cells as the header."""
-    count = 0
-    for block in re.findall(r"(?:^\|.*\n)+", text + "\n", re.MULTILINE):
-        header, rule, *rows = block.splitlines()
-        assert set(rule) <= set("| -:"), block
-        assert all(row.count(" | ") == header.count(" | ") for row in rows), block
-        count += len(rows)
-    return count
-
-
 @pytest.mark.parametrize("name", [mark_benchmark(name) for name in BENCHMARKS])
 def test_a_small_benchmark_runs_to_its_end(name):
     before = read_committed_files()
@@ -68,12 +51,12 @@ def test_a_small_benchmark_runs_to_its_end(name):
         figures = json.loads((small / f"{name}.json").read_text("utf-8"))
         page = (small / "RESULTS.md").read_text("utf-8")
         text = page[page.index(f"## {figures['title']}") :]
-        assert count_table_rows(page) >= len(figures["rows"]) >= 2
+        assert len(figures["rows"]) >= 2
         ratios = [row["ratio"] for row in figures["rows"] if row["ratio"] is not None]
         assert ratios and all(math.isfinite(ratio) and ratio > 0 for ratio in ratios)
     else:
         text = run_module(f"benchmarks.{name}", *ARGUMENTS.get(name, []), "--small")
-        assert name == "finding" or count_table_rows(text) >= 2
-    numbers = read_numbers(text)
-    assert numbers and all(math.isfinite(number) for number in numbers)
+    # a header, its rule and two rows
+    assert name == "finding" or f"\n{text}".count("\n|") >= 4
+    assert re.search(r"\d", text) and not re.search(r"(?i)\b(nan|inf|infinity)\b", text)
     assert read_committed_files() == before
